@@ -1,0 +1,99 @@
+"""What a worker keeps between rounds: prepared features of row blocks, within a byte budget.
+
+The cache can always be rebuilt from the store, so losing it (a worker dies, a block is evicted) costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["FeatureCache", "worker_cache"]
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+ValueT = TypeVar("ValueT", bound=_Sized)
+
+DEFAULT_BUDGET_BYTES = 2 * 1024**3
+
+
+class FeatureCache:
+    """A least-recently-used cache of sized values, safe for several threads, that builds each missing value once.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        Values are evicted, oldest use first, when their sum exceeds this. A value larger than the whole budget is returned
+        but not kept.
+    """
+
+    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        self.budget_bytes = budget_bytes
+        self.hits = 0
+        self.misses = 0
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._building: dict[Hashable, threading.Lock] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return self._bytes
+
+    def get(self, key: Hashable, build: Callable[[], ValueT]) -> ValueT:
+        """Return the value under `key`, building it where it is missing; other threads asking for it wait for that build."""
+        with self._lock:
+            if key in self._values:
+                self.hits += 1
+                self._values.move_to_end(key)
+                value: ValueT = self._values[key]
+                return value
+            gate = self._building.setdefault(key, threading.Lock())
+        with gate:
+            with self._lock:
+                if key in self._values:
+                    self.hits += 1
+                    found: ValueT = self._values[key]
+                    return found
+            built = build()
+            with self._lock:
+                self.misses += 1
+                self._building.pop(key, None)
+                self._store(key, built)
+            return built
+
+    def _store(self, key: Hashable, value: _Sized) -> None:
+        if value.nbytes > self.budget_bytes:
+            return
+        self._values[key] = value
+        self._bytes += value.nbytes
+        while self._bytes > self.budget_bytes:
+            _, evicted = self._values.popitem(last=False)
+            self._bytes -= evicted.nbytes
+
+    def discard_run(self, run_id: str) -> None:
+        """Forget every value whose key starts with `run_id`."""
+        with self._lock:
+            for key in [k for k in self._values if isinstance(k, tuple) and k and k[0] == run_id]:
+                self._bytes -= self._values.pop(key).nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+
+_WORKER_CACHE = FeatureCache()
+
+
+def worker_cache() -> FeatureCache:
+    """The cache of this process; workers that share a process share it."""
+    return _WORKER_CACHE

@@ -1,0 +1,107 @@
+"""Running one round of block tasks: the interface, and the one that needs nothing but threads.
+
+A round is a list of groups of blocks; each group is one stateless call `task(*arguments, group)` that returns one result for each
+of its blocks. Results come back in block order, whoever computed them and whenever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias
+
+from dkgp.cluster.threads import available_cores
+
+__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
+
+BlockTask: TypeAlias = Callable[..., list[Any]]
+
+
+class PendingRound(Protocol):
+    """A round that was submitted."""
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting."""
+
+    def result(self) -> list[Any]:
+        """Wait for all groups; return one result for each block, in block order."""
+
+
+class BlockExecutor(Protocol):
+    """Runs rounds."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the coordinator's own work costs the round nothing: true where a round waits on messages or other machines."""
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that run at once, now."""
+
+    @property
+    def dashboard_link(self) -> str | None:
+        """Address of a dashboard, where there is one."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether tasks run in this process and may be handed references to its arrays."""
+
+    def submit(self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+        """Start one round; `name` labels its tasks on a dashboard."""
+
+    def close(self) -> None:
+        """Release what the executor started; never what it was handed."""
+
+
+def split_evenly(items: Sequence[Any], parts: int) -> list[list[Any]]:
+    """Cut `items` into at most `parts` runs of neighbours whose lengths differ by at most one; no run is empty."""
+    parts = max(1, min(parts, len(items)))
+    size, extra = divmod(len(items), parts)
+    groups, start = [], 0
+    for index in range(parts):
+        stop = start + size + (index < extra)
+        groups.append(list(items[start:stop]))
+        start = stop
+    return [group for group in groups if group]
+
+
+class _LocalRound:
+    def __init__(self, futures: list[Future[list[Any]]]) -> None:
+        self._futures = futures
+
+    def done(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    def result(self) -> list[Any]:
+        return [value for future in self._futures for value in future.result()]
+
+
+class LocalExecutor:
+    """Block tasks on this process's own threads: no scheduler, no messages.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Defaults to the cores this process may use.
+    """
+
+    overlaps = False
+    shares_memory = True
+    dashboard_link: str | None = None
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or available_cores()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="dkgp-block")
+
+    @property
+    def parallelism(self) -> int:
+        """Number of threads."""
+        return self._threads
+
+    def submit(self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+        """Start one round on the pool."""
+        return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,89 @@
+"""The thread budget: BLAS and compiled threads times Dask threads equals the cores, in coordinator and workers alike.
+
+The tile loops are single-threaded and run side by side, one to a core; the coordinator's dense algebra is many small operations. A
+BLAS that starts threads of its own inside either makes both several times slower, so it gets one thread while a solve runs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from threadpoolctl import ThreadpoolController
+
+from dkgp.errors import ClusterError
+
+__all__ = ["available_cores", "limit_blas_threads", "require_single_threaded_blas", "single_threaded_blas"]
+
+_lock = threading.Lock()
+_depth = 0
+_restore: list[tuple[object, int]] = []
+_controller: ThreadpoolController | None = None
+
+
+def available_cores() -> int:
+    """Cores that this process may run on (its affinity, not the machine's count)."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:  # macOS and Windows have no affinity call
+        return max(1, os.cpu_count() or 1)
+
+
+def _blas() -> ThreadpoolController:
+    global _controller
+    if _controller is None:
+        import numpy.linalg  # noqa: F401  - both copies of BLAS must be loaded before they can be found
+        import scipy.linalg  # noqa: F401
+
+        _controller = ThreadpoolController()
+    return _controller
+
+
+def limit_blas_threads(threads: int = 1) -> None:
+    """Set this process's BLAS thread count for good; what a worker does when it starts."""
+    for library in _blas().lib_controllers:
+        if library.user_api == "blas":
+            library.set_num_threads(threads)
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Give BLAS one thread while the context is open; contexts may nest and overlap across threads.
+
+    BLAS thread counts belong to the process, so the count from before the first context returns when the last one closes.
+    """
+    global _depth
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            for library in _blas().lib_controllers:
+                if library.user_api == "blas":
+                    _restore.append((library, library.num_threads))
+                    library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                for library, threads in _restore:
+                    library.set_num_threads(threads)  # type: ignore[attr-defined]
+                _restore.clear()
+
+
+def require_single_threaded_blas(where: str) -> None:
+    """Check the budget where it matters.
+
+    Raises
+    ------
+    ClusterError
+        Some BLAS of this process still runs several threads: every task would fight for every core.
+    """
+    for library in _blas().lib_controllers:
+        if library.user_api == "blas" and library.num_threads > 1:
+            raise ClusterError(
+                f"{where}: BLAS runs {library.num_threads} threads beside the task threads ({library.filepath}); expected 1. "
+                "Start workers through dkgp, or set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 for them"
+            )

@@ -1,0 +1,111 @@
+"""Every error that dkgp raises on purpose, with the exit code the command line gives it.
+
+A message says what was got, what was expected and what to do. Anything that is not a `DkgpError` is a bug.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+
+__all__ = [
+    "CheckpointError",
+    "ClusterError",
+    "DkgpError",
+    "ExitCode",
+    "InputError",
+    "InterruptedRunError",
+    "MemoryBudgetError",
+    "MissingExtraError",
+    "NotConvergedError",
+    "NumericalError",
+    "OutputExistsError",
+    "StorageError",
+    "StoreError",
+    "UsageError",
+]
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line (DESIGN: 0, 2, 3, 4, 5, 130)."""
+
+    DONE = 0
+    USAGE = 2
+    BAD_INPUT = 3
+    NOT_CONVERGED = 4
+    CLUSTER_LOST = 5
+    INTERRUPTED = 130
+
+
+class DkgpError(Exception):
+    """Base of all deliberate errors; `exit_code` is what a command ends with."""
+
+    exit_code: ExitCode = ExitCode.BAD_INPUT
+
+
+class UsageError(DkgpError):
+    """Options that contradict each other or cannot be parsed."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InputError(DkgpError, ValueError):
+    """Data or settings that cannot be worked with; found before work starts."""
+
+
+class StoreError(InputError):
+    """A store that is missing, incomplete, damaged, or of another kind than expected."""
+
+
+class CheckpointError(StoreError):
+    """A checkpoint that is truncated, or belongs to another run."""
+
+
+class OutputExistsError(InputError):
+    """The output is already there and overwriting was not asked for."""
+
+
+class StorageError(DkgpError, OSError):
+    """The storage refused a write: a full disk, a missing permission."""
+
+
+class MemoryBudgetError(InputError):
+    """The memory projected for a job exceeds the budget; refused before anything is allocated."""
+
+
+class MissingExtraError(DkgpError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed. "
+            f"Install it with: pip install 'dkgp[{extra}]'"
+        )
+
+
+class NumericalError(DkgpError, ArithmeticError):
+    """A factorisation or recursion broke down; the message says where and what to change."""
+
+
+class NotConvergedError(DkgpError):
+    """A solve stopped before its tolerance (passes, seconds or stagnation)."""
+
+    exit_code = ExitCode.NOT_CONVERGED
+
+
+class ClusterError(DkgpError):
+    """The cluster could not be reached, has no workers, or was lost in mid-run."""
+
+    exit_code = ExitCode.CLUSTER_LOST
+
+
+class InterruptedRunError(DkgpError):
+    """The run was interrupted; its state was saved and can be resumed."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+    def __init__(self, message: str, checkpoint: Path | str | None = None) -> None:
+        super().__init__(message)
+        self.checkpoint = checkpoint

@@ -1,0 +1,17 @@
+"""The regularised kernel matrix Kbar = K + s2 I as an object that is never materialised."""
+
+from __future__ import annotations
+
+from dkgp.operators.base import KernelOperator, PendingColumns
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.dense import DenseKernelOperator
+from dkgp.operators.inputs import ArrayInputs, InputSource
+
+__all__ = [
+    "ArrayInputs",
+    "BlockedKernelOperator",
+    "DenseKernelOperator",
+    "InputSource",
+    "KernelOperator",
+    "PendingColumns",
+]

@@ -1,0 +1,120 @@
+"""The operator interface: what a solver may ask of Kbar = K + s2 I without anyone holding it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import InputError
+from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.kernels.tiles import Precision
+
+__all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns"]
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.intp]
+
+
+class PendingColumns(Protocol):
+    """A column product that was started."""
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting."""
+
+    def result(self) -> FloatArray:
+        """Kbar[:, B] @ delta: (n, t) float64."""
+
+
+class KernelOperator(ABC):
+    """Kbar = K + s2 I of n samples.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+        s2, on the scale of the standardised targets.
+    n : int
+        Number of samples.
+
+    Attributes
+    ----------
+    single, double : TileEvaluator
+        The kernel's tiles in float32 and float64. `features` prepares rows for one of them.
+    holds_inputs : bool
+        Whether the coordinator has all inputs at hand; where it has not, `announce` saves round trips.
+    kernel_evaluations : int
+        Kernel entries evaluated through this operator so far; what effort is counted in.
+    """
+
+    holds_inputs: bool = True
+
+    def __init__(self, kernel: Kernel, noise_variance: float, n: int) -> None:
+        if not np.isfinite(noise_variance) or noise_variance <= 0.0:
+            raise InputError(f"the noise variance must be finite and positive; got {noise_variance!r}")
+        self.kernel = kernel
+        self.noise_variance = float(noise_variance)
+        self.n = int(n)
+        self.single = TileEvaluator(kernel, "single")
+        self.double = TileEvaluator(kernel, "double")
+        self.kernel_evaluations = 0
+
+    def evaluator(self, precision: Precision) -> TileEvaluator:
+        """Return the tile evaluator of a precision."""
+        return self.single if precision == "single" else self.double
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether work done between `submit_columns` and its result is free (see `BlockExecutor.overlaps`)."""
+        return False
+
+    @abstractmethod
+    def diagonal(self) -> FloatArray:
+        """Kbar's diagonal, k(x_i, x_i) + s2: (n,) float64."""
+
+    @abstractmethod
+    def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
+        """Prepared features of the samples `indices`, in that order, at the coordinator."""
+
+    def announce(self, indices: IndexArray) -> None:
+        """Say which samples' features will be asked for next, so that an out-of-core operator can bring them with a round."""
+
+    @abstractmethod
+    def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
+        """Start Kbar[:, B] @ delta for the columns B = `indices` (m,), distinct; `delta` is (m, t)."""
+
+    def apply_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> FloatArray:
+        """Kbar[:, B] @ delta: (n, t) float64; see `submit_columns`."""
+        return self.submit_columns(indices, delta, precision).result()
+
+    @abstractmethod
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V for V (n, t): one full pass over the kernel matrix."""
+
+    def submatrix(self, rows: IndexArray, columns: IndexArray) -> FloatArray:
+        """Kbar[rows, columns] in float64, s2 included where a row meets its own column."""
+        left, right = self.features(rows, "double"), self.features(columns, "double")
+        block = np.array(self.double.tile(left, right))
+        block[rows[:, None] == columns[None, :]] += self.noise_variance
+        self.kernel_evaluations += block.size
+        return block
+
+    def close(self) -> None:
+        """Release threads and caches held for this operator."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_columns(n: int, indices: IndexArray, delta: FloatArray) -> None:
+    """Refuse shapes that would only fail, or worse not fail, on a worker."""
+    if indices.ndim != 1 or delta.ndim != 2 or delta.shape[0] != indices.shape[0]:
+        raise InputError(f"expected indices (m,) and delta (m, t); got {indices.shape} and {delta.shape}")
+    if indices.size and (indices.min() < 0 or indices.max() >= n):
+        raise InputError(f"column indices must lie in 0..{n - 1}; got {indices.min()}..{indices.max()}")

@@ -1,0 +1,126 @@
+"""What runs on a worker: stateless functions of (context, payload, blocks), and the features they cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.kernels.compiled import LANES
+from dkgp.kernels.tiles import Precision
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.inputs import InputSource
+
+__all__ = ["BlockContext", "apply_columns_task", "matmat_task", "rows_task"]
+
+TARGET_BLOCK_ROWS = 8192
+LEAST_BLOCKS = 8
+LEAST_BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Standardised inputs of a block; kept where candidates' inputs travel back to the coordinator."""
+
+    values: FloatArray
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """Everything a block task needs to know besides its payload; a few hundred bytes on the wire.
+
+    The cut into blocks depends on n alone, never on who computes: with rows padded to whole vectors it is the last thing a
+    result could depend on.
+    """
+
+    run_id: str
+    source: InputSource
+    kernel: Kernel
+    n: int
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block: about 8,192, fewer where that would leave less than eight blocks, whole vectors always."""
+        blocks = max(LEAST_BLOCKS, -(-self.n // TARGET_BLOCK_ROWS))
+        rows = max(LEAST_BLOCK_ROWS, -(-self.n // blocks))
+        return -(-rows // LANES) * LANES
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.n // self.block_rows)
+
+    def bounds(self, block: int) -> tuple[int, int]:
+        """First row of a block and the first row after it."""
+        start = block * self.block_rows
+        return start, min(start + self.block_rows, self.n)
+
+    def block_features(self, block: int, precision: Precision) -> Features:
+        """A block's prepared features, from this worker's cache or the store."""
+
+        def build() -> Features:
+            start, stop = self.bounds(block)
+            return self.evaluator(precision).prepare(self.source.inputs(start, stop))
+
+        return worker_cache().get((self.run_id, block, precision), build)
+
+    def block_rows_cached(self, block: int) -> CachedRows:
+        """A block's standardised inputs, from this worker's cache or the store."""
+        return worker_cache().get((self.run_id, block, "rows"), lambda: CachedRows(self.source.inputs(*self.bounds(block))))
+
+    def evaluator(self, precision: Precision) -> TileEvaluator:
+        """Return the kernel's tile evaluator."""
+        return TileEvaluator(self.kernel, precision)
+
+
+def apply_columns_task(
+    context: BlockContext,
+    columns: Features,
+    delta: FloatArray,
+    precision: Precision,
+    wanted: IndexArray | None,
+    blocks: list[int],
+) -> list[tuple[FloatArray, FloatArray | None]]:
+    """K(X_block, X_B) @ delta for each block, and the inputs of the `wanted` samples (sorted) that lie in it."""
+    evaluator = context.evaluator(precision)
+    results = []
+    for block in blocks:
+        product = evaluator.matmat(context.block_features(block, precision), columns, delta)
+        results.append((product, None if wanted is None else _wanted_rows(context, block, wanted)))
+    return results
+
+
+def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> list[FloatArray]:
+    """Standardised inputs of the `wanted` samples (sorted) that lie in each block."""
+    return [_wanted_rows(context, block, wanted) for block in blocks]
+
+
+def matmat_task(
+    context: BlockContext, V: FloatArray, columns: tuple[int, int], precision: Precision, blocks: list[int]
+) -> list[FloatArray]:
+    """K(X_block, X_J) @ V_J for each block, J the samples of the column blocks `columns[0] .. columns[1] - 1`."""
+    evaluator = context.evaluator(precision)
+    results = []
+    for block in blocks:
+        rows = context.block_features(block, precision)
+        total = np.zeros((rows.n, V.shape[1]))
+        offset = 0
+        for column_block in range(*columns):
+            right = context.block_features(column_block, precision)
+            total += evaluator.matmat(rows, right, V[offset : offset + right.n])
+            offset += right.n
+        results.append(total)
+    return results
+
+
+def _wanted_rows(context: BlockContext, block: int, wanted: IndexArray) -> FloatArray:
+    start, stop = context.bounds(block)
+    first, last = np.searchsorted(wanted, (start, stop))
+    return context.block_rows_cached(block).values[wanted[first:last] - start]

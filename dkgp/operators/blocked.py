@@ -1,0 +1,177 @@
+"""Kbar by row blocks: the operator that trains, in this process or on a cluster, depending on the executor it is given."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels import Features, Kernel
+from dkgp.kernels.tiles import Precision
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, check_columns
+from dkgp.operators.block_tasks import BlockContext, apply_columns_task, matmat_task, rows_task
+from dkgp.operators.inputs import InputSource
+
+__all__ = ["BlockedKernelOperator"]
+
+DEFAULT_COORDINATOR_INPUT_BYTES = 2 * 1024**3
+TASKS_PER_WORKER_THREAD = 1
+MATMAT_COLUMN_ROWS = 65_536
+
+
+class BlockedKernelOperator(KernelOperator):
+    """Kbar by row blocks, each block's products computed by stateless tasks of an executor.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+    source : InputSource
+        Standardised inputs, readable by range from wherever the tasks run.
+    executor : BlockExecutor
+        Who runs the tasks. Not closed by this operator.
+    coordinator_input_bytes : int, default 2 GiB
+        What the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's candidates come
+        back with each round and the coordinator never holds X.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        noise_variance: float,
+        source: InputSource,
+        executor: BlockExecutor,
+        *,
+        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+    ) -> None:
+        super().__init__(kernel, noise_variance, source.n_samples)
+        if source.n_features != kernel.n_features:
+            raise InputError(f"the kernel has {kernel.n_features} length scales, the data {source.n_features} features")
+        self._source = source
+        self._executor = executor
+        self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
+        self._diagonal = np.full(self.n, np.nan)
+        self.holds_inputs = self.n * (12 * kernel.n_features + 4) <= coordinator_input_bytes
+        self._resident: Features | None = None
+        self._resident_rows: FloatArray | None = None
+        self._announced: IndexArray | None = None
+        self._brought: tuple[IndexArray, FloatArray] | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """True where a round waits on messages or other machines."""
+        return self._executor.overlaps
+
+    @property
+    def executor(self) -> BlockExecutor:
+        """Who runs the tasks."""
+        return self._executor
+
+    def diagonal(self) -> FloatArray:
+        """Kbar's diagonal: (n,). Stationary kernels need no pass over the data."""
+        if np.isnan(self._diagonal).any():
+            probe = self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))
+            self._diagonal = np.full(self.n, float(probe[0]) + self.noise_variance)
+        return self._diagonal
+
+    def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
+        """Prepared features of the samples `indices`, in that order, at the coordinator."""
+        if self.holds_inputs and precision == "single":
+            return self._all_features().take(indices)
+        return self.evaluator(precision).prepare(self._rows(indices))
+
+    def announce(self, indices: IndexArray) -> None:
+        """Have the inputs of these samples brought back with the next round, where the coordinator does not hold X."""
+        if not self.holds_inputs:
+            self._announced = np.unique(indices)
+
+    def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
+        """Start Kbar[:, B] @ delta as one round of block tasks."""
+        check_columns(self.n, indices, delta)
+        wanted, self._announced = self._announced, None
+        pending = self._executor.submit(
+            "kblock",
+            apply_columns_task,
+            (self._context, self.features(indices, precision), delta, precision, wanted),
+            self._groups(),
+        )
+        self.kernel_evaluations += self.n * len(indices)
+        return _PendingColumns(self, pending, indices, delta, wanted)
+
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V in rounds of about 65,536 columns; workers read the columns' inputs themselves."""
+        if V.ndim != 2 or V.shape[0] != self.n:
+            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
+        result = self.noise_variance * V
+        block_rows = self._context.block_rows
+        per_round = max(1, MATMAT_COLUMN_ROWS // block_rows)
+        for first in range(0, self._context.n_blocks, per_round):
+            last = min(first + per_round, self._context.n_blocks)
+            part = V[first * block_rows : last * block_rows]
+            pending = self._executor.submit("kpass", matmat_task, (self._context, part, (first, last), precision), self._groups())
+            result += np.concatenate(pending.result())
+            self.kernel_evaluations += self.n * len(part)
+        return result
+
+    def close(self) -> None:
+        """Forget cached features of this run in this process (a worker's cache forgets them as new runs need the room)."""
+        worker_cache().discard_run(self._context.run_id)
+        self._resident = self._resident_rows = None
+
+    def _groups(self) -> list[list[int]]:
+        return split_evenly(range(self._context.n_blocks), self._executor.parallelism * TASKS_PER_WORKER_THREAD)
+
+    def _all_rows(self) -> FloatArray:
+        if self._resident_rows is None:
+            blocks = range(self._context.n_blocks)
+            self._resident_rows = np.concatenate([self._source.inputs(*self._context.bounds(block)) for block in blocks])
+        return self._resident_rows
+
+    def _all_features(self) -> Features:
+        if self._resident is None:
+            self._resident = self.single.prepare(self._all_rows())
+        return self._resident
+
+    def _rows(self, indices: IndexArray) -> FloatArray:
+        if self.holds_inputs:
+            return self._all_rows()[indices]
+        if self._brought is not None:
+            known, rows = self._brought
+            position = np.minimum(np.searchsorted(known, indices), len(known) - 1)
+            if np.array_equal(known[position], indices):
+                return rows[position]
+        wanted, inverse = np.unique(indices, return_inverse=True)
+        groups = split_evenly(np.unique(wanted // self._context.block_rows).tolist(), self._executor.parallelism)
+        found = self._executor.submit("krows", rows_task, (self._context, wanted), groups).result()
+        return np.concatenate(found)[inverse]
+
+    def _receive(self, wanted: IndexArray, parts: list[FloatArray]) -> None:
+        self._brought = (wanted, np.concatenate(parts))
+
+
+class _PendingColumns:
+    def __init__(
+        self,
+        operator: BlockedKernelOperator,
+        pending: PendingRound,
+        indices: IndexArray,
+        delta: FloatArray,
+        wanted: IndexArray | None,
+    ) -> None:
+        self._operator, self._pending = operator, pending
+        self._indices, self._delta, self._wanted = indices, delta, wanted
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> FloatArray:
+        parts = self._pending.result()
+        product = np.concatenate([part[0] for part in parts])
+        product[self._indices] += self._operator.noise_variance * self._delta
+        if self._wanted is not None:
+            self._operator._receive(self._wanted, [part[1] for part in parts])
+        return product

@@ -1,0 +1,80 @@
+"""The whole matrix in memory: the reference that the others are tested against, and honest about its size."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.kernels import Features, Kernel
+from dkgp.kernels.tiles import Precision
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, check_columns
+
+__all__ = ["DenseKernelOperator"]
+
+DEFAULT_BUDGET_BYTES = 4 * 1024**3
+
+
+class _Ready:
+    def __init__(self, value: FloatArray) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> FloatArray:
+        return self._value
+
+
+class DenseKernelOperator(KernelOperator):
+    """Kbar held as one n x n float64 array, evaluated by the kernel's naive formula.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+    X : (n, d) array_like
+        Standardised inputs.
+    budget_bytes : int, default 4 GiB
+        What the matrix may take.
+
+    Raises
+    ------
+    MemoryBudgetError
+        8 n^2 bytes exceed the budget.
+    """
+
+    def __init__(
+        self, kernel: Kernel, noise_variance: float, X: ArrayLike, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+    ) -> None:
+        inputs = np.asarray(X, dtype=np.float64)
+        if inputs.ndim != 2:
+            raise InputError(f"inputs must be an array of shape (n, d); got shape {inputs.shape}")
+        n = inputs.shape[0]
+        if 8 * n * n > budget_bytes:
+            raise MemoryBudgetError(
+                f"a dense kernel matrix of {n} samples takes {8 * n * n:,} bytes; the budget is {budget_bytes:,} bytes. "
+                "Use a blocked operator, or raise budget_bytes"
+            )
+        super().__init__(kernel, noise_variance, n)
+        self._inputs = inputs
+        self.matrix = kernel(inputs, inputs)
+        self.matrix[np.diag_indices(n)] += self.noise_variance
+        self.kernel_evaluations += n * n
+
+    def diagonal(self) -> FloatArray:
+        """Kbar's diagonal: (n,)."""
+        return self.matrix.diagonal().copy()
+
+    def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
+        """Prepared features of the samples `indices`."""
+        return self.evaluator(precision).prepare(self._inputs[indices])
+
+    def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
+        """Kbar[:, B] @ delta from the stored matrix, float64 whatever the precision asked for."""
+        check_columns(self.n, indices, delta)
+        return _Ready(self.matrix[:, indices] @ delta)
+
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V."""
+        return np.asarray(self.matrix @ V)

@@ -1,0 +1,83 @@
+"""Where the rows of X come from: anything that can read a range of standardised rows."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dkgp.errors import ClusterError, InputError
+
+__all__ = ["ArrayInputs", "InputSource"]
+
+
+class InputSource(Protocol):
+    """Rows of standardised inputs, readable by range. Must pickle to something small: it travels with every task."""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows n."""
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+
+    def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows start:stop: (stop - start, d) float64."""
+
+
+_RESIDENT: weakref.WeakValueDictionary[str, ArrayInputs] = weakref.WeakValueDictionary()
+
+
+class ArrayInputs:
+    """An array in this process's memory as an input source.
+
+    It pickles to a token that only the same process can redeem, so tasks of an in-process cluster share the array and a task that
+    strays to another process says so instead of shipping the array each round.
+
+    Parameters
+    ----------
+    X : (n, d) array_like
+        Already standardised; finite.
+    """
+
+    def __init__(self, X: ArrayLike) -> None:
+        values = np.asarray(X, dtype=np.float64)
+        if values.ndim != 2 or 0 in values.shape:
+            raise InputError(f"inputs must be an array of shape (n, d) with n, d >= 1; got shape {values.shape}")
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise InputError(f"inputs must be finite; got {values[row, column]} in row {row}, column {column}")
+        self._values = values
+        self._token = uuid.uuid4().hex
+        _RESIDENT[self._token] = self
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows n."""
+        return int(self._values.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return int(self._values.shape[1])
+
+    def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows start:stop, a view."""
+        return self._values[start:stop]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _redeem, (self._token,)
+
+
+def _redeem(token: str) -> ArrayInputs:
+    try:
+        return _RESIDENT[token]
+    except KeyError:
+        raise ClusterError(
+            "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process cluster; "
+            "for workers in other processes write the data to a Zarr store first (dkgp ingest)"
+        ) from None

@@ -1,0 +1,39 @@
+"""One file per method, settings as frozen dataclasses, one driver that owns the loop."""
+
+from __future__ import annotations
+
+from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
+from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.stopping import (
+    GradientInfNorm,
+    MaxIterations,
+    MaxPasses,
+    MaxSeconds,
+    ObjectiveGap,
+    Progress,
+    RelativeResidual,
+    StoppingRule,
+    StopReason,
+)
+
+__all__ = [
+    "Checkpointing",
+    "CyclicSelection",
+    "GradientInfNorm",
+    "GradientSelection",
+    "GreedyBlockCoordinateDescent",
+    "GreedySelection",
+    "MaxIterations",
+    "MaxPasses",
+    "MaxSeconds",
+    "ObjectiveGap",
+    "Progress",
+    "RelativeResidual",
+    "Selection",
+    "Solution",
+    "Solver",
+    "StopReason",
+    "StoppingRule",
+    "solve",
+]

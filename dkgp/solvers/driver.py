@@ -1,0 +1,309 @@
+"""The loop that every iterative solver shares: stopping, float64 verification, history, progress, checkpoints, interrupts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
+from dkgp.data.checkpoint import CheckpointStore
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.kernels.tiles import Precision
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule, StopReason
+
+__all__ = ["Checkpointing", "Solution", "Solver", "solve"]
+
+# After a float64 refresh the rest runs in float64, which needs no second refresh, unless it would take longer than one:
+# a float64 round costs about two more float32 rounds, a refresh about three float32 passes.
+LONGEST_DOUBLE_TAIL_PASSES = 1.5
+
+
+class Solver(Protocol):
+    """An iterative method: how to start, and one round."""
+
+    @property
+    def name(self) -> str:
+        """Short name, as on the command line."""
+
+    def resolved(self, n: int, d: int, p: int = 1) -> Solver:
+        """Return the settings with every automatic choice made."""
+
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+
+    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> Any:
+        """State before the first round."""
+
+    def restore(
+        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
+    ) -> Any:
+        """State from a checkpoint."""
+
+    def advance(self, operator: KernelOperator, state: Any) -> dict[str, float]:
+        """One round, in place; seconds by phase."""
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where and how often a solve saves its state, and what it must belong to.
+
+    Parameters
+    ----------
+    store : CheckpointStore
+    every_seconds : float
+    identity : dict
+        What the solve is of (data fingerprint, kernel, noise); compared on resume.
+    resume : bool
+        Continue from the latest checkpoint where there is one.
+    """
+
+    store: CheckpointStore
+    every_seconds: float = 30.0
+    identity: dict[str, Any] = field(default_factory=dict)
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solve returns.
+
+    Attributes
+    ----------
+    alpha : (n, p) float64
+    gradient : (n, p) float64
+        Kbar alpha - y with every contribution evaluated in float64.
+    reason : StopReason
+        Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
+    progress : Progress
+        The last record, from the float64 gradient.
+    history : list of Progress
+    solver : dict
+        Settings, automatic choices made.
+    refreshes : int
+        Full float64 passes that were needed.
+    """
+
+    alpha: FloatArray
+    gradient: FloatArray
+    reason: StopReason
+    progress: Progress
+    history: list[Progress]
+    solver: dict[str, Any]
+    refreshes: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the tolerance was met."""
+        return self.reason.converged
+
+
+def solve(
+    operator: KernelOperator,
+    rhs: ArrayLike,
+    *,
+    solver: Solver | None = None,
+    stopping: StoppingRule | None = None,
+    initial: ArrayLike | None = None,
+    callback: Callable[[Progress], None] | None = None,
+    checkpointing: Checkpointing | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> Solution:
+    """Solve Kbar alpha = y.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+    rhs : (n,) or (n, p) array_like
+        y, standardised; several targets share kernel columns.
+    solver : Solver, optional
+        Greedy block coordinate descent by default.
+    stopping : StoppingRule, optional
+        max |g| <= 1e-4 by default, the paper's.
+    initial : (n,) or (n, p) array_like, optional
+        Warm start.
+    callback : callable, optional
+        Called with a `Progress` after every round.
+    checkpointing : Checkpointing, optional
+    interrupted : callable, optional
+        Asked between rounds; when it answers true the state is saved and `InterruptedRunError` raised.
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    InputError
+        Shapes that do not fit, or values that are not finite.
+    CheckpointError
+        The checkpoint belongs to another run.
+    InterruptedRunError
+        `interrupted` answered true.
+    """
+    y = _right_hand_side(rhs, operator.n)
+    start = None if initial is None else _right_hand_side(initial, operator.n, "the warm start")
+    if start is not None and start.shape != y.shape:
+        raise InputError(f"the warm start has shape {start.shape}; expected {y.shape}")
+    chosen = (solver or GreedyBlockCoordinateDescent()).resolved(operator.n, operator.kernel.n_features, y.shape[1])
+    with single_threaded_blas():
+        require_single_threaded_blas("the coordinator")
+        loop = _Loop(operator, y, chosen, stopping or GradientInfNorm(), callback, checkpointing, interrupted)
+        return loop.run(start)
+
+
+class _Loop:
+    def __init__(
+        self,
+        operator: KernelOperator,
+        rhs: FloatArray,
+        solver: Solver,
+        stopping: StoppingRule,
+        callback: Callable[[Progress], None] | None,
+        checkpointing: Checkpointing | None,
+        interrupted: Callable[[], bool] | None,
+    ) -> None:
+        self.operator, self.rhs, self.solver, self.stopping = operator, rhs, solver, stopping
+        self.callback, self.checkpointing, self.interrupted = callback, checkpointing, interrupted
+        self.history: list[Progress] = []
+        self.refreshes = 0
+        self.seconds_before = 0.0
+        self.evaluations_before = 0
+        self.started = time.perf_counter()
+        self.evaluations_at_start = operator.kernel_evaluations
+        self.saved = self.started
+
+    def run(self, initial: FloatArray | None) -> Solution:
+        state: SolverState = self._begin(initial)
+        progress = self._measure(state, {})
+        reason = self.stopping.check(progress)
+        while True:
+            while reason is None:
+                if self.interrupted is not None and self.interrupted():
+                    self._stop_interrupted(state)
+                timings = self.solver.advance(self.operator, state)
+                progress = self._measure(state, timings)
+                self.history.append(progress)
+                if self.callback is not None:
+                    self.callback(progress)
+                reason = self.stopping.check(progress)
+                self._maybe_save(state)
+            if state.exact:
+                break
+            recursion = progress
+            gradient = self.operator.matmat(state.alpha) - self.rhs
+            self.refreshes += 1
+            state.renew_gradient(gradient, "double")
+            progress = self._measure(state, {})
+            verified = self.stopping.check(progress)
+            if verified is not None or not reason.converged:
+                reason = verified or reason
+                break
+            state.renew_gradient(gradient, self._precision_of_rest(recursion, progress))
+            reason = None
+        if not reason.converged:
+            self._save(state)
+        return Solution(
+            state.alpha, state.gradient, reason, progress, self.history, self.solver.settings(), self.refreshes
+        )
+
+    def _precision_of_rest(self, recursion: Progress, true: Progress) -> Precision:
+        """Project the passes still needed from the rate so far: a short tail runs in float64, a long one in float32."""
+        first = self.history[0].gradient_inf_norm if self.history else true.gradient_inf_norm
+        decades = math.log(max(first / max(recursion.gradient_inf_norm, 1e-300), 1.0 + 1e-9))
+        missing = math.log(max(true.gradient_inf_norm / max(recursion.gradient_inf_norm, 1e-300), 1.0))
+        tail_passes = recursion.column_passes * missing / decades
+        return "double" if tail_passes <= LONGEST_DOUBLE_TAIL_PASSES else "single"
+
+    def _begin(self, initial: FloatArray | None) -> SolverState:
+        if self.checkpointing is not None and self.checkpointing.resume:
+            found = self.checkpointing.store.load_latest()
+            if found is not None:
+                expected = {"identity": self.checkpointing.identity, "solver": self.solver.settings()}
+                for name, value in expected.items():
+                    if found.metadata.get(name) != value:
+                        raise CheckpointError(
+                            f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this run's is "
+                            f"{value!r}. Resume with the same data and options, or start afresh without --resume"
+                        )
+                loop = found.metadata["loop"]
+                self.history = [Progress(**record) for record in loop["history"]]
+                self.refreshes = loop["refreshes"]
+                self.seconds_before = loop["seconds"]
+                self.evaluations_before = loop["kernel_evaluations"]
+                state: SolverState = self.solver.restore(
+                    self.operator, self.rhs, dict(found.arrays), found.metadata["state"]
+                )
+                return state
+        fresh: SolverState = self.solver.start(self.operator, self.rhs, initial)
+        return fresh
+
+    def _measure(self, state: SolverState, timings: dict[str, float]) -> Progress:
+        gradient = state.gradient
+        norms = np.sqrt(np.einsum("nt,nt->t", gradient, gradient))
+        scale = np.sqrt(np.einsum("nt,nt->t", self.rhs, self.rhs))
+        objective = 0.5 * float(np.einsum("nt,nt->", state.alpha, gradient - self.rhs))
+        return Progress(
+            iteration=state.iteration,
+            column_passes=state.columns / self.operator.n,
+            kernel_evaluations=self._evaluations(),
+            seconds=self._seconds(),
+            gradient_inf_norm=float(np.max(np.abs(gradient), initial=0.0)),
+            gradient_norm=float(np.max(norms, initial=0.0)),
+            relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
+            objective=objective,
+            objective_gap_bound=float(np.sum(norms**2)) / (2.0 * self.operator.noise_variance),
+            timings=timings,
+        )
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _evaluations(self) -> int:
+        return self.evaluations_before + self.operator.kernel_evaluations - self.evaluations_at_start
+
+    def _maybe_save(self, state: SolverState) -> None:
+        if self.checkpointing is not None and time.perf_counter() - self.saved >= self.checkpointing.every_seconds:
+            self._save(state)
+
+    def _save(self, state: SolverState) -> None:
+        if self.checkpointing is None:
+            return
+        metadata = {
+            "identity": self.checkpointing.identity,
+            "solver": self.solver.settings(),
+            "state": state.metadata(),
+            "loop": {
+                "history": [progress.to_json() for progress in self.history],
+                "refreshes": self.refreshes,
+                "seconds": self._seconds(),
+                "kernel_evaluations": self._evaluations(),
+            },
+        }
+        self.checkpointing.store.save(state.iteration, state.arrays(), metadata)
+        self.saved = time.perf_counter()
+
+    def _stop_interrupted(self, state: SolverState) -> None:
+        self._save(state)
+        where = None if self.checkpointing is None else self.checkpointing.store.url
+        saved = "nothing was saved (no checkpoint was asked for)" if where is None else f"state saved in {where}"
+        raise InterruptedRunError(f"interrupted after {state.iteration} rounds; {saved}", where)
+
+
+def _right_hand_side(values: ArrayLike, n: int, name: str = "the right-hand side") -> FloatArray:
+    y = np.array(values, dtype=np.float64)
+    if y.ndim == 1:
+        y = y[:, None]
+    if y.ndim != 2 or y.shape[0] != n or y.shape[1] == 0:
+        raise InputError(f"{name} must have shape ({n},) or ({n}, p); got {y.shape}")
+    if not np.isfinite(y).all():
+        raise InputError(f"{name} must be finite; row {int(np.argwhere(~np.isfinite(y))[0][0])} is not")
+    return y

@@ -1,0 +1,243 @@
+"""When to stop: small rules that combine with `|` (any) and `&` (all), as in `GradientInfNorm(1e-4) | MaxPasses(50)`.
+
+A rule is asked with the current `Progress` and answers with a reason or nothing. Rules that mean "solved" set `converged`; a rule
+about effort does not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dkgp.errors import InputError
+
+__all__ = [
+    "GradientInfNorm",
+    "MaxIterations",
+    "MaxPasses",
+    "MaxSeconds",
+    "ObjectiveGap",
+    "Progress",
+    "RelativeResidual",
+    "StopReason",
+    "StoppingRule",
+]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a solve stands after a round; one structured record.
+
+    Attributes
+    ----------
+    iteration : int
+        Rounds done.
+    column_passes : float
+        Kernel columns evaluated, in units of n.
+    kernel_evaluations : int
+    seconds : float
+        Wall time, earlier runs of a resumed solve included.
+    gradient_inf_norm : float
+        max |g|, g = Kbar alpha - y, over samples and targets.
+    gradient_norm, rhs_norm : float
+        Euclidean norms of g and y (largest target).
+    relative_residual : float
+        Largest ||g_t|| / ||y_t|| over targets t.
+    objective : float
+        f(alpha) = alpha' Kbar alpha / 2 - y' alpha, summed over targets (GBCD paper, equation 3).
+    objective_gap_bound : float
+        ||g||^2 / (2 s2), never below f(alpha) - min f.
+    timings : dict of str to float
+        Seconds spent in this round, by phase.
+    """
+
+    iteration: int
+    column_passes: float
+    kernel_evaluations: int
+    seconds: float
+    gradient_inf_norm: float
+    gradient_norm: float
+    relative_residual: float
+    objective: float
+    objective_gap_bound: float
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in plain JSON types."""
+        document = dict(self.__dict__)
+        document["timings"] = {name: round(value, 6) for name, value in self.timings.items()}
+        return document
+
+
+@dataclass(frozen=True)
+class StopReason:
+    """Why a solve stopped; `advice` says what to do where it stopped short."""
+
+    rule: str
+    converged: bool
+    message: str
+    advice: str = ""
+
+
+class StoppingRule(ABC):
+    """A condition on progress."""
+
+    @abstractmethod
+    def check(self, progress: Progress) -> StopReason | None:
+        """Return a reason to stop now, or None."""
+
+    def __or__(self, other: StoppingRule) -> StoppingRule:
+        return AnyOf((self, other))
+
+    def __and__(self, other: StoppingRule) -> StoppingRule:
+        return AllOf((self, other))
+
+
+@dataclass(frozen=True)
+class AnyOf(StoppingRule):
+    """Stops when one of its rules does; a rule that means converged wins."""
+
+    rules: tuple[StoppingRule, ...]
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Return the first converged reason, else the first reason."""
+        reasons = [reason for rule in self.rules if (reason := rule.check(progress)) is not None]
+        return next((reason for reason in reasons if reason.converged), reasons[0] if reasons else None)
+
+
+@dataclass(frozen=True)
+class AllOf(StoppingRule):
+    """Stops when all of its rules do; converged when all are."""
+
+    rules: tuple[StoppingRule, ...]
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Return a joint reason when every rule has one."""
+        reasons = [rule.check(progress) for rule in self.rules]
+        if any(reason is None for reason in reasons):
+            return None
+        known = [reason for reason in reasons if reason is not None]
+        return StopReason(
+            " & ".join(reason.rule for reason in known),
+            all(reason.converged for reason in known),
+            "; ".join(reason.message for reason in known),
+            "; ".join(reason.advice for reason in known if reason.advice),
+        )
+
+
+def _require(name: str, value: float, least: float = 0.0) -> None:
+    if not np.isfinite(value) or value <= least:
+        raise InputError(f"{name} must be finite and above {least:g}; got {value!r}")
+
+
+@dataclass(frozen=True)
+class GradientInfNorm(StoppingRule):
+    """Converged when max |g| <= tolerance; the GBCD paper's criterion, 1e-4 there."""
+
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _require("the tolerance", self.tolerance)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare max |g|."""
+        if progress.gradient_inf_norm > self.tolerance:
+            return None
+        return StopReason(
+            "gradient_inf_norm", True, f"max|g| = {progress.gradient_inf_norm:.3g} <= {self.tolerance:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class RelativeResidual(StoppingRule):
+    """Converged when ||g|| / ||y|| <= tolerance for every target."""
+
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _require("the tolerance", self.tolerance)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the relative residual."""
+        if progress.relative_residual > self.tolerance:
+            return None
+        return StopReason(
+            "relative_residual", True, f"||r||/||y|| = {progress.relative_residual:.3g} <= {self.tolerance:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class ObjectiveGap(StoppingRule):
+    """Converged when the objective is proven to lie within `tolerance` (relative) of its minimum: ||g||^2/(2 s2) <= tol |f|."""
+
+    tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _require("the tolerance", self.tolerance)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the bound on the objective's gap."""
+        if progress.objective_gap_bound > self.tolerance * abs(progress.objective):
+            return None
+        gap = progress.objective_gap_bound
+        return StopReason("objective_gap", True, f"objective within {gap:.3g} of its minimum {progress.objective:.6g}")
+
+
+@dataclass(frozen=True)
+class MaxIterations(StoppingRule):
+    """Stops after so many rounds."""
+
+    iterations: int
+
+    def __post_init__(self) -> None:
+        _require("the number of iterations", self.iterations)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the number of rounds."""
+        if progress.iteration < self.iterations:
+            return None
+        return StopReason(
+            "max_iterations", False, f"{progress.iteration} iterations done", "allow more iterations, or a larger tolerance"
+        )
+
+
+@dataclass(frozen=True)
+class MaxPasses(StoppingRule):
+    """Stops after so many column passes (rounds * m / n)."""
+
+    passes: float
+
+    def __post_init__(self) -> None:
+        _require("the number of passes", self.passes)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the column passes."""
+        if progress.column_passes < self.passes:
+            return None
+        return StopReason(
+            "max_passes",
+            False,
+            f"{progress.column_passes:.2f} column passes done",
+            "resume with a larger --max-passes, a larger block size, or a larger tolerance",
+        )
+
+
+@dataclass(frozen=True)
+class MaxSeconds(StoppingRule):
+    """Stops after so many seconds of wall time."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _require("the number of seconds", self.seconds)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the wall time."""
+        if progress.seconds < self.seconds:
+            return None
+        return StopReason(
+            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger --max-seconds"
+        )

@@ -1,0 +1,179 @@
+"""The small dense subproblem of a block step: min over delta of delta' Kbar_BB delta / 2 + g_B' delta, as B grows.
+
+GBCD paper, equations (6), (11)-(13), with the incremental Cholesky factor that the paper recommends in place of the explicit
+inverse. Variables are appended several at a time, so that the work is triangular solves with many right-hand sides.
+
+The factor is kept in float32 where the noise variance is far enough above float32 rounding: it then takes half the time and half
+the memory. While B grows it only steers the selection; the step that is taken is refined against float64 kernel entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import NumericalError
+from dkgp.kernels import Features
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.solvers.blas import solve_lower, solve_lower_transposed
+
+__all__ = ["Subproblem"]
+
+# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v: below this margin float32 would not be a good guide.
+SINGLE_MARGIN = 20.0
+REFINEMENT_TOLERANCE = 1e-7
+MOST_REFINEMENTS = 5
+
+
+class Subproblem:
+    """delta = -Kbar_BB^-1 g_B for a growing active set B.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        Gives the evaluators and the noise variance; nothing is computed through it.
+    capacity : int
+        Largest size m of B.
+    targets : int
+        Number p of gradient columns.
+    single : bool, optional
+        Keep the factor in float32; decided by the noise variance by default.
+
+    Attributes
+    ----------
+    size : int
+        Variables appended so far.
+    gradient : (capacity, p) float64
+        g at the variables appended.
+    """
+
+    def __init__(self, operator: KernelOperator, capacity: int, targets: int, *, single: bool | None = None) -> None:
+        self._operator = operator
+        largest = float(np.max(operator.diagonal())) * capacity
+        margin = operator.noise_variance / (np.finfo(np.float32).eps * largest)
+        self.single = margin >= SINGLE_MARGIN if single is None else single
+        self._evaluator = operator.single if self.single else operator.double
+        dtype = self._evaluator.dtype
+        self._factor = np.zeros((capacity, capacity), dtype)
+        self._half_solved = np.zeros((targets, capacity), dtype)
+        self._indices = np.zeros(capacity, dtype=np.intp)
+        self._features = self._evaluator.prepare(np.zeros((capacity, operator.kernel.n_features)))
+        self.gradient = np.zeros((capacity, targets))
+        self.size = 0
+
+    def reset(self) -> None:
+        """Empty the active set; the memory is used again."""
+        self.size = 0
+
+    @property
+    def indices(self) -> IndexArray:
+        """The active set B in order of selection: (size,)."""
+        return self._indices[: self.size]
+
+    @property
+    def features(self) -> Features:
+        """Features of B in the factor's precision."""
+        return Features(self._features.values, self._features.squared_norms, self.size)
+
+    def guide(self) -> FloatArray:
+        """Return the minimiser over the variables so far, in the factor's precision: (size, p); what the selection goes by."""
+        solution = self._half_solved[:, : self.size].copy()
+        if self.size:
+            solve_lower_transposed(self._factor, self.size, solution)
+        return solution.T.astype(np.float64)
+
+    def append(self, indices: IndexArray, gradient: FloatArray) -> None:
+        """Add variables to B.
+
+        Parameters
+        ----------
+        indices : (c,) intp
+        gradient : (c, p) float64
+            g at these variables before the block's step.
+
+        Raises
+        ------
+        NumericalError
+            Kbar_BB lost positive definiteness in float64.
+        """
+        old, new = self.size, self.size + len(indices)
+        features = self._operator.features(indices, self._evaluator.precision)
+        self._indices[old:new] = indices
+        self._features.values[:, old:new] = features.values[:, : len(indices)]
+        self._features.squared_norms[old:new] = features.squared_norms[: len(indices)]
+        self.gradient[old:new] = gradient
+        self.size = new
+        try:
+            self._extend(features, old, new)
+        except np.linalg.LinAlgError:
+            if not self.single:
+                raise NumericalError(
+                    f"the active set's matrix is not positive definite at {new} variables with noise variance "
+                    f"{self._operator.noise_variance:.3g}: rounding exceeds it. Raise the noise variance, or lower the block size"
+                ) from None
+            self._start_over_in_double(new)
+
+    def _extend(self, features: Features, old: int, new: int) -> None:
+        rows = self._factor[old:new]
+        corner = np.array(self._evaluator.tile(features, features))
+        corner[np.diag_indices(new - old)] += self._evaluator.dtype.type(self._operator.noise_variance)
+        tail = -self.gradient[old:new].T.astype(rows.dtype)
+        if old:
+            active = Features(self._features.values, self._features.squared_norms, old)
+            rows[:, :old] = self._evaluator.tile(features, active)
+            solve_lower(self._factor, old, rows[:, :old])
+            corner -= rows[:, :old] @ rows[:, :old].T
+            tail = tail - self._half_solved[:, :old] @ rows[:, :old].T
+        rows[:, old:new] = np.linalg.cholesky(corner)
+        tail = np.ascontiguousarray(tail)
+        solve_lower(rows[:, old:new], new - old, tail)
+        self._half_solved[:, old:new] = tail
+
+    def solve(self) -> FloatArray:
+        """Return the minimiser over B against float64 kernel entries: (size, p).
+
+        A float32 factor is corrected by iterative refinement, each correction costing one product with Kbar_BB; where that does
+        not converge the factor is computed again in float64.
+        """
+        delta = self.guide()
+        if not self.single:
+            return delta
+        active = self._operator.features(self.indices, "double")
+        right = -self.gradient[: self.size]
+        target = REFINEMENT_TOLERANCE * float(np.max(np.abs(right), initial=0.0))
+        for _ in range(MOST_REFINEMENTS):
+            residual = right - self._operator.double.matmat(active, active, delta) - self._operator.noise_variance * delta
+            if not np.isfinite(residual).all():
+                break
+            correction = np.ascontiguousarray(residual.T, dtype=np.float32)
+            solve_lower(self._factor, self.size, correction)
+            solve_lower_transposed(self._factor, self.size, correction)
+            delta = delta + correction.T
+            if float(np.max(np.abs(residual), initial=0.0)) <= target:
+                return delta
+        fresh = Subproblem(self._operator, self._factor.shape[0], self.gradient.shape[1], single=False)
+        for start in range(0, self.size, 64):
+            stop = min(start + 64, self.size)
+            fresh.append(self._indices[start:stop], self.gradient[start:stop])
+        return fresh.solve()
+
+    def _start_over_in_double(self, size: int) -> None:
+        """Float32 broke down: keep the variables chosen so far and go on in float64 for the rest of this run."""
+        fresh = Subproblem(self._operator, self._factor.shape[0], self.gradient.shape[1], single=False)
+        for start in range(0, size, 64):
+            stop = min(start + 64, size)
+            fresh.append(self._indices[start:stop], self.gradient[start:stop])
+        self.__dict__.update(fresh.__dict__)
+
+    def rows(self, indices: IndexArray) -> NDArray[Any]:
+        """k(x_i, B) for samples i: (len, size) in the factor's precision."""
+        return self._evaluator.tile(self._operator.features(indices, self._evaluator.precision), self.features)
+
+    def half_solve(self, kernel_rows: NDArray[Any]) -> NDArray[Any]:
+        """L^-1 k for kernel rows k(x, B): (r, size), one a row; what prefitting needs (equation 7)."""
+        solved = np.ascontiguousarray(kernel_rows, dtype=self._factor.dtype)
+        if self.size:
+            solve_lower(self._factor, self.size, solved)
+        return solved
