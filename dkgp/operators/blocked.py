@@ -16,11 +16,16 @@ from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingC
 from dkgp.operators.block_tasks import BlockContext, apply_columns_task, matmat_task, rows_task
 from dkgp.operators.inputs import InputSource
 
-__all__ = ["BlockedKernelOperator"]
+__all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
 
 DEFAULT_COORDINATOR_INPUT_BYTES = 2 * 1024**3
 TASKS_PER_WORKER_THREAD = 1
 MATMAT_COLUMN_ROWS = 65_536
+
+
+def coordinator_input_bytes_needed(n: int, d: int) -> int:
+    """Bytes of all inputs at the coordinator: float64 rows, float32 features with norms, and a float64 copy in passing."""
+    return n * (20 * d + 4)
 
 
 class BlockedKernelOperator(KernelOperator):
@@ -55,7 +60,7 @@ class BlockedKernelOperator(KernelOperator):
         self._executor = executor
         self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
         self._diagonal = np.full(self.n, np.nan)
-        self.holds_inputs = self.n * (12 * kernel.n_features + 4) <= coordinator_input_bytes
+        self.holds_inputs = coordinator_input_bytes_needed(self.n, kernel.n_features) <= coordinator_input_bytes
         self._resident: Features | None = None
         self._resident_rows: FloatArray | None = None
         self._announced: IndexArray | None = None

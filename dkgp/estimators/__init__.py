@@ -1,0 +1,3 @@
+"""Estimator classes without numerics of their own."""
+
+from __future__ import annotations

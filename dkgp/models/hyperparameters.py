@@ -1,0 +1,280 @@
+"""Hyperparameters as a value: the kernel, the noise variance, how they were found; and the file that carries them.
+
+The file is JSON, on the standardised scale: `{"kernel": {"type": "rbf", "variance": 1.0, "gamma": [...]},
+"noise_variance": 0.01, "log_marginal_likelihood": ..., ...}`. Only the kernel and the noise variance are required, so
+a file can be written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.storage import exists, read_object, write_object
+from dkgp.errors import InputError, OutputExistsError, StorageError
+from dkgp.kernels import Kernel, SquaredExponential, kernel_from_json
+
+__all__ = ["Hyperparameters", "read_hyperparameters", "write_hyperparameters"]
+
+Location: TypeAlias = str | os.PathLike[str]
+
+T = TypeVar("T", bool, int, float)
+
+_REQUIRED = ("kernel", "noise_variance")
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """A kernel and a noise variance on the standardised scale, and how they were found.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The covariance function of the standardised inputs.
+    noise_variance : float
+        s2, the variance of the noise on standardised targets.
+    log_marginal_likelihood : float, optional
+        Of the subset, summed over the targets, in nats. This and the fields below are None (or empty) where the values
+        were given by hand instead of tuned.
+    evaluations : int, optional
+        How many times likelihood and gradient were computed.
+    seconds : float, optional
+        How long tuning took.
+    converged : bool, optional
+        Whether the tolerance was met.
+    subset_size, n_samples : int, optional
+        How many samples were tuned on, and of how many they were drawn.
+    seed : int, optional
+        With which they were drawn.
+    feature_names : tuple of d str, optional
+        The features that `kernel` expects, in its order.
+    warnings : tuple of str
+        What a user should know: a parameter on its bound, a tolerance not met.
+
+    Raises
+    ------
+    InputError
+        A noise variance that is not positive and finite, or as many names as the kernel does not have features.
+    """
+
+    kernel: Kernel
+    noise_variance: float
+    log_marginal_likelihood: float | None = None
+    evaluations: int | None = None
+    seconds: float | None = None
+    converged: bool | None = None
+    subset_size: int | None = None
+    n_samples: int | None = None
+    seed: int | None = None
+    feature_names: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_variance", _positive("noise_variance", self.noise_variance))
+        if self.feature_names is not None and len(self.feature_names) != self.n_features:
+            raise InputError(
+                f"the kernel has {self.n_features} features, but {len(self.feature_names)} feature names are given; "
+                "expected one name for each"
+            )
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d that the kernel expects."""
+        return self.kernel.n_features
+
+    @property
+    def gamma(self) -> NDArray[np.float64]:
+        """gamma_1 .. gamma_d of a squared exponential: (d,) float64. `InputError` for another kernel."""
+        if not isinstance(self.kernel, SquaredExponential):
+            raise InputError(f"a kernel of type {self.kernel.type_name!r} has no gamma; only 'rbf' has")
+        return np.asarray(self.kernel.gamma)
+
+    def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
+        """Make sure that these hyperparameters belong to data with the given features.
+
+        Raises
+        ------
+        InputError
+            Another number of features or, where both sides have names, other names or another order.
+        """
+        if self.n_features != n_features:
+            raise InputError(
+                f"the hyperparameters are for {self.n_features} features, but the data have {n_features}"
+                f"{_listed(feature_names)}; expected one gamma for each feature that ingestion kept. "
+                "Tune on this data set, or give its own hyperparameters"
+            )
+        if feature_names is None or self.feature_names is None:
+            return
+        for position, (ours, theirs) in enumerate(zip(self.feature_names, feature_names, strict=True)):
+            if ours != theirs:
+                raise InputError(
+                    f"the hyperparameters were tuned on other features than the data have: at position {position} got "
+                    f"'{ours}', expected '{theirs}'. Tune on this data set, or bring the columns into the same order"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
+        fields: dict[str, Any] = {
+            "kernel": self.kernel.to_json(),
+            "noise_variance": self.noise_variance,
+            "log_marginal_likelihood": self.log_marginal_likelihood,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+            "converged": self.converged,
+            "subset_size": self.subset_size,
+            "n_samples": self.n_samples,
+            "seed": self.seed,
+            "feature_names": None if self.feature_names is None else list(self.feature_names),
+            "warnings": list(self.warnings),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, document: object) -> Hyperparameters:
+        """Rebuild from `to_json`'s form; names that are not known are ignored.
+
+        Raises
+        ------
+        InputError
+            A required name is missing, the kernel's type is unknown, or a value is not admissible.
+        """
+        if not isinstance(document, Mapping):
+            raise InputError(f"hyperparameters must be a JSON object; got {type(document).__name__}")
+        missing = [name for name in _REQUIRED if name not in document]
+        if missing:
+            raise InputError(
+                f"hyperparameters need {_quoted(_REQUIRED)}; got {_quoted(sorted(document)) or 'nothing'}, "
+                f"so {_quoted(missing)} must be added"
+            )
+        kernel = document["kernel"]
+        if isinstance(kernel, Mapping):
+            for parameter in _numbers_of(kernel):
+                _positive(*parameter)
+        return cls(
+            kernel=kernel_from_json(kernel),
+            noise_variance=document["noise_variance"],
+            log_marginal_likelihood=_optional(document, "log_marginal_likelihood", float),
+            evaluations=_optional(document, "evaluations", int),
+            seconds=_optional(document, "seconds", float),
+            converged=_optional(document, "converged", bool),
+            subset_size=_optional(document, "subset_size", int),
+            n_samples=_optional(document, "n_samples", int),
+            seed=_optional(document, "seed", int),
+            feature_names=_names(document, "feature_names"),
+            warnings=_names(document, "warnings") or (),
+        )
+
+
+def read_hyperparameters(
+    location: Location, *, n_features: int | None = None, feature_names: Sequence[str] | None = None
+) -> Hyperparameters:
+    """Read a hyperparameter file and check it.
+
+    Parameters
+    ----------
+    location
+        A local path or an fsspec URL.
+    n_features, feature_names
+        The features of the data that the hyperparameters are for; checked where given.
+
+    Raises
+    ------
+    InputError
+        No such file, not JSON, or not what `Hyperparameters.from_json` and `check_features` accept; names the file.
+    """
+    try:
+        content = read_object(location)
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no hyperparameter file '{os.fspath(location)}'; write one with `dkgp tune ... --out`"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"cannot read the hyperparameter file '{os.fspath(location)}': {error}") from error
+    try:
+        document = json.loads(content)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"the hyperparameter file '{os.fspath(location)}' is not JSON: {error}") from error
+    try:
+        hyperparameters = Hyperparameters.from_json(document)
+        expected = len(feature_names) if n_features is None and feature_names is not None else n_features
+        if expected is not None:
+            hyperparameters.check_features(expected, feature_names)
+    except InputError as error:
+        raise InputError(f"hyperparameter file '{os.fspath(location)}': {error}") from error
+    return hyperparameters
+
+
+def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, *, overwrite: bool = False) -> None:
+    """Write a hyperparameter file; a crash leaves it whole or as it was before.
+
+    Raises
+    ------
+    OutputExistsError
+        The file is there already and `overwrite` is False.
+    StorageError
+        The storage refused the write.
+    """
+    if not overwrite and exists(location):
+        raise OutputExistsError(
+            f"the output '{os.fspath(location)}' exists already. "
+            "Choose another path, or pass --overwrite (overwrite=True) to replace it"
+        )
+    write_object(location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _positive(name: str, value: object) -> float:
+    # JSON's true would pass for 1, and "1" for a number that somebody meant as text.
+    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
+        raise InputError(f"{name} must be a number; got {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or number <= 0.0:
+        raise InputError(f"{name} must be positive and finite; got {number!r}")
+    return number
+
+
+def _numbers_of(kernel: Mapping[str, Any]) -> list[tuple[str, object]]:
+    # A kernel object may switch a feature off with a gamma of zero; in a file an infinite length scale is a slip.
+    gamma = kernel.get("gamma", [])
+    found: list[tuple[str, object]] = []
+    if isinstance(gamma, list):
+        found += [(f"gamma[{index}]", value) for index, value in enumerate(gamma)]
+    if "variance" in kernel:
+        found.append(("the kernel's variance", kernel["variance"]))
+    return found
+
+
+def _optional(document: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    accepted = (int, float) if kind is float else (kind,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f'"{name}" must be of type {kind.__name__}; got {value!r}')
+    return kind(value)
+
+
+def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InputError(f'"{name}" must be a list of strings; got {value!r}')
+    return tuple(value)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _listed(names: Sequence[str] | None, limit: int = 12) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:limit])
+    return f" ({shown}{', ...' if len(names) > limit else ''})"

@@ -1,0 +1,191 @@
+"""The log marginal likelihood of a GP on a subset that fits in memory, with its gradient: what `tune` maximises.
+
+With Kbar = K(theta) + s2 I, alpha = Kbar^-1 Y and p target columns that share the hyperparameters,
+
+    log p(Y) = -1/2 tr(Y' alpha) - p/2 log det Kbar - n p/2 log(2 pi),
+    d log p / d theta = 1/2 sum_ij G_ij dK_ij/dtheta,    G = alpha alpha' - p Kbar^-1
+
+(Rasmussen and Williams 2006, equations 2.30 and 5.9). The likelihood owns the factorisation and G; what a kernel has to
+supply is its matrix and the contraction of a given G with its derivatives, so further kernels are one class each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import blas, lapack
+
+from dkgp.kernels import Kernel, SquaredExponential
+
+__all__ = ["ArdSquaredExponential", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+# On standardised inputs a gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample an island.
+GAMMA_BOUNDS = (1e-8, 1e4)
+VARIANCE_BOUNDS = (1e-4, 1e4)
+
+
+class KernelFamily(Protocol):
+    """A kernel with free parameters, all in log space, on fixed inputs of shape (n, d)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each parameter is called in messages."""
+
+    @property
+    def bounds(self) -> FloatArray:
+        """Lower and upper bound of each log parameter: (parameters, 2)."""
+
+    def initial(self) -> FloatArray:
+        """Where to start: (parameters,) log values."""
+
+    def kernel(self, parameters: FloatArray) -> Kernel:
+        """The kernel that the log parameters stand for."""
+
+    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
+        """Write K into `out`, (n, n) in Fortran order, both triangles."""
+
+    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
+        """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,).
+
+        `matrix` is what the method `matrix` wrote. Only the lower triangle of the symmetric `weights` means anything,
+        and `weights` may be overwritten.
+        """
+
+
+class ArdSquaredExponential:
+    """k(x, x') = v exp(-sum_l gamma_l (x_l - x'_l)^2); parameters log gamma_1 .. log gamma_d and, by choice, log v.
+
+    Parameters
+    ----------
+    inputs : (n, d) float64
+        Standardised inputs.
+    learn_variance : bool
+        Whether v is a parameter; otherwise v = 1, as in the GBCD paper.
+    feature_names : sequence of d str
+        For messages.
+    """
+
+    def __init__(self, inputs: FloatArray, *, learn_variance: bool, feature_names: tuple[str, ...]) -> None:
+        n_samples, self._n_features = inputs.shape
+        self._inputs = np.ascontiguousarray(inputs)
+        self._squares = inputs * inputs
+        # A column of ones beside the inputs makes the row sums of W part of the one product that the gradient needs.
+        self._inputs_and_one = np.asfortranarray(np.column_stack([inputs, np.ones(n_samples)]))
+        self._learn_variance = learn_variance
+        self._names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each parameter is called in messages."""
+        return self._names
+
+    @property
+    def bounds(self) -> FloatArray:
+        """Lower and upper bound of each log parameter: (parameters, 2)."""
+        pairs = [GAMMA_BOUNDS] * self._n_features + [VARIANCE_BOUNDS] * self._learn_variance
+        return cast(FloatArray, np.log(np.array(pairs)))
+
+    def initial(self) -> FloatArray:
+        """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
+        start = np.zeros(len(self._names))
+        start[: self._n_features] = -math.log(2.0 * self._n_features)
+        return start
+
+    def kernel(self, parameters: FloatArray) -> SquaredExponential:
+        """The kernel that the log parameters stand for."""
+        gamma = np.exp(parameters[: self._n_features])
+        return SquaredExponential(gamma=tuple(gamma.tolist()), variance=self._variance(parameters))
+
+    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
+        """Write K into `out`, (n, n) in Fortran order, both triangles."""
+        scaled = self._inputs * np.exp(0.5 * parameters[: self._n_features])
+        squared_norm = np.einsum("ij,ij->i", scaled, scaled)
+        # NumPy sends a product with its own transpose to a symmetric rank-k update: half the work, exactly symmetric.
+        np.dot(scaled, scaled.T, out=out.T)
+        out *= 2.0
+        out -= squared_norm
+        out -= squared_norm[:, None]
+        np.minimum(out, 0.0, out=out)
+        np.fill_diagonal(out, 0.0)
+        np.exp(out, out=out)
+        if self._learn_variance:
+            out *= self._variance(parameters)
+
+    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
+        """sum_ij weights_ij dK_ij / dparameter, all d + 1 of them from one symmetric product.
+
+        With W = weights * K elementwise, sum_ij W_ij (x_il - x_jl)^2 = 2 (sum_i x_il^2 (W 1)_i - x_l' W x_l).
+        """
+        weights *= matrix
+        product = blas.dsymm(1.0, weights, self._inputs_and_one, lower=1)
+        row_sums = product[:, -1]
+        spread = self._squares.T @ row_sums - np.einsum("ij,ij->j", self._inputs, product[:, :-1])
+        gradient = np.empty(len(self._names))
+        gradient[: self._n_features] = -2.0 * np.exp(parameters[: self._n_features]) * spread
+        if self._learn_variance:
+            gradient[-1] = row_sums.sum()
+        return gradient
+
+    def _variance(self, parameters: FloatArray) -> float:
+        return math.exp(parameters[-1]) if self._learn_variance else 1.0
+
+
+class LogMarginalLikelihood:
+    """log p(Y | X, theta) and its gradient; theta = (the kernel's log parameters, log s2).
+
+    Two (n, n) float64 arrays are allocated once and reused by every evaluation.
+
+    Parameters
+    ----------
+    family : KernelFamily
+        The kernel and its parameters, on the same n inputs.
+    targets : (n, p) float64
+        Standardised targets; the p columns share the hyperparameters, their log likelihoods add up.
+    """
+
+    def __init__(self, family: KernelFamily, targets: FloatArray) -> None:
+        n_samples = targets.shape[0]
+        self._family = family
+        self._targets = np.asfortranarray(targets)
+        self._kernel_matrix = np.empty((n_samples, n_samples), order="F")
+        self._work = np.empty((n_samples, n_samples), order="F")
+
+    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """The value and its gradient, or None where Kbar is not numerically positive definite.
+
+        Costs a Cholesky factorisation, the inverse from it (LAPACK's dpotri) and one (n, n) by (n, d + 1) product.
+        """
+        n_samples, n_targets = self._targets.shape
+        noise_variance = math.exp(parameters[-1])
+        self._family.matrix(parameters[:-1], self._kernel_matrix)
+        np.copyto(self._work, self._kernel_matrix)
+        np.einsum("ii->i", self._work)[:] += noise_variance
+
+        factor, info = lapack.dpotrf(self._work, lower=1, clean=0, overwrite_a=1)
+        if info != 0:
+            return None
+        alpha, _ = lapack.dpotrs(factor, self._targets, lower=1)
+        log_determinant = 2.0 * float(np.log(np.diagonal(factor)).sum())
+        value = -0.5 * (
+            float(np.vdot(self._targets, alpha))
+            + n_targets * log_determinant
+            + n_samples * n_targets * math.log(2.0 * math.pi)
+        )
+
+        inverse, info = lapack.dpotri(factor, lower=1, overwrite_c=1)
+        if info != 0 or not math.isfinite(value):
+            return None
+        weights = blas.dsyrk(1.0, alpha, beta=-float(n_targets), c=inverse, lower=1, overwrite_c=1)
+        noise_gradient = noise_variance * float(np.trace(weights))
+        kernel_gradient = self._family.contract(parameters[:-1], self._kernel_matrix, weights)
+        return value, 0.5 * np.append(kernel_gradient, noise_gradient)
+
+
+def projected_peak_bytes(subset_size: int, n_features: int, n_targets: int) -> int:
+    """Bytes that tuning holds at its peak: two (n, n) arrays and a few of (n, d) and (n, p), n the subset's size."""
+    return 8 * subset_size * (2 * subset_size + 9 * (n_features + 1) + 4 * n_targets)
