@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-__all__ = ["FAST_MATH", "LANES", "PROFILE_EXP2", "TILE_COLUMNS", "gather_columns", "squared_norms", "tile_into", "tile_matmat"]
+__all__ = ["FAST_MATH", "LANES", "PROFILE_EXP2", "TILE_COLUMNS", "gather_columns", "squared_norms", "tile_into", "tile_matmat", "tile_pair"]
 
 LANES = 16
 TILE_COLUMNS = 16
@@ -243,6 +243,58 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, profile, expand
             for t in range(targets):
                 for i in range(count):
                     out[t, start + i] += totals[t, i]
+
+
+@njit(fastmath=True, nogil=True, forceinline=True)
+def accumulate_transposed(out, target, tile, width, count, weights, start, first_column):  # type: ignore[no-untyped-def]
+    """`out[target, j] += sum_i tile[j, i] weights[target, i]`; the one sum along vectors, so reassociation is allowed here."""
+    for j in range(width):
+        total = tile[j, 0] - tile[j, 0]
+        for i in range(count):
+            total += tile[j, i] * weights[target, start + i]
+        out[target, first_column + j] += total
+
+
+@njit(fastmath=FAST_MATH, nogil=True, cache=True)
+def tile_pair(  # type: ignore[no-untyped-def]
+    A, norms_a, n_rows, B, norms_b, n_columns, weights_b, weights_a, out_a, out_b, profile, expanded, tile_rows
+):
+    """Both products of one block of a symmetric matrix from one evaluation of its entries.
+
+    `out_a[t, i] = sum_j k(a_i, b_j) weights_b[j, t]` and `out_b[t, j] = sum_i k(a_i, b_j) weights_a[t, i]`. Weights of padded rows
+    are zero. Sums run over tiles in the tile's precision and between tiles in float64.
+    """
+    prefer_full_vectors()
+    padded = A.shape[1]
+    targets = weights_b.shape[1]
+    tile = np.empty((TILE_COLUMNS, tile_rows), A.dtype)
+    totals = np.empty((targets, tile_rows), A.dtype)
+    rows = np.zeros((A.shape[0], tile_rows), A.dtype)
+    norms = np.empty(tile_rows, A.dtype)
+    columns = np.zeros((-(-n_columns // TILE_COLUMNS) * TILE_COLUMNS, A.shape[0]), A.dtype)
+    columns[:n_columns] = B[:, :n_columns].T
+    out_b[:, :] = 0.0
+    for start in range(0, padded, tile_rows):
+        count = min(tile_rows, padded - start)
+        pack_rows(rows, norms, A, norms_a, start, count)
+        for t in range(targets):
+            out_a[t, start : start + count] = 0.0
+        for first in range(0, n_columns, FLUSH_COLUMNS):
+            last = min(first + FLUSH_COLUMNS, n_columns)
+            totals[:, :] = 0.0
+            for column in range(first, last, TILE_COLUMNS):
+                width = min(TILE_COLUMNS, last - column)
+                if expanded:
+                    expand_squares(tile, width, count, rows, norms, columns, norms_b, column)
+                else:
+                    subtract_squares(tile, width, count, rows, columns, column)
+                apply_profile(tile, width, count, profile)
+                for t in range(targets):
+                    accumulate(totals, t, tile, width, count, weights_b, column)
+                    accumulate_transposed(out_b, t, tile, width, count, weights_a, start, column)
+            for t in range(targets):
+                for i in range(count):
+                    out_a[t, start + i] += totals[t, i]
 
 
 @njit(fastmath=FAST_MATH, nogil=True, cache=True)

@@ -103,20 +103,20 @@ def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> l
 
 
 def matmat_task(
-    context: BlockContext, V: FloatArray, columns: tuple[int, int], precision: Precision, blocks: list[int]
-) -> list[FloatArray]:
-    """K(X_block, X_J) @ V_J for each block, J the samples of the column blocks `columns[0] .. columns[1] - 1`."""
+    context: BlockContext, vectors: dict[int, FloatArray], precision: Precision, pairs: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray | None]]:
+    """Both products of each pair of blocks: K(X_i, X_j) @ V_j and, off the diagonal, K(X_j, X_i) @ V_i.
+
+    Each pair of samples is evaluated once. `vectors` holds the rows of V by block, for the blocks that the pairs name.
+    """
     evaluator = context.evaluator(precision)
-    results = []
-    for block in blocks:
-        rows = context.block_features(block, precision)
-        total = np.zeros((rows.n, V.shape[1]))
-        offset = 0
-        for column_block in range(*columns):
-            right = context.block_features(column_block, precision)
-            total += evaluator.matmat(rows, right, V[offset : offset + right.n])
-            offset += right.n
-        results.append(total)
+    results: list[tuple[FloatArray, FloatArray | None]] = []
+    for i, j in pairs:
+        rows, columns = context.block_features(i, precision), context.block_features(j, precision)
+        if i == j:
+            results.append((evaluator.matmat(rows, columns, vectors[j]), None))
+        else:
+            results.append(evaluator.pair(rows, columns, vectors[j], vectors[i]))
     return results
 
 

@@ -20,7 +20,6 @@ __all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordina
 
 DEFAULT_COORDINATOR_INPUT_BYTES = 2 * 1024**3
 TASKS_PER_WORKER_THREAD = 1
-MATMAT_COLUMN_ROWS = 65_536
 
 
 def coordinator_input_bytes_needed(n: int, d: int) -> int:
@@ -108,19 +107,35 @@ class BlockedKernelOperator(KernelOperator):
         return _PendingColumns(self, pending, indices, delta, wanted)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
-        """Kbar @ V in rounds of about 65,536 columns; workers read the columns' inputs themselves."""
+        """Kbar @ V, each pair of samples evaluated once.
+
+        Pairs of blocks go out in rounds of bounded size, and their contributions are added up in one fixed order.
+        """
         if V.ndim != 2 or V.shape[0] != self.n:
             raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
         result = self.noise_variance * V
-        block_rows = self._context.block_rows
-        per_round = max(1, MATMAT_COLUMN_ROWS // block_rows)
-        for first in range(0, self._context.n_blocks, per_round):
-            last = min(first + per_round, self._context.n_blocks)
-            part = V[first * block_rows : last * block_rows]
-            pending = self._executor.submit("kpass", matmat_task, (self._context, part, (first, last), precision), self._groups())
-            result += np.concatenate(pending.result())
-            self.kernel_evaluations += self.n * len(part)
+        bounds = [self._context.bounds(block) for block in range(self._context.n_blocks)]
+        pairs = [(i, j) for i in range(len(bounds)) for j in range(i + 1)]
+        parallelism = self._executor.parallelism
+        # Enough pairs a round to keep everyone busy for a while; the results in flight stay below a few n-vectors' size.
+        per_round = max(8 * parallelism, len(bounds))
+        for first in range(0, len(pairs), per_round):
+            part = pairs[first : first + per_round]
+            groups = split_evenly(part, 2 * parallelism)
+            pending = [
+                self._executor.submit("kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group])
+                for group in groups
+            ]
+            products = [product for round_ in pending for product in round_.result()]
+            for (i, j), (left, right) in zip(part, products, strict=True):
+                result[slice(*bounds[i])] += left
+                if right is not None:
+                    result[slice(*bounds[j])] += right
+        self.kernel_evaluations += self.n * (self.n + 1) // 2
         return result
+
+    def _blocks_of(self, V: FloatArray, pairs: list[tuple[int, int]]) -> dict[int, FloatArray]:
+        return {block: V[slice(*self._context.bounds(block))] for pair in pairs for block in pair}
 
     def close(self) -> None:
         """Forget cached features of this run in this process (a worker's cache forgets them as new runs need the room)."""

@@ -1,0 +1,41 @@
+"""Stores and sources: everything that dkgp reads from or writes to disks and object stores."""
+
+from __future__ import annotations
+
+from dkgp.data._types import Progress, ProgressCallback
+from dkgp.data.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.dataset import Dataset, open_dataset
+from dkgp.data.dataset_writer import DatasetWriter, dataset_from_arrays
+from dkgp.data.ingest import IngestReport, ingest
+from dkgp.data.model_store import ModelRecord, open_model, save_model
+from dkgp.data.prediction_store import Prediction, PredictionWriter, open_prediction
+from dkgp.data.standardisation import RunningMoments, Standardisation
+from dkgp.data.storage import ensure_writable, exists
+from dkgp.data.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Dataset",
+    "DatasetWriter",
+    "IngestReport",
+    "ModelRecord",
+    "Prediction",
+    "PredictionWriter",
+    "Progress",
+    "ProgressCallback",
+    "RunningMoments",
+    "Standardisation",
+    "dataset_from_arrays",
+    "ensure_writable",
+    "exists",
+    "friedman1",
+    "ingest",
+    "open_dataset",
+    "open_model",
+    "open_prediction",
+    "rbf_mixture",
+    "save_model",
+    "write_friedman1",
+    "write_rbf_mixture",
+]

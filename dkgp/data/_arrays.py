@@ -1,0 +1,203 @@
+"""Arrays in a Zarr v3 group, chunked by rows only, that are read with every failure named.
+
+Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN, which no array of dkgp may hold:
+a NaN that comes back is a chunk that has vanished, never a value.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from dkgp.data._manifest import chunk_keys, chunk_rows_of_key, store_attributes
+from dkgp.data._types import FloatArray, IntArray, Json
+from dkgp.data.storage import join, normalise_url, translate_write_errors
+from dkgp.errors import InputError, StoreError
+
+__all__ = ["StoredArray", "create_array", "create_group", "default_chunk_rows", "set_attributes"]
+
+_MIB = 2**20
+
+
+def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
+    """Rows of a chunk: about 8192, within 1 to 8 MiB, and even over the chunks where the length is known."""
+    row_bytes = 8 * max(n_columns, 1)
+    most = max(8 * _MIB // row_bytes, 1)
+    # A chunk of few columns need not reach 1 MiB: too few chunks would leave workers without a task.
+    least = min(_MIB // row_bytes, 16384)
+    rows = min(max(8192, least), most)
+    if n_samples is None:
+        return rows
+    n_chunks = -(-max(n_samples, 1) // rows)
+    return -(-max(n_samples, 1) // n_chunks)
+
+
+def create_group(url: str, kind: str, attributes: Json) -> None:
+    """An empty Zarr v3 group that is marked as a dkgp store of `kind`."""
+    with translate_write_errors(url):
+        zarr.open_group(
+            normalise_url(url), mode="w", zarr_format=3, attributes={**store_attributes(kind), **attributes}
+        )
+
+
+def set_attributes(url: str, attributes: Json) -> None:
+    """Add attributes to the root of a group, for those who look at it with xarray."""
+    with translate_write_errors(url):
+        zarr.open_group(normalise_url(url), mode="r+").attrs.update(attributes)
+
+
+def create_array(
+    url: str,
+    name: str,
+    shape: tuple[int, ...],
+    chunk_rows: int,
+    dimension_names: tuple[str, ...],
+    attributes: Json | None = None,
+) -> StoredArray:
+    """A float64 array in the group at `url`, chunked by rows, all its chunks still to be written."""
+    with translate_write_errors(url):
+        group = zarr.open_group(normalise_url(url), mode="r+")
+        group.create_array(
+            name,
+            shape=shape,
+            chunks=(chunk_rows, *shape[1:]),
+            dtype="float64",
+            fill_value=float("nan"),
+            compressors=[BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=8), Crc32cCodec()],
+            dimension_names=dimension_names,
+            attributes=attributes,
+            config={"write_empty_chunks": True},
+        )
+    return StoredArray(url, name, shape, chunk_rows)
+
+
+class StoredArray:
+    """A handle on one array; picklable, opened in whichever process uses it.
+
+    `shape` is (n,) or (n, columns); reads and writes are by whole rows.
+    """
+
+    def __init__(self, url: str, name: str, shape: tuple[int, ...], chunk_rows: int) -> None:
+        self.url = normalise_url(url)
+        self.name = name
+        self.shape = shape
+        self.chunk_rows = chunk_rows
+        self._opened: Any = None
+
+    @classmethod
+    def from_manifest(cls, url: str, name: str, manifest: Json) -> StoredArray:
+        """The array as the manifest of a finished store describes it."""
+        entry = manifest["arrays"][name]
+        return cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop), float64. `StoreError` names a chunk that is missing or damaged."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise InputError(
+                f"Rows {start} to {stop} of the array '{self.name}' were asked for; it has {self.shape[0]} rows."
+            )
+        return self._checked(slice(start, stop), start, stop)
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices` (any order, repeats allowed), float64, reading only the chunks they lie in."""
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+            raise InputError(f"Row indices must be a vector of integers; got shape {indices.shape}, {indices.dtype}.")
+        if indices.size == 0:
+            return np.empty((0, *self.shape[1:]))
+        ordered, inverse = np.unique(indices, return_inverse=True)
+        first, last = int(ordered[0]), int(ordered[-1])
+        if first < 0 or last >= self.shape[0]:
+            raise InputError(
+                f"Row {first if first < 0 else last} of the array '{self.name}' was asked for; "
+                f"it has {self.shape[0]} rows."
+            )
+        return self._checked(ordered, first, last + 1)[inverse]
+
+    def write(self, start: int, block: FloatArray) -> None:
+        """Write rows from `start` on; `StorageError` where the storage refuses.
+
+        The caller keeps to whole chunks: one chunk has one writer.
+        """
+        with translate_write_errors(join(self.url, self.name)):
+            self._handle("r+")[start : start + len(block)] = block
+
+    def resize(self, n_rows: int) -> None:
+        """Change the number of rows; chunks in place stay."""
+        with translate_write_errors(join(self.url, self.name)):
+            self._handle("r+").resize((n_rows, *self.shape[1:]))
+        self.shape = (n_rows, *self.shape[1:])
+
+    def _handle(self, mode: Literal["r", "r+"]) -> Any:
+        if self._opened is None or self._opened[0] != mode:
+            address = join(self.url, self.name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", category=UserWarning)
+                array = zarr.open_array(address, mode=mode, config={"write_empty_chunks": True})
+            self._opened = (mode, array)
+        return self._opened[1]
+
+    def _checked(self, selection: slice | IntArray, start: int, stop: int) -> FloatArray:
+        try:
+            block = self._get(selection)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._blame(selection, start, stop)
+            # No chunk fails on its own: the failure was the array's, or it has passed.
+            try:
+                block = self._get(selection)
+            except Exception:
+                raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
+        if _holds_nan(block):
+            self._blame(selection, start, stop)
+        return block
+
+    def _get(self, selection: slice | IntArray) -> FloatArray:
+        try:
+            array = self._handle("r")
+        except Exception as error:
+            raise StoreError(
+                f"The metadata of the array '{self.name}' of '{self.url}' cannot be read: {error}. "
+                "Write the store again."
+            ) from error
+        if array.shape != self.shape or array.chunks[0] != self.chunk_rows:
+            raise StoreError(
+                f"The array '{self.name}' of '{self.url}' has shape {array.shape} in chunks of {array.chunks[0]} rows; "
+                f"its manifest says {self.shape} in chunks of {self.chunk_rows}. Write the store again."
+            )
+        found = array[selection] if isinstance(selection, slice) else array.oindex[selection]
+        return np.asarray(found, dtype=np.float64)
+
+    def _blame(self, selection: slice | IntArray, start: int, stop: int) -> None:
+        """Read the chunks of a failed read one by one, and raise `StoreError` for the first that is not whole."""
+        keys = chunk_keys(self.shape, self.chunk_rows)
+        if isinstance(selection, slice):
+            touched = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
+        else:
+            touched = np.unique(selection // self.chunk_rows).tolist()
+        for index in touched:
+            first, last = chunk_rows_of_key(keys[index], self.shape[0], self.chunk_rows)
+            where = f"Chunk {self.name}/{keys[index]} (rows {first} to {last - 1}) of '{self.url}'"
+            try:
+                block = self._get(slice(first, last))
+            except StoreError:
+                raise
+            except Exception as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise StoreError(f"{where} is damaged and cannot be read: {reason}. Write the store again.") from error
+            if _holds_nan(block):
+                raise StoreError(f"{where} is missing. Write the store again.")
+
+
+def _holds_nan(block: FloatArray) -> bool:
+    # The sum finds a NaN without a temporary as large as the block; only then is it worth looking closer.
+    with np.errstate(all="ignore"):
+        return bool(np.isnan(block.sum())) and bool(np.isnan(block).any())

@@ -1,0 +1,35 @@
+"""Type names that the data layer shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BoolArray", "FloatArray", "IntArray", "Json", "Location", "Progress", "ProgressCallback"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+Json: TypeAlias = dict[str, Any]
+Location: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a long piece of work has come; handed to a progress callback.
+
+    `total` is None while it is not known. `unit` says what `done` and `total` count ("rows", "bytes").
+    """
+
+    phase: str
+    done: int
+    total: int | None
+    unit: str
+
+
+ProgressCallback: TypeAlias = Callable[[Progress], None]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dkgp.data import PredictionWriter, open_prediction
+from dkgp.errors import InputError, NumericalError, OutputExistsError, StoreError
+
+Place = Callable[[str], str]
+
+VARIABLES = ("mean", "mean_error_bound", "variance")
+
+
+def _values(n: int, p: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(n)
+    return {name: generator.normal(size=(n, p)) for name in VARIABLES}
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_round_trip_in_any_order(place: Place, p: int) -> None:
+    targets = [f"t{index}" for index in range(p)]
+    writer = PredictionWriter.create(place("p.zarr"), 95, targets, VARIABLES, 10, {"model": "abc"})
+    values = _values(95, p)
+    for start, stop in [(90, 95), (20, 60), (0, 20), (60, 90)]:
+        copy = pickle.loads(pickle.dumps(writer))
+        copy.write(start, **{name: block[start:stop] for name, block in values.items()})
+    prediction = writer.commit()
+    for name, block in values.items():
+        np.testing.assert_array_equal(prediction.read(name), block)
+        np.testing.assert_array_equal(prediction.read(name, 33, 71), block[33:71])
+    again = pickle.loads(pickle.dumps(open_prediction(place("p.zarr"))))
+    assert (again.n_samples, again.n_targets, again.target_names) == (95, p, tuple(targets))
+    assert again.attributes == {"model": "abc"}
+    assert again.row_chunks()[-1] == (90, 95)
+    shown = xr.open_zarr(place("p.zarr"))
+    assert set(shown.data_vars) == set(VARIABLES)
+    assert shown["mean"].dims == (("sample",) if p == 1 else ("sample", "target"))
+
+
+def test_resume_knows_what_is_done(place: Place) -> None:
+    values = _values(50, 1)
+    writer = PredictionWriter.create(place("p.zarr"), 50, ["y"], VARIABLES, 10, {"model": "abc"})
+    writer.write(10, **{name: block[10:30] for name, block in values.items()})
+    writer.write(40, mean=values["mean"][40:])
+    with pytest.raises(StoreError, match="interrupted"):
+        open_prediction(place("p.zarr"))
+    resumed = PredictionWriter.open_to_resume(place("p.zarr"))
+    assert resumed.attributes == {"model": "abc"}
+    assert resumed.done_regions() == [(10, 30)]
+    assert resumed.done_regions(["mean"]) == [(10, 30), (40, 50)]
+    assert resumed.pending_regions() == [(0, 10), (30, 50)]
+    with pytest.raises(StoreError, match="lacks 30 of 50 rows, the first of them rows 0 to 9"):
+        resumed.commit()
+    for start, stop in resumed.pending_regions():
+        resumed.write(start, **{name: block[start:stop] for name, block in values.items()})
+    assert resumed.pending_regions() == []
+    prediction = resumed.commit()
+    np.testing.assert_array_equal(prediction.read("variance"), values["variance"])
+
+
+def test_a_finished_store_is_left_alone(place: Place) -> None:
+    writer = PredictionWriter.create(place("p.zarr"), 5, ["y"], ["mean"], 10)
+    writer.write(0, mean=np.arange(5.0))
+    writer.commit()
+    again = PredictionWriter.open_to_resume(place("p.zarr"))
+    assert again.pending_regions() == []
+    with pytest.raises(StoreError, match="is finished"):
+        again.write(0, mean=np.zeros(5))
+    np.testing.assert_array_equal(again.commit().read("mean")[:, 0], np.arange(5.0))
+
+
+@given(st.integers(1, 60), st.integers(1, 25), st.sets(st.integers(0, 60)))
+@settings(deadline=None, max_examples=25)
+def test_done_and_pending_regions_share_out_the_rows(n: int, chunk_rows: int, chosen: set[int]) -> None:
+    writer = PredictionWriter.create("memory://regions.zarr", n, ["y"], ["mean"], chunk_rows, overwrite=True)
+    n_chunks = -(-n // chunk_rows)
+    expected = np.zeros(n, dtype=bool)
+    for index in sorted({chunk % n_chunks for chunk in chosen}):
+        start, stop = index * chunk_rows, min((index + 1) * chunk_rows, n)
+        writer.write(start, mean=np.zeros(stop - start))
+        expected[start:stop] = True
+    for regions, value in ((writer.done_regions(), True), (writer.pending_regions(), False)):
+        covered = np.zeros(n, dtype=bool)
+        for start, stop in regions:
+            assert start % chunk_rows == 0
+            assert not covered[start:stop].any()
+            covered[start:stop] = True
+        np.testing.assert_array_equal(covered, expected == value)
+
+
+def test_a_region_whose_chunk_is_gone_is_not_done(tmp_path: Path) -> None:
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 30, ["y"], ["mean"], 10)
+    writer.write(0, mean=np.zeros(30))
+    (tmp_path / "p.zarr" / "mean" / "c" / "1").unlink()
+    assert writer.pending_regions() == [(10, 20)]
+
+
+def test_processes_write_side_by_side(tmp_path: Path, importable: dict[str, str]) -> None:
+    PredictionWriter.create(tmp_path / "p.zarr", 400, ["y"], ["mean"], 10)
+    code = (
+        "import sys, numpy as np\nfrom dkgp.data import PredictionWriter\n"
+        "writer = PredictionWriter.open_to_resume(sys.argv[1])\n"
+        "for start in range(int(sys.argv[2]), 400, 20): writer.write(start, mean=np.arange(start, start + 10.0))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "p.zarr"), str(first)], env=importable)
+        for first in (0, 10)
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    prediction = PredictionWriter.open_to_resume(tmp_path / "p.zarr").commit()
+    np.testing.assert_array_equal(prediction.read("mean")[:, 0], np.arange(400.0))
+
+
+@pytest.mark.parametrize(
+    ("start", "arrays", "error", "message"),
+    [
+        (5, {"mean": np.zeros(10)}, InputError, "not made of whole chunks"),
+        (0, {"mean": np.zeros(7)}, InputError, "not made of whole chunks"),
+        (40, {"mean": np.zeros(10)}, InputError, "not made of whole chunks"),
+        (-10, {"mean": np.zeros(10)}, InputError, "not made of whole chunks"),
+        (0, {"mean": np.zeros((10, 2))}, InputError, "expected"),
+        (0, {"median": np.zeros(10)}, InputError, "no variable 'median'"),
+        (0, {"mean": np.zeros(10), "variance": np.zeros(20)}, InputError, "differ in length"),
+        (0, {"mean": np.full(10, np.nan)}, NumericalError, "NaN in row 0"),
+    ],
+)
+def test_regions_that_do_not_fit(
+    tmp_path: Path, start: int, arrays: dict[str, np.ndarray], error: type[Exception], message: str
+) -> None:
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 45, ["y"], VARIABLES, 10)
+    with pytest.raises(error, match=message):
+        writer.write(start, **arrays)
+    assert writer.done_regions() == []
+
+
+def test_stores_that_cannot_be_made_or_read(place: Place) -> None:
+    with pytest.raises(InputError, match="expected some of mean"):
+        PredictionWriter.create(place("p.zarr"), 10, ["y"], ["median"])
+    with pytest.raises(InputError, match="at least one sample"):
+        PredictionWriter.create(place("p.zarr"), 0, ["y"])
+    with pytest.raises(StoreError, match="to resume"):
+        PredictionWriter.open_to_resume(place("p.zarr"))
+    writer = PredictionWriter.create(place("p.zarr"), 20, ["y"], ["mean"], 10)
+    with pytest.raises(OutputExistsError):
+        PredictionWriter.create(place("p.zarr"), 20, ["y"], ["mean"], 10)
+    writer.write(0, mean=np.zeros(20))
+    prediction = writer.commit()
+    with pytest.raises(InputError, match="no variable 'variance'"):
+        prediction.read("variance")
+    file_system, path = fsspec.core.url_to_fs(place("p.zarr"))
+    file_system.rm_file(f"{path}/mean/c/1")
+    with pytest.raises(StoreError, match="Chunk mean/c/1"):
+        open_prediction(place("p.zarr"))
+    with pytest.raises(StoreError, match="Chunk mean/c/1"):
+        prediction.read("mean")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dkgp.data import RunningMoments, Standardisation
+from dkgp.errors import InputError
+
+columns = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 40), st.integers(1, 3)),
+    elements=st.floats(-1e6, 1e6, allow_nan=False, width=32),
+)
+
+
+@given(columns, st.lists(st.integers(0, 40), max_size=5))
+@settings(deadline=None)
+def test_moments_of_any_blocks_are_numpys(values: np.ndarray, cuts: list[int]) -> None:
+    moments = RunningMoments(values.shape[1])
+    for block in np.split(values, sorted(min(cut, len(values)) for cut in cuts)):
+        moments.update(block)
+    scale = np.abs(values).max() + 1.0
+    np.testing.assert_allclose(moments.mean, values.mean(axis=0), rtol=1e-12, atol=1e-12 * scale)
+    np.testing.assert_allclose(moments.variance, values.var(axis=0), rtol=1e-9, atol=1e-12 * scale**2)
+    assert moments.count == len(values)
+    np.testing.assert_array_equal(moments.constant, np.ptp(values, axis=0) == 0)
+
+
+@given(columns, st.integers(0, 40))
+@settings(deadline=None)
+def test_merging_two_halves_is_updating_with_both(values: np.ndarray, cut: int) -> None:
+    left, right, both = (RunningMoments(values.shape[1]) for _ in range(3))
+    left.update(values[:cut])
+    right.update(values[cut:])
+    both.update(values[:cut])
+    both.update(values[cut:])
+    left.merge(right)
+    np.testing.assert_array_equal(left.mean, both.mean)
+    np.testing.assert_array_equal(left.squared_deviations, both.squared_deviations)
+
+
+def test_large_mean_does_not_cancel() -> None:
+    values = 1e9 + np.random.default_rng(0).normal(size=(5000, 1))
+    moments = RunningMoments(1)
+    for block in np.array_split(values, 7):
+        moments.update(block)
+    np.testing.assert_allclose(moments.std, values.std(axis=0), rtol=1e-9)
+
+
+def test_a_constant_that_rounds_is_constant() -> None:
+    moments = RunningMoments(1)
+    for rows in (3, 11, 997):
+        moments.update(np.full((rows, 1), 0.1))
+    assert moments.constant.all()
+    assert moments.variance[0] == 0.0
+
+
+@pytest.fixture
+def standardisation() -> Standardisation:
+    return Standardisation(
+        np.array([0.1, 5.0]), np.array([3.0, 1 / 3]), np.array([7.0]), np.array([0.7]), (True, False, True)
+    )
+
+
+def test_map_and_back(standardisation: Standardisation) -> None:
+    raw = np.array([[1.0, 99.0, 2.0], [4.0, 99.0, 6.0]])
+    np.testing.assert_allclose(standardisation.inputs(raw), [[0.3, -9.0], [1.3, 3.0]])
+    targets = np.array([[1.0], [-2.0]])
+    np.testing.assert_allclose(standardisation.targets_back(standardisation.targets(targets)), targets)
+
+
+def test_json_round_trip_keeps_every_bit(standardisation: Standardisation) -> None:
+    again = Standardisation.from_json(json.loads(json.dumps(standardisation.to_json())))
+    assert again == standardisation
+    assert hash(again) == hash(standardisation)
+    assert again.input_std.tobytes() == standardisation.input_std.tobytes()
+
+
+def test_fields_cannot_be_changed(standardisation: Standardisation) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        standardisation.input_mean[0] = 3.0
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "kept"),
+    [([0.0], [0.0], [True]), ([np.nan], [1.0], [True]), ([0.0], [1.0], [True, True]), ([0.0, 1.0], [1.0], [True])],
+)
+def test_impossible_maps_are_refused(mean: list[float], std: list[float], kept: list[bool]) -> None:
+    with pytest.raises(InputError):
+        Standardisation(np.array(mean), np.array(std), np.zeros(1), np.ones(1), tuple(kept))
+
+
+def test_wrong_width_is_refused(standardisation: Standardisation) -> None:
+    with pytest.raises(InputError, match=r"expected \(rows, 3\)"):
+        standardisation.inputs(np.zeros((4, 2)))
