@@ -102,6 +102,13 @@ class KernelOperator(ABC):
         self.kernel_evaluations += block.size
         return block
 
+    def typical_entry(self, sample: int = 512) -> float:
+        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns."""
+        chosen = np.random.default_rng(0).choice(self.n, min(2 * sample, self.n), replace=False).astype(np.intp)
+        half = max(1, len(chosen) // 2)
+        entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
+        return float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
+
     def close(self) -> None:
         """Release threads and caches held for this operator."""
 

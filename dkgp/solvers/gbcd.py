@@ -161,6 +161,7 @@ class GreedyBlockCoordinateDescent:
         """State from a checkpoint's arrays and metadata."""
         state = BlockState(alpha=arrays["alpha"].copy(), gradient=arrays["gradient"].copy(), rhs=rhs)
         state.read_metadata(metadata)
+        state.moved = arrays["moved"].copy()
         self._complete(operator, state)
         held = int(metadata["held"])
         state.directions[:held] = arrays["directions"]
@@ -206,6 +207,7 @@ class GreedyBlockCoordinateDescent:
         advance_solution(
             state.alpha, indices, delta, state.directions, step.used, step.coefficients, step.step, state.directions[step.slot]
         )
+        state.note_step(step.step * state.directions[step.slot])
         clock.lap("vectors")
         state.iteration += 1
         state.columns += len(indices)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray
@@ -25,6 +27,8 @@ class SolverState:
         Of the tiles of the coming rounds.
     exact : bool
         Whether every contribution to `gradient` was evaluated in float64.
+    moved : (p,) float64
+        Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows with.
     """
 
     alpha: FloatArray
@@ -34,10 +38,17 @@ class SolverState:
     columns: int = 0
     precision: Precision = "single"
     exact: bool = False
+    moved: FloatArray = field(default_factory=lambda: np.zeros(1))
+
+    def note_step(self, step: FloatArray) -> None:
+        """Count a step (n, p) in alpha towards the drift of the gradient, where its image was computed in float32."""
+        if self.precision == "single":
+            self.moved = self.moved + np.einsum("nt,nt->t", step, step)
+            self.exact = False
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
-        return {"alpha": self.alpha, "gradient": self.gradient}
+        return {"alpha": self.alpha, "gradient": self.gradient, "moved": self.moved}
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
@@ -58,8 +69,9 @@ class SolverState:
     def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
         """Continue from a gradient recomputed in float64, with tiles of `precision` from here on.
 
-        It stays exact while all that is added to it is evaluated in float64 too.
+        It stays exact until something evaluated in float32 is added to it.
         """
         self.gradient = gradient
+        self.moved = np.zeros(gradient.shape[1])
         self.precision = precision
-        self.exact = precision == "double"
+        self.exact = True

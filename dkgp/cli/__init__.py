@@ -1,0 +1,10 @@
+"""The command line: argument parsing only; `dkgp.jobs` does the work.
+
+Nothing heavy is imported before a command runs, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+from dkgp.cli.group import main
+
+__all__ = ["main"]

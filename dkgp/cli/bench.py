@@ -1,0 +1,186 @@
+"""`dkgp bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dkgp.cli.options import (
+    block_size,
+    cluster_from,
+    cluster_options,
+    examples,
+    output_options,
+    overwrite_option,
+    seed_option,
+)
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.jobs.bench_problem import BenchProblem
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["bench"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROBLEM_NAMES = ("data", "n", "n_test", "target", "hyper", "subset", "seed")
+
+
+@click.group(
+    epilog=examples(
+        "dkgp bench tiles --out tiles.json",
+        "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
+        "dkgp bench overhead --samples 30000",
+    )
+)
+def bench() -> None:
+    """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""
+
+
+def problem_options(function: F) -> F:
+    """The problem that a benchmark solves; `problem_from` takes the values."""
+    decorators: list[Callable[[Any], Any]] = [
+        click.option(
+            "--data",
+            default="friedman1",
+            show_default=True,
+            help="friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz.",
+        ),
+        click.option("--samples", "--n", "n", type=int, help="Training samples, drawn at random."),
+        click.option(
+            "--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="At most."
+        ),
+        click.option("--target", default="y", show_default=True, help="Target of a file."),
+        click.option("--hyper", metavar="FILE", help="Hyperparameters.  [default: tuned first]"),
+        click.option("--subset", type=int, default=2000, show_default=True, help="Samples to tune on."),
+        seed_option,
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def problem_from(options: dict[str, Any]) -> BenchProblem:
+    """Take the problem out of a command's options."""
+    from dkgp.jobs.bench_problem import BenchProblem
+
+    return BenchProblem(**{name: options.pop(name) for name in PROBLEM_NAMES})
+
+
+block_option = click.option(
+    "--block-size", type=block_size, metavar="M|auto", default="auto", show_default=True, help="Variables in a round."
+)
+tolerance_option = click.option("--tol", "tolerance", type=float, default=1e-4, show_default=True, help="On max |g|.")
+repeats_option = click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds of turns; medians are reported."
+)
+out_option = click.option("--out", metavar="FILE", help="Write all figures as JSON; replaces an earlier record.")
+
+
+@bench.command(epilog=examples("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json"))
+@click.option("--features", "features", type=int, multiple=True, help="Numbers of features.  [default: 2 8 10 21 90]")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Rounds of turns; medians are reported."
+)
+@out_option
+@output_options
+def tiles(as_json: bool, quiet: bool, debug: bool, features: tuple[int, ...], **options: Any) -> None:
+    """Cost of one kernel entry on one core, against NumPy's bare float32 exp, a GEMM-based tile and a broadcast."""
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.bench_tiles import FEATURES, BenchTilesJob, run_bench_tiles
+
+        return run_bench_tiles(BenchTilesJob(features=features or FEATURES, **options), reporter)
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@bench.command(
+    epilog=examples(
+        "dkgp bench solve --data kin40k.npz --samples 30000 --out solve.json",
+        "dkgp bench solve --data friedman1 --samples 100000 --no-cholesky",
+    )
+)
+@problem_options
+@block_option
+@tolerance_option
+@repeats_option
+@click.option("--cholesky/--no-cholesky", "with_cholesky", default=True, help="Whether LAPACK takes part.")
+@click.option("--plain-pass/--no-plain-pass", "with_plain_pass", default=True, help="Whether the NumPy pass does.")
+@cluster_options
+@out_option
+@output_options
+def solve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """GBCD against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+
+    Every contender runs in a process of its own and takes its turn in every repeat. Cholesky is left out, and that is
+    said, where its matrix does not fit the memory available.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.bench_solve import BenchSolveJob, run_bench_solve
+        from dkgp.jobs.solver_options import SolverOptions
+
+        problem, cluster = problem_from(options), cluster_from(options)
+        solver = SolverOptions(
+            block_size=options.pop("block_size"), tolerance=options.pop("tolerance"), seed=problem.seed
+        )
+        return run_bench_solve(BenchSolveJob(problem=problem, solver=solver, cluster=cluster, **options), reporter)
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@bench.command(epilog=examples("dkgp bench overhead --samples 30000 --out overhead.json"))
+@problem_options
+@block_option
+@tolerance_option
+@repeats_option
+@click.option("--workers", type=int, help="Workers of the two clusters.")
+@out_option
+@output_options
+def overhead(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """The same solve without Dask, on a Dask cluster in one process, and on worker processes."""
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.bench_overhead import BenchOverheadJob, run_bench_overhead
+        from dkgp.jobs.solver_options import SolverOptions
+
+        problem = problem_from(options)
+        solver = SolverOptions(
+            block_size=options.pop("block_size"), tolerance=options.pop("tolerance"), seed=problem.seed
+        )
+        return run_bench_overhead(BenchOverheadJob(problem=problem, solver=solver, **options), reporter)
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@bench.command(epilog=examples("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png"))
+@problem_options
+@block_option
+@tolerance_option
+@click.option("--memory", type=int, default=0, show_default=True, help="Conjugate steps; 0 as in the paper.")
+@click.option("--max-passes", type=float, default=30.0, show_default=True, help="Where each method is cut off.")
+@click.option("--plot", metavar="FILE", help="Draw gradient and objective by iteration into a .png, .pdf or .svg.")
+@cluster_options
+@overwrite_option
+@out_option
+@output_options
+def selection(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Greedy against cyclic and gradient selection with the same block size, iteration by iteration."""
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.bench_selection import BenchSelectionJob, run_bench_selection
+        from dkgp.jobs.solver_options import SolverOptions
+
+        problem, cluster = problem_from(options), cluster_from(options)
+        names = ("block_size", "tolerance", "memory", "max_passes")
+        solver = SolverOptions(**{name: options.pop(name) for name in names}, seed=problem.seed)
+        return run_bench_selection(
+            BenchSelectionJob(problem=problem, solver=solver, cluster=cluster, **options), reporter
+        )
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)

@@ -1,0 +1,62 @@
+"""`dkgp demo`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import (
+    block_size,
+    cluster_from,
+    cluster_options,
+    examples,
+    limit_options,
+    output_options,
+    overwrite_option,
+    seed_option,
+)
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["demo"]
+
+
+@click.command(epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick"))
+@click.option("--out", default="demo-output", show_default=True, metavar="DIR", help="Folder for everything.")
+@click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
+@click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")
+@click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
+@click.option(
+    "--block-size",
+    type=block_size,
+    metavar="M|auto",
+    default="auto",
+    show_default=True,
+    help="Variables moved in a round.",
+)
+@limit_options
+@cluster_options
+@seed_option
+@overwrite_option
+@output_options
+def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Train an exact Gaussian process on Friedman's first problem, from nothing.
+
+    Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts and evaluates,
+    each step as its own command would; ends with a table and a plot. Run again, it replaces its own results.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.demo import DemoJob, run_demo
+        from dkgp.jobs.solver_options import SolverOptions
+
+        cluster = cluster_from(options)
+        names = ("block_size", "tolerance", "max_passes", "max_seconds")
+        solver = SolverOptions(**{name: options.pop(name) for name in names})
+        return run_demo(DemoJob(solver=solver, cluster=cluster, **options), reporter)
+
+    execute("demo", job, as_json=as_json, quiet=quiet, debug=debug, must_converge=True)

@@ -1,0 +1,38 @@
+"""The `dkgp` command and its subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from dkgp import __version__
+from dkgp.cli.bench import bench
+from dkgp.cli.demo import demo
+from dkgp.cli.ingest import ingest
+from dkgp.cli.options import examples
+from dkgp.cli.predict import evaluate, info, predict
+from dkgp.cli.train import train
+from dkgp.cli.tune import tune
+
+__all__ = ["main"]
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=examples(
+        "dkgp demo",
+        "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
+        "dkgp tune train.zarr --out hyper.json",
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json",
+        "dkgp predict model.zarr test.zarr --out pred.zarr",
+        "dkgp evaluate pred.zarr test.zarr",
+    )
+    + "\n\n\b\nExit codes: 0 done, 2 usage, 3 bad input, 4 not converged, 5 cluster lost,\n130 interrupted "
+    "(checkpoint saved). Every command takes --json.",
+)
+@click.version_option(__version__, prog_name="dkgp")
+def main() -> None:
+    """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
+
+
+for command in (ingest, tune, train, predict, evaluate, info, demo, bench):
+    main.add_command(command)

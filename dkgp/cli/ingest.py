@@ -1,0 +1,60 @@
+"""`dkgp ingest`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import examples, output_options, overwrite_option, seed_option
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["ingest"]
+
+
+@click.command(
+    epilog=examples(
+        "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
+        "dkgp ingest 'part-*.parquet' train.zarr --target 0 --features age,height,weight",
+        "dkgp ingest DATA.npz train.zarr --target y --test-mask test_mask:0 --test-out test.zarr",
+    )
+)
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("out")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Target column by name, or by index from 0 (negative from the end); an array's name, or NAME:COLUMN, for "
+    "sources of named arrays. May be given several times. Without one: inputs to be predicted at.",
+)
+@click.option(
+    "--features", multiple=True, metavar="NAMES", help="Feature columns, separated by commas.  [default: all others]"
+)
+@click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store.")
+@click.option("--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples.")
+@click.option("--test-out", metavar="STORE", help="Where the test samples go.")
+@click.option("--header/--no-header", default=None, help="Whether text has a header.  [default: find out]")
+@click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
+@seed_option
+@overwrite_option
+@output_options
+def ingest(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Read SOURCES (files, globs, folders, URLs) into the dataset store OUT.
+
+    CSV and other delimited text (compressed too), Parquet, NPY, NPZ, NetCDF and Zarr are recognised by content and read
+    in bounded memory. All samples are checked before anything is written.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.ingest import IngestJob, run_ingest
+
+        features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
+        return run_ingest(IngestJob(features=tuple(features) or None, **options), reporter)
+
+    execute("ingest", job, as_json=as_json, quiet=quiet, debug=debug)

@@ -1,0 +1,155 @@
+"""Options that several commands share, as decorators, and the types of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from dkgp.cluster import ClusterOptions
+
+__all__ = [
+    "block_size",
+    "byte_count",
+    "checkpoint_options",
+    "cluster_from",
+    "cluster_options",
+    "examples",
+    "limit_options",
+    "output_options",
+    "overwrite_option",
+    "record_options",
+    "seed_option",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+CLUSTER_NAMES = ("scheduler", "scheduler_file", "cluster", "workers", "threads_per_worker")
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def examples(*lines: str) -> str:
+    """Return an epilog that shows commands as they are typed."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def block_size(value: str) -> int | str:
+    """Type of `--block-size`: a whole number, or "auto"."""
+    if value == "auto":
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a whole number nor 'auto'.") from None
+
+
+def byte_count(value: str) -> int:
+    """Type of an amount of memory, such as 4GiB: bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), flags=re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def output_options(function: F) -> F:
+    """`--json`, `--quiet`, `--debug`: what every command has."""
+    return _together(
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    )(function)
+
+
+def cluster_options(function: F) -> F:
+    """Where the work runs; `cluster_from` takes the values."""
+    return _together(
+        click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port."),
+        click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
+        click.option(
+            "--cluster",
+            type=click.Choice(["auto", "none", "local", "processes"]),
+            default="auto",
+            show_default=True,
+            help="none: this process's threads, no Dask; local: a Dask cluster in this process; processes: worker "
+            "processes; auto: the scheduler in dask's configuration (DASK_SCHEDULER_ADDRESS), else none for small "
+            "problems and local for the rest. Precedence: --scheduler, --scheduler-file, --cluster.",
+        ),
+        click.option("--workers", type=int, help="Workers of a cluster started here."),
+        click.option("--threads-per-worker", type=int, help="Threads of each of them."),
+    )(function)
+
+
+def cluster_from(options: dict[str, Any]) -> ClusterOptions:
+    """Take the cluster options out of a command's options."""
+    from dkgp.cluster import ClusterOptions
+
+    values = {name: options.pop(name) for name in CLUSTER_NAMES}
+    return ClusterOptions(kind=values.pop("cluster"), **values)
+
+
+def overwrite_option(function: F) -> F:
+    """`--overwrite`."""
+    return click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")(function)
+
+
+def seed_option(function: F) -> F:
+    """`--seed`."""
+    return click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")(function)
+
+
+def limit_options(function: F) -> F:
+    """When to stop."""
+    return _together(
+        click.option(
+            "--tol",
+            "tolerance",
+            type=float,
+            default=1e-4,
+            show_default=True,
+            help="Converged when max |gradient| is at or below this, recomputed in float64.",
+        ),
+        click.option("--max-passes", type=float, help="Stop after so many passes over the kernel's columns."),
+        click.option("--max-seconds", type=float, help="Stop after so many seconds."),
+    )(function)
+
+
+def checkpoint_options(function: F) -> F:
+    """Checkpoints and resuming."""
+    return _together(
+        click.option(
+            "--checkpoint",
+            metavar="DIR",
+            help="Where to save the state every so often and on Ctrl-C.  [default: OUT.checkpoint]",
+        ),
+        click.option(
+            "--checkpoint-every",
+            "checkpoint_seconds",
+            type=float,
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How often.",
+        ),
+        click.option("--resume", is_flag=True, help="Go on from the checkpoint, to the bit-same result."),
+    )(function)
+
+
+def record_options(function: F) -> F:
+    """Plot and log files."""
+    return _together(
+        click.option("--plot", metavar="FILE", help="Draw the convergence into a .png, .pdf or .svg."),
+        click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
+    )(function)

@@ -1,0 +1,114 @@
+"""Runs a job for a command: its document to standard output, all else to standard error, errors to exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.errors import DkgpError, ExitCode
+
+if TYPE_CHECKING:
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["execute"]
+
+UNEXPECTED = 1
+
+
+def execute(
+    command: str,
+    job: Callable[[Reporter], Document],
+    *,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    must_converge: bool = False,
+) -> None:
+    """Run a job and leave with its exit code.
+
+    Parameters
+    ----------
+    command : str
+        Its name, for the document of an error.
+    job : callable
+        Imports what it needs, runs, returns the document.
+    as_json, quiet, debug : bool
+        The options of the same names.
+    must_converge : bool
+        Whether a document with `converged` false means exit code 4.
+    """
+    failure: tuple[str, str, int, str | None]
+    try:
+        from dkgp.jobs.signals import terminate_as_interrupt
+        from dkgp.jobs.terminal import TerminalReporter
+
+        with terminate_as_interrupt():
+            document = job(TerminalReporter(quiet=quiet))
+    except DkgpError as error:
+        checkpoint = getattr(error, "checkpoint", None)
+        failure = (
+            type(error).__name__,
+            str(error),
+            int(error.exit_code),
+            None if checkpoint is None else str(checkpoint),
+        )
+        _show_traceback(debug)
+    except KeyboardInterrupt:
+        failure = ("KeyboardInterrupt", "interrupted", int(ExitCode.INTERRUPTED), None)
+        _show_traceback(debug)
+    except MemoryError as error:
+        failure = ("MemoryError", f"out of memory: {error}", int(ExitCode.BAD_INPUT), None)
+        _show_traceback(debug)
+    except click.exceptions.ClickException:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        if not debug:
+            message += (
+                "\nThis is a bug in dkgp or something it did not foresee; run again with --debug for the traceback"
+            )
+        failure = (type(error).__name__, message, UNEXPECTED, None)
+        _show_traceback(debug)
+    else:
+        _print_document(document, as_json)
+        unconverged = must_converge and not document["converged"]
+        sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
+    _print_failure(command, failure, as_json)
+    sys.exit(failure[2])
+
+
+def _print_document(document: Document, as_json: bool) -> None:
+    if as_json:
+        from dkgp.jobs.documents import dump
+
+        click.echo(dump(document))
+        return
+    from rich.console import Console
+
+    from dkgp.jobs.tables import tables
+
+    console = Console(highlight=False)
+    for part in tables(document):
+        console.print(part)
+
+
+def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_json: bool) -> None:
+    kind, message, exit_code, checkpoint = failure
+    click.echo(f"dkgp {command}: {message}", err=True)
+    if as_json:
+        from dkgp.jobs.documents import dump
+
+        error: dict[str, Any] = {"type": kind, "message": message, "exit_code": exit_code}
+        if checkpoint is not None:
+            error["checkpoint"] = checkpoint
+        click.echo(dump({"command": command, "error": error}))
+
+
+def _show_traceback(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()

@@ -1,0 +1,112 @@
+"""`dkgp train`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import (
+    block_size,
+    byte_count,
+    checkpoint_options,
+    cluster_from,
+    cluster_options,
+    examples,
+    limit_options,
+    output_options,
+    overwrite_option,
+    record_options,
+    seed_option,
+)
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["train"]
+
+SOLVER_NAMES = (
+    "solver",
+    "block_size",
+    "candidates",
+    "memory",
+    "precision",
+    "exhaustive",
+    "prefitting",
+    "seed",
+    "tolerance",
+    "max_passes",
+    "max_seconds",
+)
+
+
+@click.command(
+    epilog=examples(
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json --solver gbcd --tol 1e-4",
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
+    )
+)
+@click.argument("dataset")
+@click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
+@click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
+@click.option(
+    "--solver",
+    type=click.Choice(["gbcd", "bcdc", "bcdg"]),
+    default="gbcd",
+    show_default=True,
+    help="Greedy block coordinate descent, or the same with cyclic or gradient selection, for comparison.",
+)
+@click.option(
+    "--block-size",
+    type=block_size,
+    metavar="M|auto",
+    default="auto",
+    show_default=True,
+    help="Variables moved in a round.",
+)
+@click.option("--candidates", type=int, default=60, show_default=True, help="Each variable is the best of so many.")
+@click.option("--memory", type=int, default=5, show_default=True, help="Past steps that a new one is conjugate to.")
+@click.option(
+    "--precision",
+    type=click.Choice(["mixed", "double"]),
+    default="mixed",
+    show_default=True,
+    help="mixed: float32 kernel tiles under float64 vectors, finished in float64.",
+)
+@click.option("--exhaustive", is_flag=True, help="Score all samples at every step instead of random candidates.")
+@click.option("--prefitting", is_flag=True, help="Score by the decrease after refitting the block; for small problems.")
+@limit_options
+@click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")
+@click.option("--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs.")
+@click.option(
+    "--memory-limit",
+    "memory_limit_bytes",
+    type=byte_count,
+    metavar="SIZE",
+    help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
+)
+@checkpoint_options
+@record_options
+@cluster_options
+@seed_option
+@overwrite_option
+@output_options
+def train(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Train an exact Gaussian process on the store DATASET.
+
+    Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops short of its tolerance saves
+    its model all the same, says so, and ends with exit code 4; --resume goes on from its checkpoint.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.solver_options import SolverOptions
+        from dkgp.jobs.train import TrainJob, run_train
+
+        cluster = cluster_from(options)
+        solver = SolverOptions(**{name: options.pop(name) for name in SOLVER_NAMES})
+        return run_train(TrainJob(solver=solver, cluster=cluster, **options), reporter)
+
+    execute("train", job, as_json=as_json, quiet=quiet, debug=debug, must_converge=True)

@@ -1,0 +1,172 @@
+"""`dkgp bench tiles`: the cost of one kernel entry on one core, against NumPy's bare float32 exponential.
+
+An entry is a distance, an exponential and a multiply-add. All contenders take turns within each repeat, so that a ratio
+compares moments that lie close together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.jobs.bench_report import Column, check_record_file, median, median_ratio, report, write_record
+from dkgp.jobs.documents import Document
+from dkgp.jobs.progress import Reporter, WorkProgress
+from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels.tiles import Precision
+
+__all__ = ["BenchTilesJob", "run_bench_tiles"]
+
+Pass = Callable[[], Any]
+
+FEATURES = (2, 8, 10, 21, 90)
+PRECISIONS: tuple[Precision, ...] = ("single", "double")
+REFERENCE = "exp"
+# Two float32 arrays of this length (16 KiB) leave half of the smallest level-1 data cache free.
+REFERENCE_ENTRIES = 2048
+GEMM_TILE = (256, 512)
+BROADCAST_TILE = (64, 64)
+
+COLUMNS = (
+    Column("d", "d"),
+    Column("precision", "precision", text=True),
+    Column("dkgp_ns", "dkgp, ns", ".3f"),
+    Column("differences_ns", "differences, ns", ".3f"),
+    Column("expanded_ns", "expanded, ns", ".3f"),
+    Column("gemm_ns", "NumPy GEMM, ns", ".3f"),
+    Column("broadcast_ns", "NumPy broadcast, ns", ".3f"),
+    Column("exp_ns", "float32 exp, ns", ".3f"),
+    Column("dkgp_to_exp", "dkgp / exp", ".2f"),
+    Column("dkgp_to_gemm", "dkgp / GEMM", ".2f"),
+    Column("dkgp_to_broadcast", "dkgp / broadcast", ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchTilesJob:
+    """What to measure.
+
+    Attributes
+    ----------
+    rows, columns
+        Size of the product K(A, B) @ w that is timed.
+    repeats
+        Rounds in which every contender takes its turn.
+    pass_seconds
+        How long one turn lasts at least.
+    """
+
+    features: tuple[int, ...] = FEATURES
+    rows: int = 2048
+    columns: int = 2048
+    repeats: int = 7
+    pass_seconds: float = 0.03
+    seed: int = 0
+    out: str | None = None
+
+
+def run_bench_tiles(job: BenchTilesJob, reporter: Reporter) -> Document:
+    """Measure; return nanoseconds per entry and ratios for each number of features and precision."""
+    check_record_file(job.out)
+    cases = [(d, precision) for d in job.features for precision in PRECISIONS]
+    rows = []
+    with single_threaded_blas(), reporter.work("bench tiles") as show:
+        for number, (d, precision) in enumerate(cases, start=1):
+            rows.append(_measure(job, d, precision))
+            show(WorkProgress(f"d = {d}, {precision}", number, len(cases), "cases"))
+    figures = {
+        f"dkgp_to_exp_d{row['d']}_{row['precision']}": row["dkgp_to_exp"]
+        for row in rows
+        if row["precision"] == "single"
+    }
+    title = "Cost of one kernel entry (distance, exponential, multiply-add), one core, median"
+    document = report("tiles", title, COLUMNS, rows, figures, shape=(job.rows, job.columns), repeats=job.repeats)
+    write_record(document, job.out)
+    return document
+
+
+def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]:
+    contenders = _contenders(job, d, precision)
+    loops = {name: _loops(run, job.pass_seconds) for name, (run, _) in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(job.repeats):
+        for name, (run, entries) in contenders.items():
+            began = time.perf_counter()
+            for _ in range(loops[name]):
+                run()
+            times[name].append(1e9 * (time.perf_counter() - began) / (loops[name] * entries))
+    return {
+        "d": d,
+        "precision": precision,
+        **{f"{name}_ns": median(values) for name, values in times.items()},
+        **{f"dkgp_to_{name}": median_ratio(times["dkgp"], times[name]) for name in (REFERENCE, "gemm", "broadcast")},
+    }
+
+
+def _loops(run: Pass, seconds: float) -> int:
+    run()  # compiled, loaded, and in the cache
+    began = time.perf_counter()
+    run()
+    return max(1, round(seconds / max(time.perf_counter() - began, 1e-9)))
+
+
+def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, tuple[Pass, int]]:
+    """Name -> what to run, and how many entries that is."""
+    generator = np.random.default_rng(job.seed)
+    A, B = generator.standard_normal((job.rows, d)), generator.standard_normal((job.columns, d))
+    weights = generator.standard_normal((job.columns, 1))
+    gamma = 0.5 / d  # an expected exponent of one for standardised inputs
+    kernel = SquaredExponential(gamma=(gamma,) * d)
+    dtype = np.float32 if precision == "single" else np.float64
+    a, b, w = (np.ascontiguousarray(values, dtype) for values in (A * gamma**0.5, B * gamma**0.5, weights[:, 0]))
+    reference = generator.uniform(-4.0, 0.0, REFERENCE_ENTRIES).astype(np.float32)
+    target = np.empty_like(reference)
+    entries = job.rows * job.columns
+
+    def compiled(expanded: bool | None) -> Pass:
+        evaluator = TileEvaluator(kernel, precision, expanded=expanded)
+        left, right = evaluator.prepare(A), evaluator.prepare(B)
+        return lambda: evaluator.matmat(left, right, weights)
+
+    part = min(job.rows, 256), min(job.columns, 256)  # the broadcast is slow and its cost per entry does not need more
+    return {
+        "dkgp": (compiled(None), entries),
+        "differences": (compiled(False), entries),
+        "expanded": (compiled(True), entries),
+        "gemm": (lambda: gemm_product(a, b, w), entries),
+        "broadcast": (lambda: broadcast_product(a[: part[0]], b[: part[1]], w[: part[1]]), part[0] * part[1]),
+        REFERENCE: (lambda: np.exp(reference, out=target), REFERENCE_ENTRIES),
+    }
+
+
+def gemm_product(A: NDArray[Any], B: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """exp(-|a - b|^2) @ w by NumPy, distances from |a|^2 + |b|^2 - 2ab, in tiles that stay in the level-2 cache."""
+    height, width = GEMM_TILE
+    left, right = np.einsum("ij,ij->i", A, A), np.einsum("ij,ij->i", B, B)
+    total = np.zeros(len(A), A.dtype)
+    for i in range(0, len(A), height):
+        for j in range(0, len(B), width):
+            tile = A[i : i + height] @ B[j : j + width].T
+            tile *= 2
+            tile -= left[i : i + height, None]
+            tile -= right[j : j + width]
+            np.exp(tile, out=tile)
+            total[i : i + height] += tile @ w[j : j + width]
+    return total
+
+
+def broadcast_product(A: NDArray[Any], B: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """exp(-|a - b|^2) @ w as it is written down: differences by broadcasting, summed over features."""
+    height, width = BROADCAST_TILE
+    total = np.zeros(len(A), A.dtype)
+    for i in range(0, len(A), height):
+        for j in range(0, len(B), width):
+            distances = ((A[i : i + height, None, :] - B[None, j : j + width, :]) ** 2).sum(axis=2)
+            total[i : i + height] += np.exp(-distances) @ w[j : j + width]
+    return total

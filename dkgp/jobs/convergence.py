@@ -1,0 +1,71 @@
+"""How far a solve has come and when it may be done, from its gradient norms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dkgp.solvers import Progress
+
+__all__ = ["ConvergenceEstimate"]
+
+# Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
+_LEAST_WINDOW = 8
+
+
+class ConvergenceEstimate:
+    """Follows max |g| on its way down to the tolerance, on a logarithmic scale.
+
+    Parameters
+    ----------
+    tolerance : float
+        The solve is done when max |g| is at or below it.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self._seconds: list[float] = []
+        self._log_best: list[float] = []
+
+    def update(self, progress: Progress) -> None:
+        """Take a round's record in."""
+        norm = math.log(max(progress.gradient_inf_norm, 1e-300))
+        self._seconds.append(progress.seconds)
+        self._log_best.append(min(norm, self._log_best[-1]) if self._log_best else norm)
+
+    @property
+    def fraction(self) -> float:
+        """Share of the way from the first gradient norm to the tolerance, 0 to 1; it never falls."""
+        if not self._log_best:
+            return 0.0
+        goal = math.log(self.tolerance)
+        if self._log_best[-1] <= goal:
+            return 1.0
+        return (self._log_best[0] - self._log_best[-1]) / (self._log_best[0] - goal)
+
+    @property
+    def decades_per_minute(self) -> float | None:
+        """Rate of the recent half of the rounds, in powers of ten; None while there is none."""
+        slope = self._slope()
+        return None if slope is None else -60.0 * slope / math.log(10.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the tolerance at the recent rate; None where nothing recent points there."""
+        slope = self._slope()
+        missing = self._log_best[-1] - math.log(self.tolerance) if self._log_best else math.inf
+        if missing <= 0.0:
+            return 0.0
+        return None if slope is None else missing / -slope
+
+    def _slope(self) -> float | None:
+        """Slope of log max |g| against seconds over the recent half, where it falls."""
+        count = max(_LEAST_WINDOW, len(self._seconds) // 2)
+        seconds = np.asarray(self._seconds[-count:])
+        norms = np.asarray(self._log_best[-count:])
+        if len(seconds) < 2 or seconds[-1] <= seconds[0]:
+            return None
+        centred = seconds - seconds.mean()
+        slope = float(centred @ (norms - norms.mean()) / (centred @ centred))
+        return slope if slope < 0.0 else None

@@ -1,0 +1,70 @@
+"""`dkgp evaluate`: a prediction store against the true targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
+from dkgp.jobs.documents import Document, plain
+from dkgp.jobs.outputs import check_side_files
+from dkgp.jobs.plots import plot_predictions
+from dkgp.jobs.progress import Reporter
+from dkgp.models.metrics import evaluate
+
+__all__ = ["EvaluateJob", "read_pairs", "run_evaluate"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """What to evaluate.
+
+    Attributes
+    ----------
+    prediction, dataset
+        Stores of the same samples, in the same order.
+    plot
+        An image of predictions against the truth, where asked for.
+    overwrite
+        Whether the image may be replaced.
+    """
+
+    prediction: str
+    dataset: str
+    plot: str | None = None
+    overwrite: bool = False
+
+
+def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
+    """Evaluate; return rmse (GBCD paper, equation 16) and what else the prediction store allows.
+
+    Raises
+    ------
+    InputError
+        The stores do not belong together, or the dataset has no targets.
+    """
+    check_side_files(job.plot, None, replace=job.overwrite)
+    prediction = open_prediction(job.prediction)
+    dataset = open_dataset(job.dataset)
+    document: Document = {
+        "command": "evaluate",
+        "prediction": prediction.url,
+        "dataset": dataset.url,
+        **plain(evaluate(prediction, dataset)),
+    }
+    if job.plot is not None:
+        title = f"{dataset.n_samples:,} samples, RMSE {document['rmse']:.4g}"
+        plot_predictions(job.plot, *read_pairs(prediction, dataset), title=title)
+        document["plot"] = job.plot
+    document["warnings"] = list(reporter.warnings)
+    return document
+
+
+def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
+    """True targets and predicted means in the units of the targets, (n, p) each."""
+    truth = np.concatenate([dataset.targets(*rows, standardised=False) for rows in dataset.row_chunks()])
+    return truth, prediction.read("mean")

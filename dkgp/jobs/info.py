@@ -1,0 +1,140 @@
+"""`dkgp info`: what a store, checkpoint or hyperparameter file holds; without one, what this installation runs on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import psutil
+
+from dkgp import __version__
+from dkgp.cluster.threads import available_cores
+from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction
+from dkgp.data._manifest import recognise
+from dkgp.data.storage import exists, is_local, list_object_bytes, normalise_url
+from dkgp.errors import InputError
+from dkgp.jobs.documents import Document, plain
+from dkgp.jobs.memory import available_bytes
+from dkgp.jobs.progress import Reporter
+from dkgp.models import read_hyperparameters
+
+__all__ = ["InfoJob", "run_info"]
+
+PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
+EXTRAS = {"plot": "matplotlib", "parquet": "pyarrow", "netcdf": "h5netcdf", "s3": "s3fs", "gcs": "gcsfs"}
+
+
+@dataclass(frozen=True)
+class InfoJob:
+    """What to describe: a path or URL, or None for the installation."""
+
+    location: str | None = None
+
+
+def run_info(job: InfoJob, reporter: Reporter) -> Document:
+    """Describe; `InputError` where there is nothing that dkgp knows."""
+    if job.location is None:
+        return {"command": "info", "kind": "installation", **_installation()}
+    url = normalise_url(job.location)
+    if not exists(url):
+        raise InputError(f"there is nothing at '{url}'. Check the path")
+    if is_local(url) and os.path.isfile(url):
+        content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
+    else:
+        content = _store(url)
+    return plain({"command": "info", "location": url, **content})  # type: ignore[no-any-return]
+
+
+def _installation() -> Document:
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": available_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "memory_available_bytes": available_bytes(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "extras": {extra: importlib.util.find_spec(package) is not None for extra, package in EXTRAS.items()},
+    }
+
+
+def _store(url: str) -> Document:
+    kind = recognise(url)
+    describe = {"dataset": _dataset, "model": _model, "prediction": _prediction}.get(kind or "", _checkpoint)
+    return describe(url)
+
+
+def _bytes(url: str) -> int:
+    return sum(list_object_bytes(url).values())
+
+
+def _dataset(url: str) -> Document:
+    dataset = open_dataset(url)
+    return {
+        "kind": "dataset",
+        "n": dataset.n_samples,
+        "d": dataset.n_features,
+        "p": dataset.n_targets,
+        "features": dataset.feature_names,
+        "dropped_features": [
+            name for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True) if not kept
+        ],
+        "targets": dataset.target_names,
+        "chunk_rows": dataset.chunk_rows,
+        "fingerprint": dataset.fingerprint,
+        "stored_bytes": _bytes(url),
+    }
+
+
+def _model(url: str) -> Document:
+    model = open_model(url)
+    return {
+        "kind": "model",
+        "n": model.n_samples,
+        "d": model.n_features,
+        "p": model.n_targets,
+        "features": model.feature_names,
+        "targets": model.target_names,
+        "kernel": model.kernel,
+        "noise_variance": model.noise_variance,
+        "by_reference": model.by_reference,
+        "fingerprint": model.fingerprint,
+        "rounds": len(model.history),
+        "summary": model.summary,
+        "certificate": model.certificate,
+        "versions": model.versions,
+        "stored_bytes": _bytes(url),
+    }
+
+
+def _prediction(url: str) -> Document:
+    prediction = open_prediction(url)
+    return {
+        "kind": "prediction",
+        "n": prediction.n_samples,
+        "targets": prediction.target_names,
+        "variables": prediction.variables,
+        "chunk_rows": prediction.chunk_rows,
+        "attributes": prediction.attributes,
+        "stored_bytes": _bytes(url),
+    }
+
+
+def _checkpoint(url: str) -> Document:
+    found = CheckpointStore(url).load_latest()
+    if found is None:
+        raise InputError(f"'{url}' is no dkgp store, checkpoint or hyperparameter file")
+    history: list[dict[str, Any]] = found.metadata.get("loop", {}).get("history", [])
+    return {
+        "kind": "checkpoint",
+        "iteration": found.sequence_number,
+        "solver": found.metadata.get("solver"),
+        "arrays": {name: list(values.shape) for name, values in found.arrays.items()},
+        "last_round": history[-1] if history else None,
+        "damaged": found.skipped,
+        "stored_bytes": _bytes(url),
+    }

@@ -1,0 +1,82 @@
+"""Peak memory of this process and of the processes it started, in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+__all__ = ["PeakMemory", "available_bytes", "own_peak_bytes"]
+
+SAMPLING_SECONDS = 0.1
+
+
+def own_peak_bytes() -> int:
+    """Largest resident set that this process has had since it started.
+
+    Where /proc has it, it is read there: `getrusage` also counts what the parent held when it started this process.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
+
+
+def available_bytes() -> int:
+    """Memory that can still be had on this machine without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+class PeakMemory:
+    """Watches the resident sets of this process and all its descendants; a context manager.
+
+    Pages that processes share count once for each of them, so with worker processes the figure errs upwards.
+    """
+
+    def __init__(self) -> None:
+        self._peak = 0
+        self._had_children = False
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dkgp-memory", daemon=True)
+
+    @property
+    def bytes(self) -> int:
+        """The peak so far."""
+        self._sample()
+        # On its own, a process knows its peak exactly; beside others only samples can be added up.
+        return max(self._peak if self._had_children else 0, own_peak_bytes())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finished.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._finished.wait(SAMPLING_SECONDS):
+            self._sample()
+
+    def _sample(self) -> None:
+        sizes = list(_resident_bytes())
+        self._had_children |= len(sizes) > 1
+        self._peak = max(self._peak, sum(sizes))
+
+
+def _resident_bytes() -> Iterator[int]:
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            yield int(process.memory_info().rss)

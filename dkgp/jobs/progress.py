@@ -1,0 +1,66 @@
+"""What a job tells its user while it works: the interface, and the reporter that keeps quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeAlias
+
+from dkgp.data import Progress as WorkProgress
+from dkgp.models import TuneProgress
+from dkgp.solvers import Progress as SolveProgress
+
+__all__ = ["Reporter", "SilentReporter", "SolveProgress", "TuneProgress", "WorkProgress"]
+
+Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
+Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
+Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress], None]]
+
+
+class Reporter(Protocol):
+    """Takes messages and progress."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Everything warned of so far."""
+
+    def note(self, message: str) -> None:
+        """Say something worth knowing."""
+
+    def warn(self, message: str) -> None:
+        """Say something that may need the user's attention, and remember it for the document."""
+
+    def work(self, label: str) -> Work:
+        """Open a bar for work whose size is known or found on the way."""
+
+    def search(self, label: str) -> Search:
+        """Open a display of a hyperparameter search."""
+
+    def solve(self, label: str, tolerance: float) -> Solve:
+        """Open a display of a solve: rounds, passes, max |g| against the tolerance, rate, time left."""
+
+
+class SilentReporter:
+    """Shows nothing; remembers warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        """Drop the message."""
+
+    def warn(self, message: str) -> None:
+        """Remember the message."""
+        self.warnings.append(message)
+
+    def work(self, label: str) -> Work:
+        """Show nothing."""
+        return nullcontext(lambda progress: None)
+
+    def search(self, label: str) -> Search:
+        """Show nothing."""
+        return nullcontext(lambda progress: None)
+
+    def solve(self, label: str, tolerance: float) -> Solve:
+        """Show nothing."""
+        return nullcontext(lambda progress: None)

@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["Interruption", "interruptible", "terminate_as_interrupt"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Whether a signal has asked for the end; calling it answers."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self._announce = announce
+        self._asked = False
+
+    def __call__(self) -> bool:
+        """Whether a signal has come."""
+        return self._asked
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._announce("interrupted: finishing this round and saving a checkpoint; once more ends at once")
+
+
+@contextmanager
+def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
+    """Handle SIGINT and SIGTERM by an `Interruption` while the context is open.
+
+    Outside the main thread, where Python lets nobody handle signals, the interruption never happens.
+    """
+    interruption = Interruption(announce)
+    with _handlers(interruption.handle):
+        yield interruption
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that half-written outputs are removed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handlers(stop):
+        yield
+
+
+@contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)

@@ -1,0 +1,196 @@
+"""Documents as tables for people: the few figures that matter, in words, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.jobs.documents import Document
+from dkgp.jobs.terminal import duration
+
+__all__ = ["size", "table_of", "tables"]
+
+Rows = list[tuple[str, str]]
+
+
+def tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show a document."""
+    layout: dict[str, Callable[[Document], list[RenderableType]]] = {
+        "ingest": _ingest,
+        "tune": _tune,
+        "train": _train,
+        "predict": _predict,
+        "evaluate": _evaluate,
+        "info": _info,
+        "demo": _demo,
+        "bench": _bench,
+    }
+    return layout[document["command"]](document)
+
+
+def table_of(title: str, rows: Rows) -> RenderableType:
+    """Return a table of names and values under a title."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return _titled(title, table)
+
+
+def _titled(title: str, table: Table) -> RenderableType:
+    # A table's own title is broken to the table's width.
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def size(count: float | None) -> str:
+    """Bytes as people say them."""
+    if count is None:
+        return "unknown"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def _names(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _ingest(document: Document) -> list[RenderableType]:
+    rows = [
+        ("training store", f"{document['train']}: {document['n_train']:,} samples"),
+        ("features", f"{document['d']}: {_names(document['features'])}"),
+        ("targets", _names(document["targets"]) or "none"),
+        ("seconds", f"{document['seconds']:.2f}"),
+    ]
+    if document["test"] is not None:
+        rows.insert(1, ("test store", f"{document['test']}: {document['n_test']:,} samples"))
+    return [table_of("Ingested", rows)]
+
+
+def _tune(document: Document) -> list[RenderableType]:
+    kernel = document["kernel"]
+    names = document.get("feature_names") or [f"feature {index}" for index in range(len(kernel["gamma"]))]
+    rows = [
+        ("hyperparameters", document["out"]),
+        ("noise variance", f"{document['noise_variance']:.4g}"),
+        ("amplitude", f"{kernel['variance']:.4g}"),
+        ("log marginal likelihood", f"{document['log_marginal_likelihood']:.2f}"),
+        ("converged", f"{_yes(document['converged'])}, {document['evaluations']} evaluations"),
+        ("seconds", f"{document['seconds']:.1f}"),
+    ]
+    scales = [(name, f"{gamma:.4g}") for name, gamma in zip(names, kernel["gamma"], strict=True)]
+    return [table_of("Tuned", rows), table_of("gamma (inverse squared length scales)", scales)]
+
+
+def _training_rows(document: Document) -> Rows:
+    return [
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("converged", f"{_yes(document['converged'])}: {document['reason']}"),
+        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        ("relative residual", f"{document['relative_residual']:.3g}"),
+        ("objective", f"{document['objective']:.8g}"),
+        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
+        ("kernel evaluations", f"{document['kernel_evaluations']:.4g}"),
+        ("seconds", f"{document['seconds']:.1f}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+    ]
+
+
+def _train(document: Document) -> list[RenderableType]:
+    rows = [("model", document["out"]), *_training_rows(document)]
+    if document["checkpoint"] is not None:
+        rows.append(("checkpoint", f"{document['checkpoint']} (go on with --resume)"))
+    return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
+
+
+def _predict(document: Document) -> list[RenderableType]:
+    rows = [
+        ("predictions", document["out"]),
+        ("samples", f"{document['n_samples']:,}"),
+        ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
+        ("seconds", f"{document['seconds']:.2f}"),
+    ]
+    return [table_of("Predicted", rows)]
+
+
+def _evaluate(document: Document) -> list[RenderableType]:
+    rows = [
+        ("samples", f"{document['n']:,}"),
+        ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
+        ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
+        ("mean absolute error", f"{document['mae_raw']:.6g}"),
+        ("mean certified within", f"{document['mean_error_bound']:.3g} (standardised)"),
+    ]
+    if document.get("nlpd") is not None:
+        rows += [
+            ("negative log density", f"{document['nlpd']:.4f}"),
+            ("coverage at 95 %", f"{document['coverage_95']:.4f}"),
+        ]
+    for name, errors in document.get("per_target", {}).items():
+        rows.append((f"RMSE of {name}", f"{errors['rmse']:.6g}"))
+    return [table_of("Evaluated", rows)]
+
+
+def _demo(document: Document) -> list[RenderableType]:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
+    rows = [
+        ("training samples, features", f"{document['n']:,}, {document['d']}"),
+        ("RMSE, noise-free test targets", f"{document['rmse']:.5f} on {document['n_test']:,} samples"),
+        ("converged", _yes(document["converged"])),
+        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),
+        ("seconds", f"{document['seconds']:.1f}: {phases}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+        ("kernel matrix that never existed", size(document["kernel_matrix_bytes"])),
+        ("plot", document["plot"]),
+    ]
+    return [table_of(f"Exact GP on Friedman1 in {duration(document['seconds'])}", rows)]
+
+
+def _info(document: Document) -> list[RenderableType]:
+    rows = [(name, _shown(name, value)) for name, value in document.items() if name != "command"]
+    return [table_of("", rows)]
+
+
+def _bench(document: Document) -> list[RenderableType]:
+    table = Table()
+    for column in document["columns"]:
+        table.add_column(column["title"], justify="left" if column.get("text") else "right")
+    for row in document["rows"]:
+        table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
+    extra = [(name.replace("_", " "), _figure(value)) for name, value in document["figures"].items()]
+    return [_titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return "-"
+    if form == "bytes":
+        return size(value)
+    return format(value, form) if isinstance(value, int | float) else str(value)
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, list):
+        return _names([str(item) for item in value])
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_figure(item)}" for key, item in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

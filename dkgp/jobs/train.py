@@ -1,0 +1,321 @@
+"""`dkgp train`: a dataset store and hyperparameters to a model store, with checkpoints, progress, a log and a plot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
+from dkgp.data.model_store import MODEL_KIND
+from dkgp.data.storage import exists, is_local
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, StoreError
+from dkgp.jobs.documents import Document, plain
+from dkgp.jobs.memory import PeakMemory, available_bytes
+from dkgp.jobs.outputs import check_output_file, check_side_files
+from dkgp.jobs.plots import plot_convergence
+from dkgp.jobs.progress import Reporter, SolveProgress
+from dkgp.jobs.records import RecordLog
+from dkgp.jobs.signals import interruptible
+from dkgp.jobs.solver_options import SolverOptions
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.memory import MemoryPlan, plan_training
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, GreedySelection
+
+__all__ = ["TrainJob", "run_train"]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What to train.
+
+    Attributes
+    ----------
+    dataset, hyper, out
+        Dataset store, hyperparameter file, and where the model goes.
+    solver
+        How to solve.
+    cluster
+        Where the rounds run.
+    warm_start
+        A model of the same data to start from.
+    by_reference
+        Let the model refer to the dataset store instead of copying its inputs.
+    checkpoint, checkpoint_seconds, resume
+        Where (default: `OUT.checkpoint`) and how often to save the state; whether to go on from what is there.
+    memory_limit_bytes
+        What the processes on this machine may take; default: what is available.
+    plot, log_json
+        Files for the convergence plot and the records of the rounds.
+    overwrite
+        Whether outputs that are there may be replaced.
+    """
+
+    dataset: str
+    hyper: str
+    out: str
+    solver: SolverOptions = field(default_factory=SolverOptions)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    warm_start: str | None = None
+    by_reference: bool = False
+    checkpoint: str | None = None
+    checkpoint_seconds: float = 30.0
+    resume: bool = False
+    memory_limit_bytes: int | None = None
+    plot: str | None = None
+    log_json: str | None = None
+    overwrite: bool = False
+
+    @property
+    def checkpoint_url(self) -> str:
+        """Where checkpoints go."""
+        return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that could be checked without computing."""
+
+    dataset: Dataset
+    hyperparameters: Hyperparameters
+    solver: GreedyBlockCoordinateDescent
+    checkpointing: Checkpointing
+    initial: FloatArray | None
+    overwrite: bool
+
+
+def run_train(job: TrainJob, reporter: Reporter) -> Document:
+    """Train and save; return the training record, with `converged` false where the tolerance was not met.
+
+    A solve that stops short is saved all the same, and its checkpoint is kept to go on from.
+
+    Raises
+    ------
+    InputError
+        Anything that can be found wrong beforehand; nothing has been written.
+    InterruptedRunError
+        A signal asked for the end; the state is in the checkpoint.
+    ClusterError
+        No cluster, or one that was lost.
+    """
+    with PeakMemory() as memory:
+        prepared = _prepare(job, reporter)
+        with open_executor(job.cluster, prepared.dataset.n_samples) as executor:
+            _announce(executor, reporter)
+            plan = _plan(job, prepared, executor)
+            trained = _solve(job, prepared, plan, executor, reporter)
+        # Worker processes are gone by now; the summary in the store tells of them too.
+        trained = replace(
+            trained, summary={**trained.summary, "solver": job.solver.solver, "peak_memory_bytes": memory.bytes}
+        )
+    save(trained, job.out, prepared.dataset, by_reference=job.by_reference, overwrite=prepared.overwrite)
+    history = [progress.to_json() for progress in trained.solution.history]
+    if job.plot is not None and history:
+        plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, trained))
+    document: Document = {
+        "command": "train",
+        "out": job.out,
+        "dataset": prepared.dataset.url,
+        **plain(trained.summary),
+        "tolerance": job.solver.tolerance,
+        "certificate": plain(trained.certificate.to_json()),
+        "memory_plan": plan.to_json(),
+        "resumed": job.resume,
+        "checkpoint": None,
+        "plot": job.plot,
+        "log_json": job.log_json,
+    }
+    if trained.solution.converged:
+        _remove_checkpoint(prepared.checkpointing.store)
+    else:
+        document["checkpoint"] = job.checkpoint_url
+        reporter.warn(f"not converged: {trained.solution.reason.message}; {trained.solution.reason.advice}")
+    document["warnings"] = list(reporter.warnings)
+    return document
+
+
+def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
+    dataset = open_dataset(job.dataset)
+    if dataset.n_targets == 0:
+        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+    overwrite = job.overwrite or (job.resume and _is_unfinished(job.out, dataset))
+    ensure_writable(job.out, overwrite, MODEL_KIND)
+    check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
+    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    job.solver.stopping()
+    initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
+    checkpointing = _checkpointing(job, dataset, found, solver, reporter)
+    return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+
+
+def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
+    """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
+
+    Raises `MemoryBudgetError` where it does not fit either way.
+    """
+    dataset, solver = prepared.dataset, prepared.solver
+    selection = solver.selection
+    resident_bytes = int(psutil.Process().memory_info().rss)
+    budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
+
+    def plan(holds_inputs: bool) -> MemoryPlan:
+        return plan_training(
+            dataset.n_samples,
+            dataset.n_features,
+            dataset.n_targets,
+            block_size=int(solver.block_size),
+            candidates=selection.candidates if isinstance(selection, GreedySelection) else 1,
+            memory=solver.memory,
+            resident_bytes=resident_bytes,
+            shares_process=executor.shares_memory,
+            overlaps=executor.overlaps,
+            holds_inputs=holds_inputs,
+            cache_bytes=job.cluster.cache_bytes,
+        )
+
+    needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features)
+    if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True)
+        if holding.coordinator_bytes <= budget_bytes:
+            return holding
+    lean = plan(holds_inputs=False)
+    lean.require(budget_bytes)
+    return lean
+
+
+def _solve(
+    job: TrainJob, prepared: _Prepared, plan: MemoryPlan, executor: BlockExecutor, reporter: Reporter
+) -> TrainedModel:
+    if not job.resume:
+        prepared.checkpointing.store.clear()
+    with (
+        RecordLog(job.log_json, resume=job.resume) as log,
+        reporter.solve("train", job.solver.tolerance) as show,
+        interruptible(reporter.warn) as interruption,
+    ):
+
+        def after_round(progress: SolveProgress) -> None:
+            show(progress)
+            log.write(progress.to_json())
+
+        callback: Callable[[SolveProgress], None] = after_round
+        try:
+            return train(
+                prepared.dataset,
+                prepared.hyperparameters.kernel,
+                prepared.hyperparameters.noise_variance,
+                executor,
+                solver=prepared.solver,
+                stopping=job.solver.stopping(),
+                initial=prepared.initial,
+                callback=callback,
+                checkpointing=prepared.checkpointing,
+                interrupted=interruption,
+                # What the plan found room for: all inputs at the coordinator, or none.
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+            )
+        except InterruptedRunError as error:
+            raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
+
+
+def _checkpointing(
+    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: GreedyBlockCoordinateDescent, reporter: Reporter
+) -> Checkpointing:
+    """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
+    url = job.checkpoint_url
+    store = CheckpointStore(url)
+    identity = run_identity(dataset, found.kernel, found.noise_variance)
+    if is_local(url):
+        check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
+    checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
+    if not job.resume:
+        if _has_checkpoint(store):
+            reporter.warn(
+                f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
+            )
+        return checkpointing
+    latest = store.load_latest()
+    if latest is None:
+        reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
+        return checkpointing
+    for name in latest.skipped:
+        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
+    for name, expected in {"identity": identity, "solver": solver.settings()}.items():
+        _require_same(url, latest.metadata.get(name), expected)
+    reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
+    return checkpointing
+
+
+def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
+    held: dict[str, Any] = found if isinstance(found, dict) else {}
+    for name, value in plain(expected).items():
+        if held.get(name) != value:
+            what = "data set" if name == "fingerprint" else name.replace("_", " ")
+            shown = "" if what == "data set" else f" (its {what}: {held.get(name)!r}; this run's: {value!r})"
+            raise CheckpointError(
+                f"the checkpoint in '{url}' belongs to another {what}{shown}. Resume with the same data and options, "
+                "or start afresh without --resume"
+            )
+
+
+def _has_checkpoint(store: CheckpointStore) -> bool:
+    try:
+        return exists(store.url) and store.load_latest() is not None
+    except CheckpointError:
+        return True
+
+
+def _remove_checkpoint(store: CheckpointStore) -> None:
+    store.clear()
+    if is_local(store.url):
+        # The folder goes too, unless something else lies in it.
+        with contextlib.suppress(OSError):
+            os.rmdir(store.url)
+
+
+def _is_unfinished(url: str, dataset: Dataset) -> bool:
+    """Whether a model is there that stopped short of its tolerance on these data: what resuming may replace."""
+    if not exists(url):
+        return False
+    try:
+        model = open_model(url)
+    except StoreError:
+        return False
+    return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+
+
+def _warm_start(url: str, dataset: Dataset) -> FloatArray:
+    model = open_model(url)
+    if model.fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
+            "samples. Leave --warm-start out, or name such a model"
+        )
+    return model.alpha
+
+
+def _announce(executor: BlockExecutor, reporter: Reporter) -> None:
+    where = "without Dask" if not executor.overlaps else "on a Dask cluster in this process"
+    if not executor.shares_memory:
+        where = "on a Dask cluster"
+    reporter.note(f"running {where}, {executor.parallelism} threads")
+    link = getattr(executor, "dashboard_link", None)
+    if link:
+        reporter.note(f"dashboard: {link}")
+
+
+def _title(job: TrainJob, trained: TrainedModel) -> str:
+    summary = trained.summary
+    return (
+        f"{job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, {summary['column_passes']:.2f} column passes"
+    )
