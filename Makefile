@@ -1,0 +1,91 @@
+# Everything a contributor runs. Each target sets up .venv by itself the first time (about a minute).
+#
+#   make PYTHON=/path/to/python3.12 demo     another interpreter
+#   make demo DEMO_ARGS="--samples 20000"    further options for a command
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+VENV ?= .venv
+DEMO_OUTPUT ?= demo-output
+BENCH_OUTPUT ?= bench-output
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+# The oldest supported Python: what it can install, the later ones can too.
+LOCK_PYTHON ?= python3.11
+LOCK_VENV := .venv-lock
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_OPTIONS := --quiet --disable-pip-version-check
+
+.PHONY: help install demo test test-slow lint types format bench lock clean
+
+help: ## Print this list
+	@echo "Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Set up .venv: dkgp, editable, with all that the other targets need
+
+$(STAMP): pyproject.toml constraints.txt
+	@usable() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
+	python=''; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python); do \
+	    if usable "$$candidate"; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "dkgp needs Python >= 3.11 with its venv module; $(if $(PYTHON),'$(PYTHON)' is none,found none on PATH)." >&2; \
+	    echo "Install one (on Debian and Ubuntu also python3-venv), or name it: make PYTHON=/path/to/python3.12 ..." >&2; \
+	    exit 1; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$python" --version), about a minute ..."; \
+	"$$python" -m venv --clear $(VENV); \
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev]'; \
+	touch $@
+
+demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, model, predictions, table and plot
+	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
+
+test: $(STAMP) ## Run the tests, except the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## Run the slow tests
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check formatting, lint rules and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(STAMP) ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, Dask overhead
+	@mkdir -p $(BENCH_OUTPUT)
+	$(BIN)/dkgp bench tiles --out $(BENCH_OUTPUT)/tiles.json $(BENCH_ARGS)
+	$(BIN)/dkgp bench solve --out $(BENCH_OUTPUT)/solve.json $(BENCH_ARGS)
+	$(BIN)/dkgp bench overhead --out $(BENCH_OUTPUT)/overhead.json $(BENCH_ARGS)
+
+lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 can install
+	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
+	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,s3,gcs]'
+	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
+	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras; run it again to renew them."; \
+	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+	rm -rf $(LOCK_VENV)
+
+clean: ## Remove .venv, caches and the output of demo and bench
+	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) build dist
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find dkgp tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,20 @@
+"""What all tests share: seeded random numbers, and settings under which runs repeat."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# Compiled code is slow when first called, so a deadline per example would say nothing; derandomised, a failure
+# in continuous integration is the same failure by hand.
+settings.register_profile("dkgp", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("dkgp")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator whose seed is the test's own name: the same numbers in every run and any order."""
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))

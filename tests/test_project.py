@@ -1,0 +1,199 @@
+"""The project's own promises: versions agree, layers hold, every core dependency is pinned, files stay readable."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import dkgp
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dkgp"
+LONGEST_FILE_LINES = 450
+DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, whether as modules or as names from them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+            "--no-cache",
+        ],
+        cwd=folder,
+        # The copy in `folder` must win over the package that is installed.
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Some versions colour their output even where nobody can see it.
+    result.stdout = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    return result
+
+
+def test_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
+    assert dkgp.__version__ == pyproject["project"]["version"]
+
+
+def test_import_contracts_hold() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "contract"),
+    [
+        ("errors", "import dkgp.cli", "A layer imports only the layers below it"),
+        ("operators", "from dkgp.solvers import driver", "A layer imports only the layers below it"),
+        ("data", "import dkgp.kernels.base", "A layer imports only the layers below it"),
+        ("kernels", "def later():\n    import dkgp.data.storage", "A layer imports only the layers below it"),
+        ("utilities", "", "A layer imports only the layers below it"),
+        ("solvers", "import zarr", "Only dkgp.data imports zarr and xarray"),
+        ("estimators", "import xarray as xr", "Only dkgp.data imports zarr and xarray"),
+        ("operators", "from distributed import Client", "Only dkgp.cluster imports distributed"),
+        ("models", "import dask.array", "Only dkgp.data, dkgp.estimators and dkgp.cluster import dask"),
+        ("cli", "import uvicorn", "Only dkgp.jobs imports web code"),
+        ("solvers", "from rich.progress import Progress", "Only dkgp.jobs and dkgp.cli talk to a terminal"),
+    ],
+)
+def test_import_contracts_bite(tmp_path: Path, module: str, statement: str, contract: str) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(PACKAGE, tmp_path / "dkgp", ignore=shutil.ignore_patterns("__pycache__"))
+    layers = ("cli", "jobs", "estimators", "models", "solvers", "operators", "cluster", "data", "kernels")
+    for layer in layers:
+        (tmp_path / "dkgp" / layer).mkdir(exist_ok=True)
+        (tmp_path / "dkgp" / layer / "__init__.py").touch()
+    (tmp_path / "dkgp" / "solvers" / "driver.py").touch()
+    intruder = tmp_path / "dkgp" / (f"{module}/intruder.py" if module in layers else f"{module}.py")
+    with intruder.open("a") as file:
+        file.write(f"\n{statement}\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode != 0, result.stdout
+    assert re.findall(r"(.*\S) +BROKEN", result.stdout) == [contract], result.stdout + result.stderr
+
+
+def test_collections_of_dask_stay_in_data_and_estimators() -> None:
+    for path in sources(PACKAGE):
+        layer = path.relative_to(PACKAGE).parts[0]
+        if layer in {"data", "estimators"}:
+            continue
+        used = {name.split(".")[1] for name in imported_modules(path) if name.startswith("dask.")}
+        assert not used & DASK_COLLECTIONS, f"{path} imports dask collections: {sorted(used & DASK_COLLECTIONS)}"
+
+
+def test_layers_read_only_the_version_of_the_top_level() -> None:
+    # The import contract lets every layer import `dkgp` itself, for its version; more would be a way around the layers.
+    layers = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} | {"__version__"}
+    for path in sources(PACKAGE):
+        names = {name.split(".")[1] for name in imported_modules(path) if name.startswith("dkgp.")}
+        assert path.parent == PACKAGE or names <= layers, f"{path} imports {sorted(names - layers)} from dkgp itself"
+
+
+@pytest.mark.parametrize("path", [*sources(PACKAGE), *sources(ROOT / "tests")], ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_fit_in_one_reading(path: Path) -> None:
+    n_lines = len(path.read_text().splitlines())
+    assert n_lines <= LONGEST_FILE_LINES, f"{path.name} has {n_lines} lines; split it where its story changes"
+
+
+def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str, Any]) -> None:
+    pinned: dict[str, Version] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pinned[canonicalize_name(name)] = Version(version)
+    extras = pyproject["project"]["optional-dependencies"]
+    requirements = [Requirement(text) for text in sum(extras.values(), pyproject["project"]["dependencies"])]
+    assert len(requirements) > 13
+    for requirement in requirements:
+        if requirement.name != "dkgp":
+            version = pinned.get(canonicalize_name(requirement.name))
+            assert version is not None, f"constraints.txt does not pin {requirement.name}; run make lock"
+            assert version in requirement.specifier, f"constraints.txt pins {requirement.name} {version}; run make lock"
+
+
+def test_core_imports_are_declared(pyproject: dict[str, Any]) -> None:
+    # Imported at the top of a file, a package must be a core dependency: an extra may be missing.
+    declared = {canonicalize_name(Requirement(text).name) for text in pyproject["project"]["dependencies"]}
+    # Brought by a core dependency that cannot work without it: numba, zarr.
+    declared |= {"llvmlite", "numcodecs"}
+    for path in sources(PACKAGE):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"dkgp"}:
+                assert canonicalize_name(name) in declared, f"{path} imports {name}, which is no core dependency"
+
+
+def test_continuous_integration_runs_every_check() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    assert re.search(r"^make lint types test$", script.read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+class TestMake:
+    @staticmethod
+    def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        # Without the flags of the `make test` that may be running this very test.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+        }
+        command = ["make", "--no-print-directory", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env={**inherited, **environment}, capture_output=True, text=True, check=False
+        )
+
+    def test_help_is_the_default_and_lists_the_targets(self) -> None:
+        listed = self.make().stdout
+        for target in ("demo", "test", "test-slow", "lint", "types", "bench", "lock", "clean"):
+            assert re.search(rf"^  {target} +\S", listed, flags=re.MULTILINE), f"{target} is missing:\n{listed}"
+
+    def test_tests_leave_out_the_slow_ones(self, tmp_path: Path) -> None:
+        commands = self.make("-n", "test", f"VENV={tmp_path / 'venv'}").stdout
+        assert '-m pytest -m "not slow"' in commands
+        assert "-m venv" in commands
+
+    def test_unfit_interpreter_is_named(self, tmp_path: Path) -> None:
+        old = tmp_path / "python3.9"
+        old.write_text("#!/bin/sh\nexit 1\n")
+        old.chmod(0o755)
+        result = self.make("install", f"VENV={tmp_path / 'venv'}", f"PYTHON={old}")
+        assert result.returncode != 0
+        assert f"dkgp needs Python >= 3.11 with its venv module; '{old}' is none." in result.stderr
+        assert not (tmp_path / "venv").exists()
