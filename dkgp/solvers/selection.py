@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numba import njit
 
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
@@ -188,26 +189,26 @@ class _Scorer:
         return np.concatenate([part for part in parts if part is not None])
 
 
-def best_in_groups(scores: FloatArray, candidates: IndexArray, groups: int, chosen: np.ndarray) -> IndexArray:
-    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it; a run may yield none."""
-    scores = np.where(chosen[candidates], -1.0, scores).reshape(groups, -1)
-    table = candidates.reshape(groups, -1)
-    best = np.argmax(scores, axis=1)
-    variables = table[np.arange(groups), best]
-    if not chosen[variables].any() and len(np.unique(variables)) == groups:
-        chosen[variables] = True
-        return variables
-    picked = []
-    for group, position in enumerate(best):
-        variable = table[group, position]
-        if chosen[variable]:  # another group of this step took it, or the whole run is taken
-            free = ~chosen[table[group]]
-            if not free.any():
-                continue
-            variable = table[group][free][np.argmax(scores[group][free])]
-        chosen[variable] = True
-        picked.append(variable)
-    return np.asarray(picked, dtype=np.intp)
+@njit(nogil=True, cache=True)
+def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyped-def]
+    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it; a run may yield none.
+
+    Runs are served in order: a variable that an earlier run took leaves a later one with its next best.
+    """
+    length = candidates.shape[0] // groups
+    picked = np.empty(groups, np.intp)
+    count = 0
+    for group in range(groups):
+        best, best_score = -1, -1.0
+        for position in range(group * length, (group + 1) * length):
+            variable = candidates[position]
+            if scores[position] > best_score and not chosen[variable]:
+                best, best_score = variable, scores[position]
+        if best >= 0:
+            chosen[best] = True
+            picked[count] = best
+            count += 1
+    return picked[:count]
 
 
 def _include_steepest(picked: IndexArray, gradient: GradientView, diagonal: FloatArray, chosen: np.ndarray) -> IndexArray:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
-from dkgp.solvers.blas import solve_lower, solve_lower_transposed
+from dkgp.solvers.triangular import solve_lower, solve_lower_transposed
 
 __all__ = ["Subproblem"]
 
