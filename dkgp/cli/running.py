@@ -92,7 +92,8 @@ def _print_document(document: Document, as_json: bool) -> None:
 
     from dkgp.jobs.tables import tables
 
-    console = Console(highlight=False)
+    # A file or pipe has no width: leave room for the widest table.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     for part in tables(document):
         console.print(part)
 

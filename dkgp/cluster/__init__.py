@@ -6,4 +6,12 @@ from dkgp.cluster.cache import FeatureCache, worker_cache
 from dkgp.cluster.connect import ClusterOptions, open_executor
 from dkgp.cluster.executors import BlockExecutor, LocalExecutor, PendingRound
 
-__all__ = ["BlockExecutor", "ClusterOptions", "FeatureCache", "LocalExecutor", "PendingRound", "open_executor", "worker_cache"]
+__all__ = [
+    "BlockExecutor",
+    "ClusterOptions",
+    "FeatureCache",
+    "LocalExecutor",
+    "PendingRound",
+    "open_executor",
+    "worker_cache",
+]

@@ -1,6 +1,7 @@
 """What a worker keeps between rounds: prepared features of row blocks, within a byte budget.
 
-The cache can always be rebuilt from the store, so losing it (a worker dies, a block is evicted) costs time and nothing else.
+The cache can always be rebuilt from the store, so losing it (a worker dies, a block is evicted) costs time and
+nothing else.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class FeatureCache:
     Parameters
     ----------
     budget_bytes : int
-        Values are evicted, oldest use first, when their sum exceeds this. A value larger than the whole budget is returned
-        but not kept.
+        Values are evicted, oldest use first, when their sum exceeds this. A value larger than the whole budget is
+        returned but not kept.
     """
 
     def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
@@ -48,7 +49,9 @@ class FeatureCache:
         return self._bytes
 
     def get(self, key: Hashable, build: Callable[[], ValueT]) -> ValueT:
-        """Return the value under `key`, building it where it is missing; other threads asking for it wait for that build."""
+        """Return the value under `key`, building it where it is missing; other threads asking for it wait for that
+        build.
+        """
         with self._lock:
             if key in self._values:
                 self.hits += 1

@@ -1,12 +1,11 @@
 """Finding or starting a cluster: by address, by scheduler file, from dask's configuration, or one in this process.
 
-Precedence: scheduler > scheduler file > kind > dask configuration (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`) > default. A
-cluster started here is always closed; one that was found never is.
+Precedence: scheduler > scheduler file > kind > dask configuration (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`) >
+default. A cluster started here is always closed; one that was found never is.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from collections.abc import Iterator
@@ -45,8 +44,9 @@ class ClusterOptions:
     scheduler_file : str, optional
         A file that a scheduler wrote its address to.
     kind : {"auto", "none", "local", "processes"}
-        "none" runs without Dask, on this process's threads; "local" starts an in-process cluster; "processes" one worker process
-        for each core; "auto" takes a configured scheduler, else "none" for small problems and "local" for the rest.
+        "none" runs without Dask, on this process's threads; "local" starts an in-process cluster; "processes" one
+        worker process for each core; "auto" takes a configured scheduler, else "none" for small problems and "local"
+        for the rest.
     workers, threads_per_worker : int, optional
         Of a cluster that is started here.
     connect_timeout_seconds : float
@@ -140,13 +140,12 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
         cores = available_cores()
         workers = options.workers or (1 if in_process else cores)
         threads = options.threads_per_worker or max(1, cores // workers)
-        has_dashboard = importlib.util.find_spec("bokeh") is not None
         cluster = stack.enter_context(
             LocalCluster(
                 n_workers=workers,
                 threads_per_worker=threads,
                 processes=not in_process,
-                dashboard_address="127.0.0.1:0" if has_dashboard else None,
+                dashboard_address="127.0.0.1:0",  # any free port, this machine only
                 host=None if in_process else "127.0.0.1",
                 memory_limit=0,  # memory is planned before the run; spilling a stateless task's results helps nobody
                 silence_logs=logging.ERROR,
@@ -173,6 +172,7 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
         round_deadline_seconds=options.round_deadline_seconds,
         cache_bytes=options.cache_bytes,
         in_process=in_process,
+        owns_workers=address is None and not in_process,
     )
 
 

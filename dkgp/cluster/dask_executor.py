@@ -1,12 +1,14 @@
 """Rounds of block tasks on a Dask cluster: submit, wait with a deadline, gather in block order, release.
 
-Nothing that matters lives on a worker. A round whose results went down with a worker between computing and fetching is submitted
-again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does.
+Nothing that matters lives on a worker. A round whose results went down with a worker between computing and fetching
+is submitted again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import signal
 import socket
 import threading
 import time
@@ -38,19 +40,27 @@ class WorkerSetup(WorkerPlugin):
     ----------
     cache_bytes : int
         What prepared features may take in the worker's process.
+    ignore_interrupts : bool
+        Leave a terminal's Ctrl-C to the coordinator, which stops in good order; for worker processes that it started
+        itself.
     """
 
     name = "dkgp-worker-setup"
     idempotent = False
 
-    def __init__(self, cache_bytes: int) -> None:
+    def __init__(self, cache_bytes: int, *, ignore_interrupts: bool = False) -> None:
         self._cache_bytes = cache_bytes
+        self._ignore_interrupts = ignore_interrupts
         self._coordinator = (socket.gethostname(), os.getpid())
 
     def setup(self, worker: Any) -> None:
-        """Set this worker's process up; the coordinator's own process keeps its BLAS threads (a solve limits them itself)."""
+        """Set this worker's process up; the coordinator's own process keeps its BLAS threads (a solve limits them
+        itself).
+        """
         worker_cache().budget_bytes = self._cache_bytes
         if (socket.gethostname(), os.getpid()) != self._coordinator:
+            if self._ignore_interrupts and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             limit_blas_threads(1)
             require_single_threaded_blas(f"worker {worker.address}")
 
@@ -67,6 +77,8 @@ class DaskExecutor:
         Budget of each worker process's feature cache.
     in_process : bool
         Whether all workers share this process.
+    owns_workers : bool
+        Whether the workers were started by this process and get its terminal's signals.
     """
 
     overlaps = True
@@ -78,6 +90,7 @@ class DaskExecutor:
         round_deadline_seconds: float = 900.0,
         cache_bytes: int = 2 * 1024**3,
         in_process: bool = False,
+        owns_workers: bool = False,
     ) -> None:
         self._client = client
         self._deadline = round_deadline_seconds
@@ -88,7 +101,7 @@ class DaskExecutor:
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
         self.shares_memory = in_process
         try:
-            client.register_plugin(WorkerSetup(cache_bytes))
+            client.register_plugin(WorkerSetup(cache_bytes, ignore_interrupts=owns_workers))
         except Exception as error:
             raise ClusterError(
                 f"workers could not be set up: {error}. They need the same dkgp, Python and NumPy as this process"
@@ -96,8 +109,8 @@ class DaskExecutor:
 
     @property
     def dashboard_link(self) -> str | None:
-        """Address of the cluster's dashboard, where it has one."""
-        return self._client.dashboard_link or None
+        """Address of the cluster's dashboard, where it has one (it needs bokeh)."""
+        return self._client.dashboard_link if importlib.util.find_spec("bokeh") else None
 
     @property
     def parallelism(self) -> int:
@@ -111,7 +124,9 @@ class DaskExecutor:
             self._threads_known_at = now
         return max(1, self._threads)
 
-    def submit(self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
         """Start one round: one task for each group."""
         with self._lock:
             self._round += 1

@@ -1,7 +1,7 @@
 """Running one round of block tasks: the interface, and the one that needs nothing but threads.
 
-A round is a list of groups of blocks; each group is one stateless call `task(*arguments, group)` that returns one result for each
-of its blocks. Results come back in block order, whoever computed them and whenever.
+A round is a list of groups of blocks; each group is one stateless call `task(*arguments, group)` that returns one
+result for each of its blocks. Results come back in block order, whoever computed them and whenever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class BlockExecutor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the coordinator's own work costs the round nothing: true where a round waits on messages or other machines."""
+        """Whether the coordinator's own work costs the round nothing: true where a round waits on messages or other
+        machines.
+        """
 
     @property
     def parallelism(self) -> int:
@@ -46,7 +48,9 @@ class BlockExecutor(Protocol):
     def shares_memory(self) -> bool:
         """Whether tasks run in this process and may be handed references to its arrays."""
 
-    def submit(self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
         """Start one round; `name` labels its tasks on a dashboard."""
 
     def close(self) -> None:
@@ -98,7 +102,9 @@ class LocalExecutor:
         """Number of threads."""
         return self._threads
 
-    def submit(self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
         """Start one round on the pool."""
         return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
 

@@ -1,21 +1,29 @@
 """The thread budget: BLAS and compiled threads times Dask threads equals the cores, in coordinator and workers alike.
 
-The tile loops are single-threaded and run side by side, one to a core; the coordinator's dense algebra is many small operations. A
-BLAS that starts threads of its own inside either makes both several times slower, so it gets one thread while a solve runs.
+The tile loops are single-threaded and run side by side, one to a core; the coordinator's dense algebra is many small
+operations. A BLAS that starts threads of its own inside either makes both several times slower, so it gets one thread
+while a solve runs.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from threadpoolctl import ThreadpoolController
 
 from dkgp.errors import ClusterError
 
-__all__ = ["available_cores", "limit_blas_threads", "require_single_threaded_blas", "single_threaded_blas"]
+__all__ = [
+    "available_cores",
+    "in_parallel",
+    "limit_blas_threads",
+    "require_single_threaded_blas",
+    "single_threaded_blas",
+]
 
 _lock = threading.Lock()
 _depth = 0
@@ -29,6 +37,44 @@ def available_cores() -> int:
         return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:  # macOS and Windows have no affinity call
         return max(1, os.cpu_count() or 1)
+
+
+_helpers: ThreadPoolExecutor | None = None
+
+
+def in_parallel(work: Callable[[int], None], count: int, threads: int | None = None) -> None:
+    """Call `work(0) .. work(count - 1)`, shared between this thread and the coordinator's helpers.
+
+    The pieces must not depend on each other. How the whole is cut into pieces is the caller's, and must not depend on
+    the number of threads, so that neither does the result.
+
+    Parameters
+    ----------
+    work : callable
+        Spends its time without the GIL.
+    count : int
+    threads : int, optional
+        Threads in all; as many as there are cores by default.
+    """
+    global _helpers
+    helpers = min(threads or available_cores(), count) - 1
+    if helpers < 1:
+        for index in range(count):
+            work(index)
+        return
+    with _lock:
+        if _helpers is None:
+            _helpers = ThreadPoolExecutor(max(1, available_cores() - 1), thread_name_prefix="dkgp-helper")
+    pieces = iter(range(count))  # next() on it is atomic: threads take pieces as they get to them
+
+    def take() -> None:
+        for index in pieces:
+            work(index)
+
+    futures = [_helpers.submit(take) for _ in range(helpers)]
+    take()
+    for future in futures:
+        future.result()
 
 
 def _blas() -> ThreadpoolController:
@@ -52,7 +98,8 @@ def limit_blas_threads(threads: int = 1) -> None:
 def single_threaded_blas() -> Iterator[None]:
     """Give BLAS one thread while the context is open; contexts may nest and overlap across threads.
 
-    BLAS thread counts belong to the process, so the count from before the first context returns when the last one closes.
+    BLAS thread counts belong to the process, so the count from before the first context returns when the last one
+    closes.
     """
     global _depth
     with _lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dkgp.data._manifest import recognise
 from dkgp.data._types import Progress, ProgressCallback
 from dkgp.data.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.dataset import Dataset, open_dataset
@@ -35,6 +36,7 @@ __all__ = [
     "open_model",
     "open_prediction",
     "rbf_mixture",
+    "recognise",
     "save_model",
     "write_friedman1",
     "write_rbf_mixture",

@@ -63,6 +63,7 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
                         "cluster": {"kind": kind, "workers": workers},
                     }
                     runs[kind].append(run_contender(description))
+            show(WorkProgress("done", job.repeats * len(job.kinds), job.repeats * len(job.kinds), "runs"))
         alphas = {
             kind: [np.load(Path(name) / f"{kind}-{repeat}.npy", allow_pickle=False) for repeat in range(job.repeats)]
             for kind in job.kinds

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, write_friedman1
-from dkgp.data._manifest import recognise
+from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
 from dkgp.data.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.jobs.progress import Reporter

@@ -98,6 +98,7 @@ def _run_all(
                     "cluster": asdict(job.cluster),
                 }
                 runs[name].append(run_contender(description))
+        show(WorkProgress("done", total, total, "runs"))
     return runs
 
 

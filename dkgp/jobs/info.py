@@ -13,8 +13,7 @@ import psutil
 
 from dkgp import __version__
 from dkgp.cluster.threads import available_cores
-from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction
-from dkgp.data._manifest import recognise
+from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction, recognise
 from dkgp.data.storage import exists, is_local, list_object_bytes, normalise_url
 from dkgp.errors import InputError
 from dkgp.jobs.documents import Document, plain

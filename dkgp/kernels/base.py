@@ -1,8 +1,10 @@
-"""What a kernel is: an immutable value that evaluates itself naively, describes itself in JSON, and names its tile program.
+"""What a kernel is: an immutable value that evaluates itself naively, describes itself in JSON, and names its tile
+program.
 
-The naive evaluation (`kernel(A, B)`) is the reference that every compiled path is tested against. The tile program is what the
-compiled loops need to know: a scale for each feature and the number of a profile, the scalar function of the scaled squared
-distance that is applied in place to a tile. A new stationary kernel adds a profile and a class; no loop changes.
+The naive evaluation (`kernel(A, B)`) is the reference that every compiled path is tested against. The tile program is
+what the compiled loops need to know: a scale for each feature and the number of a profile, the scalar function of the
+scaled squared distance that is applied in place to a tile. A new stationary kernel adds a profile and a class; no
+loop changes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The compiled inner loops: distance stage, profile stage, product stage over one cache-sized tile.
 
-A tile holds `TILE_COLUMNS` kernel columns by up to `tile_rows` rows and never leaves the core's cache. The three stages run over
-it one after the other, each a plain loop over contiguous rows that the compiler turns into full-width vector code. Measured
-against a single fused loop this costs a few percent and buys that a new kernel is one new branch in `apply_profile`.
+A tile holds `TILE_COLUMNS` kernel columns by up to `tile_rows` rows and never leaves the core's cache. The three
+stages run over it one after the other, each a plain loop over contiguous rows that the compiler turns into full-width
+vector code. Measured against a single fused loop this costs a few percent and buys that a new kernel is one new
+branch in `apply_profile`.
 
-Rows are the vector dimension and each row's value is a sum over the columns in the order given. Row counts are padded to whole
-vectors (`LANES`), so a row is never computed by a scalar remainder loop: its value does not depend on which rows it shares a tile
-with. The distributed engine's bit-reproducibility rests on this.
+Rows are the vector dimension and each row's value is a sum over the columns in the order given. Row counts are padded
+to whole vectors (`LANES`), so a row is never computed by a scalar remainder loop: its value does not depend on which
+rows it shares a tile with. The distributed engine's bit-reproducibility rests on this.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-__all__ = ["FAST_MATH", "LANES", "PROFILE_EXP2", "TILE_COLUMNS", "gather_columns", "squared_norms", "tile_into", "tile_matmat", "tile_pair"]
+__all__ = [
+    "FAST_MATH",
+    "LANES",
+    "PROFILE_EXP2",
+    "TILE_COLUMNS",
+    "gather_columns",
+    "squared_norms",
+    "tile_into",
+    "tile_matmat",
+    "tile_pair",
+]
 
 LANES = 16
 TILE_COLUMNS = 16
@@ -33,7 +44,8 @@ FAST_MATH = {"contract", "nsz", "nnan", "ninf", "arcp"}
 def prefer_full_vectors(typing_context: Any) -> Any:
     """Ask LLVM for 512-bit vectors in the calling function; it prefers 256 on most CPUs, which costs a quarter here.
 
-    A hint without effect on machines that have no such registers.
+    A hint without effect on machines that have no such registers. Functions that are inlined need it too: loops are
+    turned into vector code before their callers see them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -72,7 +84,14 @@ _FLOOR_F64 = -1022.0
 # Minimax fit to 2**f on [-1/2, 1/2] in relative error (8.1e-8) with constant term 1, so that k(x, x) is exactly 1.
 _C32 = tuple(
     _F32(c)
-    for c in (0.001327463336532476, 0.009671961679595494, 0.05550678368720907, 0.2402223532236195, 0.693147061560251, 1.0)
+    for c in (
+        0.001327463336532476,
+        0.009671961679595494,
+        0.05550678368720907,
+        0.2402223532236195,
+        0.693147061560251,
+        1.0,
+    )
 )
 _P5, _P4, _P3, _P2, _P1, _P0 = _C32
 
@@ -107,12 +126,14 @@ def _exp2_overload(power: Any) -> Any:
     return _exp2_float32 if power == types.float32 else _exp2_float64
 
 
-# The stages index whole arrays instead of slicing rows: a slice costs reference counting, which at these loop lengths shows.
+# The stages index whole arrays instead of slicing rows: a slice costs reference counting, which at these loop lengths
+# shows.
 
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def subtract_squares(tile, width, count, rows, columns, first_column):  # type: ignore[no-untyped-def]
     """Distance stage by direct differences: `tile[j, i] = -|a_i - b_j|^2`, four features at a time."""
+    prefer_full_vectors()
     d = rows.shape[0]
     for j in range(width):
         c = first_column + j
@@ -158,8 +179,10 @@ def subtract_squares(tile, width, count, rows, columns, first_column):  # type: 
 def expand_squares(tile, width, count, rows, norms, columns, column_norms, first_column):  # type: ignore[no-untyped-def]
     """Distance stage in the expanded form: `tile[j, i] = min(2 a_i.b_j - |a_i|^2 - |b_j|^2, 0)`, the product by BLAS.
 
-    The product always has the same shape, whatever part of the tile is wanted: BLAS may sum in another order for another shape.
+    The product always has the same shape, whatever part of the tile is wanted: BLAS may sum in another order for
+    another shape.
     """
+    prefer_full_vectors()
     np.dot(columns[first_column : first_column + TILE_COLUMNS], rows, tile)
     for j in range(width):
         offset = column_norms[first_column + j]
@@ -171,7 +194,10 @@ def expand_squares(tile, width, count, rows, norms, columns, column_norms, first
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def apply_profile(tile, width, count, profile):  # type: ignore[no-untyped-def]
-    """Profile stage, in place: negative squared distance -> kernel value of unit amplitude. One branch for each profile."""
+    """Profile stage, in place: negative squared distance -> kernel value of unit amplitude. One branch for each
+    profile.
+    """
+    prefer_full_vectors()
     if profile == PROFILE_EXP2:
         for j in range(width):
             for i in range(count):
@@ -180,7 +206,10 @@ def apply_profile(tile, width, count, profile):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def accumulate(totals, target, tile, width, count, weights, first_column):  # type: ignore[no-untyped-def]
-    """Product stage: `totals[target] += tile' weights[first_column:, target]`, four columns at a time, in column order."""
+    """Product stage: `totals[target] += tile' weights[first_column:, target]`, four columns at a time, in column
+    order.
+    """
+    prefer_full_vectors()
     j = 0
     while j + 4 <= width:
         c = first_column + j
@@ -200,6 +229,7 @@ def accumulate(totals, target, tile, width, count, weights, first_column):  # ty
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def pack_rows(rows, norms, A, norms_a, start, count):  # type: ignore[no-untyped-def]
     """Copy a tile's rows next to each other: features a power of two apart in memory would evict one another."""
+    prefer_full_vectors()
     for f in range(A.shape[0]):
         for i in range(count):
             rows[f, i] = A[f, start + i]
@@ -211,8 +241,8 @@ def pack_rows(rows, norms, A, norms_a, start, count):  # type: ignore[no-untyped
 def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, profile, expanded, tile_rows):  # type: ignore[no-untyped-def]
     """`out[t, i] = sum_j k(a_i, b_j) weights[j, t]` for all padded rows i of A and the first `n_columns` rows of B.
 
-    Sums run in the tile's precision over `FLUSH_COLUMNS` columns and are then added to the float64 result, so the rounding
-    error does not grow with the number of columns.
+    Sums run in the tile's precision over `FLUSH_COLUMNS` columns and are then added to the float64 result, so the
+    rounding error does not grow with the number of columns.
     """
     prefer_full_vectors()
     padded = A.shape[1]
@@ -247,7 +277,10 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, profile, expand
 
 @njit(fastmath=True, nogil=True, forceinline=True)
 def accumulate_transposed(out, target, tile, width, count, weights, start, first_column):  # type: ignore[no-untyped-def]
-    """`out[target, j] += sum_i tile[j, i] weights[target, i]`; the one sum along vectors, so reassociation is allowed here."""
+    """`out[target, j] += sum_i tile[j, i] weights[target, i]`; the one sum along vectors, so reassociation is allowed
+    here.
+    """
+    prefer_full_vectors()
     for j in range(width):
         total = tile[j, 0] - tile[j, 0]
         for i in range(count):
@@ -261,8 +294,8 @@ def tile_pair(  # type: ignore[no-untyped-def]
 ):
     """Both products of one block of a symmetric matrix from one evaluation of its entries.
 
-    `out_a[t, i] = sum_j k(a_i, b_j) weights_b[j, t]` and `out_b[t, j] = sum_i k(a_i, b_j) weights_a[t, i]`. Weights of padded rows
-    are zero. Sums run over tiles in the tile's precision and between tiles in float64.
+    `out_a[t, i] = sum_j k(a_i, b_j) weights_b[j, t]` and `out_b[t, j] = sum_i k(a_i, b_j) weights_a[t, i]`. Weights
+    of padded rows are zero. Sums run over tiles in the tile's precision and between tiles in float64.
     """
     prefer_full_vectors()
     padded = A.shape[1]
@@ -324,7 +357,9 @@ def tile_into(A, norms_a, B, norms_b, n_columns, out, profile, expanded, tile_ro
 
 @njit(nogil=True, cache=True)
 def squared_norms(values, out):  # type: ignore[no-untyped-def]
-    """`out[i] = sum_l values[l, i]^2`, in feature order for every row, so that a row's norm is the same wherever it stands."""
+    """`out[i] = sum_l values[l, i]^2`, in feature order for every row, so that a row's norm is the same wherever it
+    stands.
+    """
     out[:] = 0.0
     for f in range(values.shape[0]):
         for i in range(values.shape[1]):

@@ -87,7 +87,9 @@ class SquaredExponential(Kernel):
     def from_json(cls, document: Mapping[str, Any]) -> SquaredExponential:
         """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
         if "gamma" not in document:
-            raise InputError(f'a kernel of type "rbf" needs "gamma", one value for each feature; got {sorted(document)}')
+            raise InputError(
+                f'a kernel of type "rbf" needs "gamma", one value for each feature; got {sorted(document)}'
+            )
         gamma = document["gamma"]
         if not isinstance(gamma, Sequence) or isinstance(gamma, str):
             raise InputError(f'"gamma" must be a list with one value for each feature; got {gamma!r}')

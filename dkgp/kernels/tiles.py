@@ -1,7 +1,7 @@
 """Kernel tiles behind one call: `K(A, B) @ W` and `K(A, B)` from prepared features, compiled, without the GIL.
 
-`TileEvaluator` hides how a kernel is evaluated: which precision, differences or the expanded form, how large a tile. Another array
-backend can stand in its place by offering the same four methods.
+`TileEvaluator` hides how a kernel is evaluated: which precision, differences or the expanded form, how large a tile.
+Another array backend can stand in its place by offering the same four methods.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Precision = Literal["single", "double"]
 
 # From this many features on 2ab - a^2 - b^2 with the product by BLAS beats direct differences, by `dkgp bench tiles`.
 EXPANDED_FROM_FEATURES = {"single": 10, "double": 8}
-# The expanded form loses |x|^2 times the precision's epsilon. Standardised inputs have an expected |x|^2 of sum(scale^2); where
-# that is larger (many short length scales), single precision keeps to differences.
+# The expanded form loses |x|^2 times the precision's epsilon. Standardised inputs have an expected |x|^2 of
+# sum(scale^2); where that is larger (many short length scales), single precision keeps to differences.
 EXPANDED_UP_TO_SQUARED_NORM = {"single": 64.0, "double": float("inf")}
 _TILE_BYTES = 48 * 1024
 
@@ -98,7 +98,8 @@ class TileEvaluator:
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
         program = kernel.tile_program()
         self._program = program
-        # A feature with zero weight contributes nothing: leave it out of the loops (one stays, so that tiles have a shape).
+        # A feature with zero weight contributes nothing: leave it out of the loops (one stays, so that tiles have a
+        # shape).
         active = np.flatnonzero(program.feature_scale > 0.0)
         self._active = active if active.size else np.zeros(1, np.intp)
         d = self._active.size

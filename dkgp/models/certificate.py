@@ -1,7 +1,8 @@
 """What is proven about a fitted model, from its float64 residual alone.
 
-For any alpha with residual r = y - Kbar alpha, the predictive mean m(x) = k_x' alpha misses the exact one by k_x' Kbar^-1 r. Since
-k_x' Kbar^-1 k_x <= k(x, x) and Kbar^-1 <= I / s2, Cauchy's inequality in the Kbar^-1 inner product gives
+For any alpha with residual r = y - Kbar alpha, the predictive mean m(x) = k_x' alpha misses the exact one by k_x'
+Kbar^-1 r. Since k_x' Kbar^-1 k_x <= k(x, x) and Kbar^-1 <= I / s2, Cauchy's inequality in the Kbar^-1 inner product
+gives
 
     |m(x) - m_exact(x)| <= sqrt(k(x, x)) ||r|| / s,        s2 = s^2 the noise variance,
 
@@ -45,11 +46,13 @@ class Certificate:
     n: int
 
     @classmethod
-    def of(cls, alpha: FloatArray, gradient: FloatArray, noise_variance: float, largest_kernel_value: float) -> Certificate:
+    def of(
+        cls, alpha: FloatArray, gradient: FloatArray, noise_variance: float, largest_kernel_value: float
+    ) -> Certificate:
         """Certify `alpha` (n, p) by its float64 gradient g = Kbar alpha - y (n, p)."""
         n = alpha.shape[0]
-        # A sum of n products k_j alpha_j: FLUSH_COLUMNS additions inside a run, n / FLUSH_COLUMNS runs, and a kernel value that is
-        # good to a few eps itself; each error is at most eps * v * sum |alpha|.
+        # A sum of n products k_j alpha_j: FLUSH_COLUMNS additions inside a run, n / FLUSH_COLUMNS runs, and a kernel
+        # value that is good to a few eps itself; each error is at most eps * v * sum |alpha|.
         additions = FLUSH_COLUMNS + n / FLUSH_COLUMNS + 16
         rounding = additions * _EPS * (largest_kernel_value + noise_variance) * np.sum(np.abs(alpha), axis=0)
         return cls(

@@ -41,8 +41,8 @@ class TrainedModel:
     certificate : Certificate
         What is proven about it.
     summary : dict
-        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm, relative_residual,
-        objective, reason, settings.
+        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
+        relative_residual, objective, reason, settings.
     """
 
     kernel: Kernel
@@ -278,7 +278,13 @@ def predict(
     version = f"{model.fingerprint}-{time.time_ns():x}"
     source = SupportInputs(model.url, version, model.n_samples, model.n_features)
     context = BlockContext(version, source, kernel, model.n_samples)
-    attributes = {"model": model.url, "model_fingerprint": model.fingerprint, "data_fingerprint": dataset.fingerprint}
+    scale = np.asarray(model.standardisation.target_std)
+    attributes = {
+        "model": model.url,
+        "model_fingerprint": model.fingerprint,
+        "data_fingerprint": dataset.fingerprint,
+        "target_std": scale.tolist(),
+    }
     if resume and exists(url):
         writer = PredictionWriter.open_to_resume(url)
         if writer.attributes != attributes:
@@ -287,7 +293,6 @@ def predict(
         writer = PredictionWriter.create(
             url, dataset.n_samples, model.target_names, ("mean", "mean_error_bound"), chunk_rows, attributes, overwrite
         )
-    scale = np.asarray(model.standardisation.target_std)
     bound = certificate.mean_error_bound(kernel.diagonal(np.zeros((1, kernel.n_features))))[0] * scale
     try:
         with single_threaded_blas():

@@ -1,4 +1,6 @@
-"""Memory is planned before it is used: the projected peak of each process, and a refusal with numbers where it does not fit."""
+"""Memory is planned before it is used: the projected peak of each process, and a refusal with numbers where it does
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,8 @@ def plan_training(
         Budget of a worker's feature cache.
     """
     vector = 8 * n * p
-    # alpha, g, y; directions and images with one spare slot each; a round's result in pieces, joined, and added up; measuring.
+    # alpha, g, y; directions and images with one spare slot each; a round's result in pieces, joined, and added up;
+    # measuring.
     vectors = vector * (3 + 2 * (memory + 1) + 4)
     inputs = coordinator_input_bytes_needed(n, d) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2

@@ -22,14 +22,14 @@ def evaluate(prediction: Prediction, dataset: Dataset) -> dict[str, Any]:
     ----------
     prediction : Prediction
     dataset : Dataset
-        The test set that was predicted, with targets, carrying the training set's standardisation.
+        The test set that was predicted, with targets.
 
     Returns
     -------
     dict
-        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in the targets'
-        own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse); `nlpd` (normalised targets) and `coverage_95` where
-        variances were predicted, else None; `per_target` for several targets.
+        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
+        the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse); `nlpd` (normalised
+        targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
 
     Raises
     ------
@@ -49,7 +49,8 @@ def evaluate(prediction: Prediction, dataset: Dataset) -> dict[str, Any]:
     names = tuple(prediction.target_names)
     if names != tuple(dataset.target_names):
         raise InputError(f"the prediction has the targets {list(names)}, the data {list(dataset.target_names)}")
-    scale = np.asarray(dataset.standardisation.target_std)
+    # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
+    scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
     has_variance = "variance" in prediction.variables
     p, n = len(names), prediction.n_samples
     squared, absolute, likelihood, covered = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)

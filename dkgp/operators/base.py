@@ -80,7 +80,9 @@ class KernelOperator(ABC):
         """Prepared features of the samples `indices`, in that order, at the coordinator."""
 
     def announce(self, indices: IndexArray) -> None:
-        """Say which samples' features will be asked for next, so that an out-of-core operator can bring them with a round."""
+        """Say which samples' features will be asked for next, so that an out-of-core operator can bring them with a
+        round.
+        """
 
     @abstractmethod
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
@@ -115,7 +117,9 @@ class KernelOperator(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -36,8 +36,8 @@ class CachedRows:
 class BlockContext:
     """Everything a block task needs to know besides its payload; a few hundred bytes on the wire.
 
-    The cut into blocks depends on n alone, never on who computes: with rows padded to whole vectors it is the last thing a
-    result could depend on.
+    The cut into blocks depends on n alone, never on who computes: with rows padded to whole vectors it is the last
+    thing a result could depend on.
     """
 
     run_id: str
@@ -73,7 +73,9 @@ class BlockContext:
 
     def block_rows_cached(self, block: int) -> CachedRows:
         """A block's standardised inputs, from this worker's cache or the store."""
-        return worker_cache().get((self.run_id, block, "rows"), lambda: CachedRows(self.source.inputs(*self.bounds(block))))
+        return worker_cache().get(
+            (self.run_id, block, "rows"), lambda: CachedRows(self.source.inputs(*self.bounds(block)))
+        )
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
         """Return the kernel's tile evaluator."""

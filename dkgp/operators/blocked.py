@@ -1,11 +1,12 @@
-"""Kbar by row blocks: the operator that trains, in this process or on a cluster, depending on the executor it is given."""
+"""Kbar by row blocks: the operator that trains, in this process or on a cluster, depending on the executor it is
+given.
+"""
 
 from __future__ import annotations
 
 import uuid
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
@@ -23,7 +24,9 @@ TASKS_PER_WORKER_THREAD = 1
 
 
 def coordinator_input_bytes_needed(n: int, d: int) -> int:
-    """Bytes of all inputs at the coordinator: float64 rows, float32 features with norms, and a float64 copy in passing."""
+    """Bytes of all inputs at the coordinator: float64 rows, float32 features with norms, and a float64 copy in
+    passing.
+    """
     return n * (20 * d + 4)
 
 
@@ -39,8 +42,8 @@ class BlockedKernelOperator(KernelOperator):
     executor : BlockExecutor
         Who runs the tasks. Not closed by this operator.
     coordinator_input_bytes : int, default 2 GiB
-        What the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's candidates come
-        back with each round and the coordinator never holds X.
+        What the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's
+        candidates come back with each round and the coordinator never holds X.
     """
 
     def __init__(
@@ -117,13 +120,16 @@ class BlockedKernelOperator(KernelOperator):
         bounds = [self._context.bounds(block) for block in range(self._context.n_blocks)]
         pairs = [(i, j) for i in range(len(bounds)) for j in range(i + 1)]
         parallelism = self._executor.parallelism
-        # Enough pairs a round to keep everyone busy for a while; the results in flight stay below a few n-vectors' size.
+        # Enough pairs a round to keep everyone busy for a while; the results in flight stay below a few n-vectors'
+        # size.
         per_round = max(8 * parallelism, len(bounds))
         for first in range(0, len(pairs), per_round):
             part = pairs[first : first + per_round]
             groups = split_evenly(part, 2 * parallelism)
             pending = [
-                self._executor.submit("kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group])
+                self._executor.submit(
+                    "kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group]
+                )
                 for group in groups
             ]
             products = [product for round_ in pending for product in round_.result()]
@@ -138,7 +144,9 @@ class BlockedKernelOperator(KernelOperator):
         return {block: V[slice(*self._context.bounds(block))] for pair in pairs for block in pair}
 
     def close(self) -> None:
-        """Forget cached features of this run in this process (a worker's cache forgets them as new runs need the room)."""
+        """Forget cached features of this run in this process (a worker's cache forgets them as new runs need the
+        room).
+        """
         worker_cache().discard_run(self._context.run_id)
         self._resident = self._resident_rows = None
 
@@ -148,7 +156,9 @@ class BlockedKernelOperator(KernelOperator):
     def _all_rows(self) -> FloatArray:
         if self._resident_rows is None:
             blocks = range(self._context.n_blocks)
-            self._resident_rows = np.concatenate([self._source.inputs(*self._context.bounds(block)) for block in blocks])
+            self._resident_rows = np.concatenate(
+                [self._source.inputs(*self._context.bounds(block)) for block in blocks]
+            )
         return self._resident_rows
 
     def _all_features(self) -> Features:

@@ -35,8 +35,8 @@ _RESIDENT: weakref.WeakValueDictionary[str, ArrayInputs] = weakref.WeakValueDict
 class ArrayInputs:
     """An array in this process's memory as an input source.
 
-    It pickles to a token that only the same process can redeem, so tasks of an in-process cluster share the array and a task that
-    strays to another process says so instead of shipping the array each round.
+    It pickles to a token that only the same process can redeem, so tasks of an in-process cluster share the array and
+    a task that strays to another process says so instead of shipping the array each round.
 
     Parameters
     ----------

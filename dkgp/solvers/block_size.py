@@ -1,7 +1,8 @@
 """The block size m for `auto`: the smallest projected time for a given n and d.
 
-Costs are per-core figures in units of one float32 kernel entry, from `dkgp bench tiles` and `dkgp bench solve`; only their
-ratios matter, and those move little between machines. Nothing is timed at run time, so that a seeded run is the same everywhere.
+Costs are per-core figures in units of one float32 kernel entry, from `dkgp bench tiles` and `dkgp bench solve`; only
+their ratios matter, and those move little between machines. Nothing is timed at run time, so that a seeded run is the
+same everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The loop that every iterative solver shares: stopping, float64 verification, history, progress, checkpoints, interrupts."""
+"""The loop that every iterative solver shares: stopping, float64 verification, history, progress, checkpoints,
+interrupts.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule, StopR
 
 __all__ = ["Checkpointing", "Solution", "Solver", "solve"]
 
-# A float32 recursion's gradient drifts from the true one by about 2.3e-7 times the rms kernel entry times the norm of all steps
-# taken, and by about five times that at the worst sample: measured on kin40k and Friedman1, n = 10,000 to 40,000.
+# A float32 recursion's gradient drifts from the true one by about 2.3e-7 times the rms kernel entry times the norm of
+# all steps taken, and by about five times that at the worst sample: measured on kin40k and Friedman1, n = 10,000 to
+# 40,000.
 DRIFT_PER_STEP = 5 * 2.3e-7
-# Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it is computed
-# anew, and what the remaining, short steps add to it stays far below.
+# Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it
+# is computed anew, and what the remaining, short steps add to it stays far below.
 LARGEST_DRIFT_SHARE = 0.1
 # After a float64 refresh the rest runs in float64, which needs no second refresh, unless it would take longer than one:
 # a float64 round costs about two more float32 rounds, a refresh about three float32 passes.

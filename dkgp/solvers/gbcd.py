@@ -1,8 +1,8 @@
 """Greedy block coordinate descent (Bo and Sminchisescu 2008, Algorithm 1) with a short memory of conjugate steps.
 
-One round: the selection chooses an active set B and the step delta that minimises the objective over it; the step is made conjugate
-to the last few (which costs no kernel evaluation, because their images under Kbar are the updates of their own rounds) and taken
-with its exact length; workers compute Kbar[:, B] delta for all rows; the gradient follows.
+One round: the selection chooses an active set B and the step delta that minimises the objective over it; the step is
+made conjugate to the last few (which costs no kernel evaluation, because their images under Kbar are the updates of
+their own rounds) and taken with its exact length; workers compute Kbar[:, B] delta for all rows; the gradient follows.
 
 With `memory=0` and one variable a step this is the paper's method to the letter.
 """
@@ -47,8 +47,8 @@ class _Step:
 class BlockState(SolverState):
     """Everything a resumed solve needs, and what is under way.
 
-    `directions` and `images` are ring buffers of the last steps p_j and their q_j = Kbar p_j, (memory, n, p); `curvatures` their
-    p_j' q_j, (memory, p); `held` the filled slots, oldest first.
+    `directions` and `images` are ring buffers of the last steps p_j and their q_j = Kbar p_j, (memory, n, p);
+    `curvatures` their p_j' q_j, (memory, p); `held` the filled slots, oldest first.
     """
 
     directions: FloatArray = field(default_factory=lambda: np.zeros((1, 0, 1)))
@@ -86,8 +86,8 @@ class GreedyBlockCoordinateDescent:
     Parameters
     ----------
     block_size : int or "auto"
-        m, variables moved in a round. "auto" weighs kernel updates, selection and dense solves by n and d alone, so that a seeded
-        run is the same everywhere.
+        m, variables moved in a round. "auto" weighs kernel updates, selection and dense solves by n and d alone, so
+        that a seeded run is the same everywhere.
     memory : int, default 5
         Steps kept to make the next one conjugate; 0 is the paper's method.
     selection : Selection
@@ -147,7 +147,9 @@ class GreedyBlockCoordinateDescent:
         return document
 
     def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> BlockState:
-        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start with its float64 gradient."""
+        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start with its float64
+        gradient.
+        """
         n, p = rhs.shape
         alpha = np.zeros((n, p)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, p)
         gradient = -rhs.copy() if initial is None else operator.matmat(alpha) - rhs
@@ -205,7 +207,14 @@ class GreedyBlockCoordinateDescent:
                 operator.announce(coming)
         pending = operator.submit_columns(indices, delta, state.precision)
         advance_solution(
-            state.alpha, indices, delta, state.directions, step.used, step.coefficients, step.step, state.directions[step.slot]
+            state.alpha,
+            indices,
+            delta,
+            state.directions,
+            step.used,
+            step.coefficients,
+            step.step,
+            state.directions[step.slot],
         )
         state.note_step(step.step * state.directions[step.slot])
         clock.lap("vectors")
@@ -229,10 +238,12 @@ class GreedyBlockCoordinateDescent:
         self.selection.fill(state.subproblem, operator, view, state.block_size, self.seed, iteration)
 
     def _scalars(self, state: BlockState, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> _Step:
-        """Coefficients that make the step conjugate to the remembered ones, and its exact length, before any update is known.
+        """Coefficients that make the step conjugate to the remembered ones, and its exact length, before any update
+        is known.
 
-        p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB delta = -g_B,
-        delta' Kbar delta = -g_B' delta; since earlier exact steps left g orthogonal to every p_j, g' p = g_B' delta.
+        p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB
+        delta = -g_B, delta' Kbar delta = -g_B' delta; since earlier exact steps left g orthogonal to every p_j, g' p
+        = g_B' delta.
         """
         slots, p = state.directions.shape[0], state.alpha.shape[1]
         slope = -np.einsum("bt,bt->t", gradient, delta)
@@ -283,8 +294,8 @@ class _Settled:
 class _UnderWay:
     """The gradient after a step whose update the workers may still be computing.
 
-    At a few samples it is cheaper to evaluate K(candidates, B) delta here than to wait. The tile loops give the same bits for a
-    row wherever it is evaluated, so it makes no difference to the result which way a value was had.
+    At a few samples it is cheaper to evaluate K(candidates, B) delta here than to wait. The tile loops give the same
+    bits for a row wherever it is evaluated, so it makes no difference to the result which way a value was had.
     """
 
     def __init__(self, operator: KernelOperator, state: BlockState, step: _Step, pending: PendingColumns) -> None:

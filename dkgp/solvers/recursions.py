@@ -1,7 +1,7 @@
 """The coordinator's n-vectors: the gradient and the solution after a step.
 
-Element by element, in a fixed order and without contraction, so that a row's value is the same whether all rows are updated or a
-few, and wherever they stand in the array.
+Element by element, in a fixed order and without contraction, so that a row's value is the same whether all rows are
+updated or a few, and wherever they stand in the array.
 """
 
 from __future__ import annotations

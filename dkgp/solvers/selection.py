@@ -1,36 +1,33 @@
 """Which variables the next block step moves: greedy (the paper's), cyclic, and by gradient norm.
 
-A selection fills a `Subproblem`: it chooses the active set B and leaves the minimiser over B behind. The greedy one interleaves the
-two, as the paper's Algorithm 2 does: what is chosen next depends on the step that the variables chosen so far would take.
+A selection fills a `Subproblem`: it chooses the active set B and leaves the minimiser over B behind. The greedy one
+interleaves the two, as the paper's Algorithm 2 does: what is chosen next depends on the step that the variables
+chosen so far would take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numba import njit
 
-from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
-from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels import Features
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
-from dkgp.solvers.subproblem import Subproblem
+from dkgp.solvers.subproblem import Subproblem, matmat_in_parallel
 
 __all__ = ["CyclicSelection", "GradientSelection", "GradientView", "GreedySelection", "Selection"]
 
-# A run of candidates this long is scored by one thread: half a millisecond of work, and a whole number of vectors.
-SCORING_ROWS = 512
-
 
 class GradientView(Protocol):
-    """The gradient as a selection may see it: at a few samples, perhaps before the last update has come back everywhere."""
+    """The gradient as a selection may see it: at a few samples, perhaps before the last update has come back
+    everywhere.
+    """
 
     def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
-        """g at `indices`: (len, p). `features` are the samples' single-precision features where the caller has them."""
+        """G at `indices`: (len, p). `features` are the samples' single-precision features where the caller has them."""
 
     def everywhere(self) -> FloatArray:
         """g: (n, p); waits for an update that is still under way."""
@@ -40,9 +37,17 @@ class Selection(Protocol):
     """Chooses the active set of one round."""
 
     def fill(
-        self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, size: int, seed: int, iteration: int
+        self,
+        subproblem: Subproblem,
+        operator: KernelOperator,
+        gradient: GradientView,
+        size: int,
+        seed: int,
+        iteration: int,
     ) -> None:
-        """Append `size` distinct variables to the empty `subproblem`; random choices depend on (seed, iteration) alone."""
+        """Append `size` distinct variables to the empty `subproblem`; random choices depend on (seed, iteration)
+        alone.
+        """
 
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
         """Return the samples that `fill` will look at in this iteration, where they can be known beforehand."""
@@ -66,16 +71,17 @@ class GreedySelection:
     exhaustive : bool, default False
         Score every sample at every step instead of a random subset (the paper's Algorithm 2 without its random subset).
     prefitting : bool, default False
-        Score by the decrease after refitting the whole active set (equation 7) instead of along one variable (equation 10).
-        Costs a triangular solve for every candidate; for small problems.
+        Score by the decrease after refitting the whole active set (equation 7) instead of along one variable
+        (equation 10). Costs a triangular solve for every candidate; for small problems.
     threads : int, optional
         Threads that score candidates; as many as there are cores by default. The result does not depend on it.
 
     Notes
     -----
-    One variable of each block is searched exhaustively, which is what the convergence proof needs (Theorem 2 uses that the
-    variable with the largest g_i^2 / Kbar_ii is in B). With one variable a step it is the first, as in the paper; with several it
-    is the last, because it alone needs the gradient everywhere and the rest can be chosen while an update is still under way.
+    One variable of each block is searched exhaustively, which is what the convergence proof needs (Theorem 2 uses
+    that the variable with the largest g_i^2 / Kbar_ii is in B). With one variable a step it is the first, as in the
+    paper; with several it is the last, because it alone needs the gradient everywhere and the rest can be chosen
+    while an update is still under way.
     """
 
     candidates: int = 60
@@ -83,7 +89,6 @@ class GreedySelection:
     exhaustive: bool = False
     prefitting: bool = False
     threads: int | None = None
-    _pool: list[ThreadPoolExecutor] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -105,7 +110,13 @@ class GreedySelection:
         return None if self.exhaustive else self.draws(operator.n, size, seed, iteration)
 
     def fill(
-        self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, size: int, seed: int, iteration: int
+        self,
+        subproblem: Subproblem,
+        operator: KernelOperator,
+        gradient: GradientView,
+        size: int,
+        seed: int,
+        iteration: int,
     ) -> None:
         """Choose `size` variables greedily; see `Selection.fill`."""
         diagonal = operator.diagonal()
@@ -117,7 +128,9 @@ class GreedySelection:
         offset = 0
         for number, count in enumerate(steps):
             if search_first and number == 0:
-                picked = best_in_groups(np.sum(gradient.everywhere() ** 2, axis=1) / diagonal, np.arange(operator.n), 1, chosen)
+                picked = best_in_groups(
+                    np.sum(gradient.everywhere() ** 2, axis=1) / diagonal, np.arange(operator.n), 1, chosen
+                )
             elif draws is None:
                 everyone = np.arange(operator.n, dtype=np.intp)
                 picked = scorer.best(everyone, gradient, diagonal, chosen, groups=1, count=count)
@@ -129,17 +142,6 @@ class GreedySelection:
                 picked = _include_steepest(picked, gradient, diagonal, chosen)
             append(subproblem, gradient, picked)
 
-    def pool(self) -> ThreadPoolExecutor | None:
-        """Return the scoring threads, started on first use."""
-        helpers = self.helpers()
-        if helpers and not self._pool:
-            self._pool.append(ThreadPoolExecutor(helpers, thread_name_prefix="dkgp-score"))
-        return self._pool[0] if self._pool else None
-
-    def helpers(self) -> int:
-        """Number of threads that score beside the calling one."""
-        return (self.threads or available_cores()) - 1
-
 
 class _Scorer:
     """Scores candidates against the active set so far; keeps B's single-precision features as they grow."""
@@ -148,7 +150,13 @@ class _Scorer:
         self._settings, self._subproblem, self._operator = settings, subproblem, operator
 
     def best(
-        self, candidates: IndexArray, gradient: GradientView, diagonal: FloatArray, chosen: np.ndarray, groups: int, count: int
+        self,
+        candidates: IndexArray,
+        gradient: GradientView,
+        diagonal: FloatArray,
+        chosen: np.ndarray,
+        groups: int,
+        count: int,
     ) -> IndexArray:
         features = self._operator.features(candidates)
         error = gradient.at(candidates, features)
@@ -157,7 +165,7 @@ class _Scorer:
         if active.size:
             delta = active.guide()
             columns = self._operator.features(active.indices)
-            error = error + self._product(self._operator.single, features, columns, delta)
+            error = error + self._product(features, columns, delta)
             self._operator.kernel_evaluations += features.n * active.size
             if self._settings.prefitting:
                 rows = active.rows(candidates)
@@ -170,28 +178,14 @@ class _Scorer:
             return picked
         return best_in_groups(scores, candidates, groups, chosen)
 
-    def _product(self, evaluator: TileEvaluator, rows: Features, columns: Features, delta: FloatArray) -> FloatArray:
-        pool = self._settings.pool()
-        if pool is None or rows.n <= SCORING_ROWS:
-            return evaluator.matmat(rows, columns, delta)
-        bounds = [(start, min(start + SCORING_ROWS, rows.n)) for start in range(0, rows.n, SCORING_ROWS)]
-        parts: list[FloatArray | None] = [None] * len(bounds)
-        todo: Iterator[int] = iter(range(len(bounds)))  # next() on it is atomic: threads share the runs as they get to them
-
-        def work() -> None:
-            for index in todo:
-                parts[index] = evaluator.matmat(rows.slice(*bounds[index]), columns, delta)
-
-        helpers = [pool.submit(work) for _ in range(self._settings.helpers())]
-        work()
-        for helper in helpers:
-            helper.result()
-        return np.concatenate([part for part in parts if part is not None])
+    def _product(self, rows: Features, columns: Features, delta: FloatArray) -> FloatArray:
+        return matmat_in_parallel(self._operator.single, rows, columns, delta, self._settings.threads)
 
 
 @njit(nogil=True, cache=True)
 def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyped-def]
-    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it; a run may yield none.
+    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it; a run may yield
+    none.
 
     Runs are served in order: a variable that an earlier run took leaves a later one with its next best.
     """
@@ -211,7 +205,9 @@ def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyp
     return picked[:count]
 
 
-def _include_steepest(picked: IndexArray, gradient: GradientView, diagonal: FloatArray, chosen: np.ndarray) -> IndexArray:
+def _include_steepest(
+    picked: IndexArray, gradient: GradientView, diagonal: FloatArray, chosen: np.ndarray
+) -> IndexArray:
     steepest = int(np.argmax(np.sum(gradient.everywhere() ** 2, axis=1) / diagonal))
     if chosen[steepest]:
         return picked
@@ -237,7 +233,13 @@ class CyclicSelection:
         return order[position * size : (position + 1) * size]
 
     def fill(
-        self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, size: int, seed: int, iteration: int
+        self,
+        subproblem: Subproblem,
+        operator: KernelOperator,
+        gradient: GradientView,
+        size: int,
+        seed: int,
+        iteration: int,
     ) -> None:
         """Take the next block of the cycle; see `Selection.fill`."""
         picked = self.announced(operator, size, seed, iteration)
@@ -255,7 +257,13 @@ class GradientSelection:
         return None
 
     def fill(
-        self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, size: int, seed: int, iteration: int
+        self,
+        subproblem: Subproblem,
+        operator: KernelOperator,
+        gradient: GradientView,
+        size: int,
+        seed: int,
+        iteration: int,
     ) -> None:
         """Take the `size` largest; see `Selection.fill`."""
         norms = np.sum(gradient.everywhere() ** 2, axis=1)

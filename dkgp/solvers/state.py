@@ -28,7 +28,8 @@ class SolverState:
     exact : bool
         Whether every contribution to `gradient` was evaluated in float64.
     moved : (p,) float64
-        Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows with.
+        Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows
+        with.
     """
 
     alpha: FloatArray

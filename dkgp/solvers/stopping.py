@@ -1,7 +1,7 @@
 """When to stop: small rules that combine with `|` (any) and `&` (all), as in `GradientInfNorm(1e-4) | MaxPasses(50)`.
 
-A rule is asked with the current `Progress` and answers with a reason or nothing. Rules that mean "solved" set `converged`; a rule
-about effort does not.
+A rule is asked with the current `Progress` and answers with a reason or nothing. Rules that mean "solved" set
+`converged`; a rule about effort does not.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ class RelativeResidual(StoppingRule):
 
 @dataclass(frozen=True)
 class ObjectiveGap(StoppingRule):
-    """Converged when the objective is proven to lie within `tolerance` (relative) of its minimum: ||g||^2/(2 s2) <= tol |f|."""
+    """Converged when the objective is proven to lie within `tolerance` (relative) of its minimum: ||g||^2/(2 s2) <=
+    tol |f|.
+    """
 
     tolerance: float = 1e-6
 
@@ -200,7 +202,10 @@ class MaxIterations(StoppingRule):
         if progress.iteration < self.iterations:
             return None
         return StopReason(
-            "max_iterations", False, f"{progress.iteration} iterations done", "allow more iterations, or a larger tolerance"
+            "max_iterations",
+            False,
+            f"{progress.iteration} iterations done",
+            "allow more iterations, or a larger tolerance",
         )
 
 

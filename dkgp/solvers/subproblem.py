@@ -1,10 +1,12 @@
 """The small dense subproblem of a block step: min over delta of delta' Kbar_BB delta / 2 + g_B' delta, as B grows.
 
-GBCD paper, equations (6), (11)-(13), with the incremental Cholesky factor that the paper recommends in place of the explicit
-inverse. Variables are appended several at a time, so that the work is triangular solves with many right-hand sides.
+GBCD paper, equations (6), (11)-(13), with the incremental Cholesky factor that the paper recommends in place of the
+explicit inverse. Variables are appended several at a time, so that the work is triangular solves with many right-hand
+sides.
 
-The factor is kept in float32 where the noise variance is far enough above float32 rounding: it then takes half the time and half
-the memory. While B grows it only steers the selection; the step that is taken is refined against float64 kernel entries.
+The factor is kept in float32 where the noise variance is far enough above float32 rounding: it then takes half the
+time and half the memory. While B grows it only steers the selection; the step that is taken is refined against
+float64 kernel entries.
 """
 
 from __future__ import annotations
@@ -14,17 +16,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
-from dkgp.kernels import Features
+from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.solvers.triangular import solve_lower, solve_lower_transposed
 
 __all__ = ["Subproblem"]
 
-# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v: below this margin float32 would not be a good guide.
+# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v: below this margin float32 would not be a
+# good guide.
 SINGLE_MARGIN = 20.0
 REFINEMENT_TOLERANCE = 1e-7
 MOST_REFINEMENTS = 5
+
+
+LEAST_PARALLEL_WORK = 10_000_000
+# A run of rows this long is evaluated by one thread: half a millisecond of work, and a whole number of vectors.
+PARALLEL_ROWS = 512
+
+
+def matmat_in_parallel(
+    evaluator: TileEvaluator, rows: Features, columns: Features, weights: FloatArray, threads: int | None = None
+) -> FloatArray:
+    """K(rows, columns) @ weights at the coordinator, its rows shared between threads."""
+    if rows.n <= PARALLEL_ROWS:
+        return evaluator.matmat(rows, columns, weights)
+    result = np.empty((rows.n, weights.shape[1]))
+
+    def work(piece: int) -> None:
+        start, stop = piece * PARALLEL_ROWS, min((piece + 1) * PARALLEL_ROWS, rows.n)
+        result[start:stop] = evaluator.matmat(rows.slice(start, stop), columns, weights)
+
+    in_parallel(work, -(-rows.n // PARALLEL_ROWS), threads)
+    return result
 
 
 class Subproblem:
@@ -78,7 +103,9 @@ class Subproblem:
         return Features(self._features.values, self._features.squared_norms, self.size)
 
     def guide(self) -> FloatArray:
-        """Return the minimiser over the variables so far, in the factor's precision: (size, p); what the selection goes by."""
+        """Return the minimiser over the variables so far, in the factor's precision: (size, p); what the selection
+        goes by.
+        """
         solution = self._half_solved[:, : self.size].copy()
         if self.size:
             solve_lower_transposed(self._factor, self.size, solution)
@@ -123,7 +150,7 @@ class Subproblem:
         if old:
             active = Features(self._features.values, self._features.squared_norms, old)
             rows[:, :old] = self._evaluator.tile(features, active)
-            solve_lower(self._factor, old, rows[:, :old])
+            self._solve_rows(rows, old)
             corner -= rows[:, :old] @ rows[:, :old].T
             tail = tail - self._half_solved[:, :old] @ rows[:, :old].T
         rows[:, old:new] = np.linalg.cholesky(corner)
@@ -131,11 +158,18 @@ class Subproblem:
         solve_lower(rows[:, old:new], new - old, tail)
         self._half_solved[:, old:new] = tail
 
+    def _solve_rows(self, rows: NDArray[Any], order: int) -> None:
+        """L^-1 for the new rows, in two halves where there is enough to do for two threads."""
+        cuts = [0, len(rows) // 2, len(rows)] if len(rows) * order * order >= LEAST_PARALLEL_WORK else [0, len(rows)]
+        in_parallel(
+            lambda part: solve_lower(self._factor, order, rows[cuts[part] : cuts[part + 1], :order]), len(cuts) - 1
+        )
+
     def solve(self) -> FloatArray:
         """Return the minimiser over B against float64 kernel entries: (size, p).
 
-        A float32 factor is corrected by iterative refinement, each correction costing one product with Kbar_BB; where that does
-        not converge the factor is computed again in float64.
+        A float32 factor is corrected by iterative refinement, each correction costing one product with Kbar_BB; where
+        that does not converge the factor is computed again in float64.
         """
         delta = self.guide()
         if not self.single:
@@ -144,7 +178,8 @@ class Subproblem:
         right = -self.gradient[: self.size]
         target = REFINEMENT_TOLERANCE * float(np.max(np.abs(right), initial=0.0))
         for _ in range(MOST_REFINEMENTS):
-            residual = right - self._operator.double.matmat(active, active, delta) - self._operator.noise_variance * delta
+            product = matmat_in_parallel(self._operator.double, active, active, delta)
+            residual = right - product - self._operator.noise_variance * delta
             if not np.isfinite(residual).all():
                 break
             correction = np.ascontiguousarray(residual.T, dtype=np.float32)
@@ -173,7 +208,8 @@ class Subproblem:
 
     def half_solve(self, kernel_rows: NDArray[Any]) -> NDArray[Any]:
         """L^-1 k for kernel rows k(x, B): (r, size), one a row; what prefitting needs (equation 7)."""
-        solved = np.ascontiguousarray(kernel_rows, dtype=self._factor.dtype)
+        # Always a copy: it is solved in place, and "contiguous" leaves odd strides on a single column.
+        solved = np.array(kernel_rows, dtype=self._factor.dtype, order="C", copy=True)
         if self.size:
             solve_lower(self._factor, self.size, solved)
         return solved

@@ -1,8 +1,9 @@
 """Triangular solves on part of a growing factor, without copying it.
 
-SciPy's array wrappers copy a sliced triangle on every call, which at these sizes costs several times the arithmetic. The function
-pointers that SciPy exports for compiled code take a leading dimension; ctypes calls them, and lets other threads run meanwhile.
-Substitution for a single vector is memory-bound, and a plain compiled loop over the factor's rows beats BLAS at it several times.
+SciPy's array wrappers copy a sliced triangle on every call, which at these sizes costs several times the arithmetic.
+The function pointers that SciPy exports for compiled code take a leading dimension; ctypes calls them, and lets other
+threads run meanwhile. Substitution for a single vector is memory-bound, and a plain compiled loop over the factor's
+rows beats BLAS at it several times.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c
 def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
     """`right[i] = L^-1 right[i]` in place for each row i, L the leading `order` rows and columns of `factor`.
 
-    A row-major lower triangle L is a column-major upper triangle U = L', and a row of `right` is a column of the system U' x = b.
+    A row-major lower triangle L is a column-major upper triangle U = L', and a row of `right` is a column of the
+    system U' x = b.
     """
     if factor.dtype != right.dtype or factor.strides[1] != factor.itemsize or right.strides[1] != right.itemsize:
         raise ValueError("factor and right-hand sides must share one type and have contiguous rows")

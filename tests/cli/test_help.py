@@ -1,0 +1,67 @@
+"""Help: quick, complete, with an example for every command."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+
+import dkgp
+from dkgp.cli import main
+
+
+def commands(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*before, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*before, name))
+
+
+ALL = dict(commands(main))
+
+
+def test_the_commands_of_this_release() -> None:
+    expected = {"ingest", "tune", "train", "predict", "evaluate", "info", "demo", "bench"}
+    assert {names[0] for names in ALL} == expected
+    assert {names[1] for names in ALL if len(names) == 2} == {"tiles", "solve", "overhead", "selection"}
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, ...], run: Callable[..., Any]) -> None:
+    result = run(*names, "--help")
+    assert result.exit_code == 0
+    assert "Example:" in result.output
+    assert f"  dkgp {' '.join(names)}" in result.output
+    for parameter in ALL[names].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{parameter.name} has no help"
+
+
+@pytest.mark.parametrize("names", [n for n in ALL if n != ("bench",)], ids=" ".join)
+def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
+    options = {option for parameter in ALL[names].params for option in parameter.opts}
+    assert {"--json", "--quiet", "--debug"} <= options
+
+
+def test_help_comes_at_once(process: tuple[list[str], dict[str, str]]) -> None:
+    command, environment = process
+    began = time.perf_counter()
+    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 1.0
+    assert "Exit codes" in shown.stdout
+
+
+def test_nothing_heavy_is_imported_for_help(process: tuple[list[str], dict[str, str]]) -> None:
+    command, environment = process
+    heavy = "{'numpy', 'numba', 'zarr', 'distributed', 'scipy', 'rich', 'matplotlib'}"
+    code = f"import sys, dkgp.cli; print(sorted({heavy} & set(sys.modules)))"
+    shown = subprocess.run([command[0], "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_version(run: Callable[..., Any]) -> None:
+    assert dkgp.__version__ in run("--version").output

@@ -1,0 +1,217 @@
+"""A file to predictions by the commands alone, each with its document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from dkgp.data import open_dataset, open_model, open_prediction
+from dkgp.models import read_hyperparameters
+
+Command = Callable[..., Any]
+
+
+def test_ingest_splits(pipeline: dict[str, Any]) -> None:
+    document = pipeline["ingest"]
+    assert (document["n_train"], document["n_test"], document["d"], document["p"]) == (600, 200, 6, 1)
+    assert open_dataset(document["train"]).fingerprint == document["fingerprint"]
+    assert document["targets"] == ["price"]
+
+
+def test_tune_writes_what_it_prints(pipeline: dict[str, Any]) -> None:
+    document = pipeline["tune"]
+    found = read_hyperparameters(document["out"], n_features=6)
+    assert found.noise_variance == document["noise_variance"]
+    assert found.subset_size == 200
+    # The sixth feature plays no part.
+    assert document["kernel"]["gamma"][5] < 0.1 * min(document["kernel"]["gamma"][:3])
+
+
+def test_train_document_is_complete_and_true(pipeline: dict[str, Any]) -> None:
+    document = pipeline["train"]
+    expected = {"n", "d", "solver", "converged", "iterations", "column_passes", "kernel_evaluations", "seconds"}
+    expected |= {"gradient_inf_norm", "relative_residual", "objective", "peak_memory_bytes"}
+    assert expected <= document.keys()
+    assert document["converged"] is True
+    assert document["solver"] == "gbcd"
+    assert document["peak_memory_bytes"] > 50e6
+    # The gradient by an independent dense computation.
+    model, found = open_model(document["out"]), read_hyperparameters(pipeline["tune"]["out"])
+    dataset = open_dataset(pipeline["ingest"]["train"])
+    X, y = dataset.inputs(0, 600), dataset.targets(0, 600)
+    K = found.kernel(X, X) + found.noise_variance * np.eye(600)
+    gradient = K @ model.alpha - y
+    assert document["gradient_inf_norm"] == pytest.approx(np.abs(gradient).max(), rel=1e-6)
+    assert document["gradient_inf_norm"] <= 1e-4
+    exact = scipy.linalg.cho_solve(scipy.linalg.cho_factor(K), y)
+    assert np.linalg.norm(model.alpha - exact) <= document["certificate"]["alpha_error_bound"][0]
+
+
+def test_train_logs_every_round(pipeline: dict[str, Any]) -> None:
+    document = pipeline["train"]
+    records = [json.loads(line) for line in Path(document["log_json"]).read_text().splitlines()]
+    assert [record["iteration"] for record in records] == list(range(1, document["iterations"] + 1))
+    assert records[-1]["gradient_inf_norm"] < records[0]["gradient_inf_norm"]
+
+
+def test_train_leaves_no_checkpoint_behind(pipeline: dict[str, Any]) -> None:
+    assert pipeline["train"]["checkpoint"] is None
+    assert not list(pipeline["folder"].glob("*.checkpoint"))
+
+
+def test_plots_are_images(pipeline: dict[str, Any]) -> None:
+    for document in (pipeline["train"], pipeline["evaluate"]):
+        assert Path(document["plot"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_predictions_are_the_exact_ones_within_the_bound(pipeline: dict[str, Any]) -> None:
+    found = read_hyperparameters(pipeline["tune"]["out"])
+    train, test = open_dataset(pipeline["ingest"]["train"]), open_dataset(pipeline["ingest"]["test"])
+    X = train.inputs(0, 600)
+    K = found.kernel(X, X) + found.noise_variance * np.eye(600)
+    mean = found.kernel(test.inputs(0, 200), X) @ np.linalg.solve(K, train.targets(0, 600))
+    prediction = open_prediction(pipeline["predict"]["out"])
+    error = np.abs(prediction.read("mean") - train.standardisation.targets_back(mean))
+    assert (error <= prediction.read("mean_error_bound")).all()
+    assert pipeline["predict"]["n_samples"] == 200
+
+
+def test_evaluate_agrees_with_the_definition(pipeline: dict[str, Any]) -> None:
+    test = open_dataset(pipeline["ingest"]["test"])
+    prediction = open_prediction(pipeline["predict"]["out"])
+    error = prediction.read("mean") - test.targets(0, 200, standardised=False)
+    rmse = np.sqrt(np.mean(error**2)) / test.standardisation.target_std[0]
+    assert pipeline["evaluate"]["rmse"] == pytest.approx(rmse)
+    assert pipeline["evaluate"]["rmse"] < 0.4
+
+
+def test_tables_go_to_standard_output_and_progress_does_not(
+    pipeline: dict[str, Any], run: Command, tmp_path: Path
+) -> None:
+    result = run(
+        *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"]),
+        *("--out", tmp_path / "model.zarr", "--block-size", 100),
+    )
+    assert result.exit_code == 0
+    assert "relative residual" in result.stdout
+    assert "running without Dask" not in result.stdout
+    assert "running without Dask" in result.stderr
+
+
+@pytest.mark.parametrize("options", [("--exhaustive",), ("--prefitting", "--memory", 0), ("--precision", "double")])
+def test_other_settings_reach_the_same_solution(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    trained = document(
+        run(
+            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
+            *("--out", tmp_path / "model.zarr", "--block-size", 60, *options),
+        )
+    )
+    assert trained["converged"] is True
+    assert trained["objective"] == pytest.approx(pipeline["train"]["objective"], rel=1e-6)
+
+
+def test_several_targets_and_separate_test_data(
+    run: Command, document: Command, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    for name, n in (("train", 300), ("test", 80)):
+        X = rng.random((n, 3))
+        Y = np.column_stack([np.sin(4 * X[:, 0]), 10 * X[:, 1] * X[:, 2]]) + 0.05 * rng.standard_normal((n, 2))
+        table = np.column_stack([X, Y])
+        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,c,u,v", comments="")
+        targets = ("--target", "u", "--target", "v")
+        document(run("ingest", tmp_path / f"{name}.csv", tmp_path / f"{name}.zarr", *targets, "--json"))
+    hyper, model, out = tmp_path / "hyper.json", tmp_path / "model.zarr", tmp_path / "prediction.zarr"
+    document(run("tune", tmp_path / "train.zarr", "--out", hyper, "--json"))
+    trained = document(run("train", tmp_path / "train.zarr", "--out", model, "--hyper", hyper, "--json"))
+    assert trained["p"] == 2
+    document(run("predict", model, tmp_path / "test.zarr", "--out", out, "--json"))
+    evaluated = document(run("evaluate", out, tmp_path / "test.zarr", "--json"))
+    assert set(evaluated["per_target"]) == {"u", "v"}
+    assert all(errors["rmse"] < 0.3 for errors in evaluated["per_target"].values())
+    assert run("evaluate", out, tmp_path / "test.zarr").exit_code == 0
+
+
+@pytest.mark.parametrize("solver", ["bcdc", "bcdg"])
+def test_other_selections_reach_the_same_solution(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, solver: str
+) -> None:
+    trained = document(
+        run(
+            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
+            *("--out", tmp_path / "model.zarr", "--solver", solver, "--block-size", 300),
+        )
+    )
+    assert trained["solver"] == solver
+    assert trained["objective"] == pytest.approx(pipeline["train"]["objective"], rel=1e-6)
+
+
+def test_warm_start_from_the_solution_needs_no_round(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    trained = document(
+        run(
+            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
+            *("--out", tmp_path / "model.zarr", "--warm-start", pipeline["train"]["out"], "--by-reference"),
+        )
+    )
+    assert trained["iterations"] == 0
+    model = open_model(tmp_path / "model.zarr")
+    assert model.by_reference
+    np.testing.assert_array_equal(model.alpha, open_model(pipeline["train"]["out"]).alpha)
+
+
+@pytest.mark.parametrize(
+    ("step", "field", "kind"),
+    [("ingest", "train", "dataset"), ("train", "out", "model"), ("predict", "out", "prediction")],
+)
+def test_info_tells_what_a_store_is(
+    pipeline: dict[str, Any], run: Command, document: Command, step: str, field: str, kind: str
+) -> None:
+    described = document(run("info", pipeline[step][field], "--json"))
+    assert described["kind"] == kind
+    assert described["n"] == {"dataset": 600, "model": 600, "prediction": 200}[kind]
+    assert run("info", pipeline[step][field]).exit_code == 0
+
+
+def test_info_of_a_hyperparameter_file_and_of_the_installation(
+    pipeline: dict[str, Any], run: Command, document: Command
+) -> None:
+    assert document(run("info", pipeline["tune"]["out"], "--json"))["kind"] == "hyperparameters"
+    installation = document(run("info", "--json"))
+    assert installation["kind"] == "installation"
+    assert installation["packages"]["numpy"] == np.__version__
+    assert run("info").exit_code == 0
+
+
+def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: Path) -> None:
+    arguments = ("demo", "--out", tmp_path / "demo", "--samples", 400, "--test-samples", 100, "--json")
+    first = document(run(*arguments))
+    assert first["converged"] is True
+    assert first["rmse"] < 0.3
+    assert first["kernel_matrix_bytes"] == 8 * 400 * 400
+    assert Path(first["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert set(first["seconds_by_phase"]) == {"generate", "tune", "train", "predict", "evaluate", "plot"}
+    second = document(run(*arguments))
+    assert second["rmse"] == first["rmse"]
+
+
+def test_demo_leaves_the_stores_of_others_alone(
+    pipeline: dict[str, Any], run: Command, snapshot: Callable[[], dict[str, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "train.zarr").mkdir()
+    for path in Path(pipeline["ingest"]["train"]).rglob("*"):
+        target = tmp_path / "train.zarr" / path.relative_to(pipeline["ingest"]["train"])
+        target.mkdir(parents=True) if path.is_dir() else target.write_bytes(path.read_bytes())
+    before = snapshot()
+    result = run("demo", "--out", tmp_path, "--samples", 400)
+    assert result.exit_code == 3
+    assert "exists already" in result.stderr
+    assert snapshot() == before
