@@ -171,7 +171,7 @@ class TileEvaluator:
         weights_a[:, : A.n] = W_A.T * amplitude
         out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
         compiled.tile_pair(
-            A.values, A.squared_norms, A.n, B.values, B.squared_norms, B.n, weights_b, weights_a, out_a, out_b,
+            A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights_b, weights_a, out_a, out_b,
             self._program.profile, self._expanded, self._tile_rows,
         )  # fmt: skip
         return out_a[:, : A.n].T, out_b.T
