@@ -19,6 +19,7 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.recursions import measures
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule, StopReason
 
@@ -183,6 +184,7 @@ class _Loop:
         self.operator, self.rhs, self.solver, self.stopping = operator, rhs, solver, stopping
         self.callback, self.checkpointing, self.interrupted = callback, checkpointing, interrupted
         self.history: list[Progress] = []
+        self.scale = np.linalg.norm(rhs, axis=0)
         self.refreshes = 0
         self.typical_entry: float | None = None
         self.seconds_before = 0.0
@@ -268,20 +270,18 @@ class _Loop:
         return fresh
 
     def _measure(self, state: SolverState, timings: dict[str, float]) -> Progress:
-        gradient = state.gradient
-        norms = np.sqrt(np.einsum("nt,nt->t", gradient, gradient))
-        scale = np.sqrt(np.einsum("nt,nt->t", self.rhs, self.rhs))
-        objective = 0.5 * float(np.einsum("nt,nt->", state.alpha, gradient - self.rhs))
+        largest, squares, objective = measures(state.alpha, state.gradient, self.rhs)
+        norms = np.sqrt(squares)
         return Progress(
             iteration=state.iteration,
             column_passes=state.columns / self.operator.n,
             kernel_evaluations=self._evaluations(),
             seconds=self._seconds(),
-            gradient_inf_norm=float(np.max(np.abs(gradient), initial=0.0)),
+            gradient_inf_norm=float(largest),
             gradient_norm=float(np.max(norms, initial=0.0)),
-            relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
-            objective=objective,
-            objective_gap_bound=float(np.sum(norms**2)) / (2.0 * self.operator.noise_variance),
+            relative_residual=float(np.max(np.divide(norms, self.scale, out=np.zeros_like(norms), where=self.scale > 0.0))),
+            objective=float(np.sum(objective)),
+            objective_gap_bound=float(np.sum(squares)) / (2.0 * self.operator.noise_variance),
             timings=timings,
         )
 

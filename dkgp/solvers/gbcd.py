@@ -206,7 +206,7 @@ class GreedyBlockCoordinateDescent:
             if coming is not None:
                 operator.announce(coming)
         pending = operator.submit_columns(indices, delta, state.precision)
-        advance_solution(
+        moved = advance_solution(
             state.alpha,
             indices,
             delta,
@@ -216,7 +216,7 @@ class GreedyBlockCoordinateDescent:
             step.step,
             state.directions[step.slot],
         )
-        state.note_step(step.step * state.directions[step.slot])
+        state.note_step(moved)
         clock.lap("vectors")
         state.iteration += 1
         state.columns += len(indices)

@@ -41,10 +41,10 @@ class SolverState:
     exact: bool = False
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
 
-    def note_step(self, step: FloatArray) -> None:
-        """Count a step (n, p) in alpha towards the drift of the gradient, where its image was computed in float32."""
+    def note_step(self, squared_norm: FloatArray) -> None:
+        """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32."""
         if self.precision == "single":
-            self.moved = self.moved + np.einsum("nt,nt->t", step, step)
+            self.moved = self.moved + squared_norm
             self.exact = False
 
     def arrays(self) -> dict[str, FloatArray]:
