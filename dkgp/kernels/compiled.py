@@ -304,45 +304,6 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, profile, expand
                     out[t, start + i] += totals[t, i]
 
 
-@njit(fastmath=True, nogil=True, forceinline=True)
-def accumulate_both(  # type: ignore[no-untyped-def]
-    totals, out_b, target, tile, width, count, weights_b, weights_a, start, first_column
-):
-    """Product stage of a symmetric pair: both sums from one reading of the tile, four columns at a time.
-
-    The transposed sums run along vectors, so reassociation is allowed here: fixed by the compiler, the same every time.
-    """
-    prefer_full_vectors()
-    zero = tile[0, 0] - tile[0, 0]
-    j = 0
-    while j + 4 <= width:
-        c = first_column + j
-        w0, w1, w2, w3 = weights_b[c, target], weights_b[c + 1, target], weights_b[c + 2, target], weights_b[c + 3, target]
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        for i in range(count):
-            k0, k1, k2, k3 = tile[j, i], tile[j + 1, i], tile[j + 2, i], tile[j + 3, i]
-            weight = weights_a[target, start + i]
-            totals[target, i] += k0 * w0 + k1 * w1 + k2 * w2 + k3 * w3
-            s0 += k0 * weight
-            s1 += k1 * weight
-            s2 += k2 * weight
-            s3 += k3 * weight
-        out_b[target, c] += s0
-        out_b[target, c + 1] += s1
-        out_b[target, c + 2] += s2
-        out_b[target, c + 3] += s3
-        j += 4
-    while j < width:
-        c = first_column + j
-        w0 = weights_b[c, target]
-        s0 = zero
-        for i in range(count):
-            totals[target, i] += tile[j, i] * w0
-            s0 += tile[j, i] * weights_a[target, start + i]
-        out_b[target, c] += s0
-        j += 1
-
-
 @njit(fastmath=FAST_MATH, nogil=True, cache=True)
 def tile_pair(  # type: ignore[no-untyped-def]
     A, norms_a, B, norms_b, n_columns, weights_b, weights_a, out_a, out_b, profile, expanded, tile_rows
@@ -354,7 +315,8 @@ def tile_pair(  # type: ignore[no-untyped-def]
     """
     prefer_full_vectors()
     padded, targets = A.shape[1], weights_b.shape[1]
-    tile = np.empty((TILE_COLUMNS, tile_rows), A.dtype)
+    tile = np.zeros((TILE_COLUMNS, tile_rows), A.dtype)
+    local_weights = np.zeros((targets, tile_rows), A.dtype)
     totals = np.empty((targets, tile_rows), A.dtype)
     rows = empty_rows(A, tile_rows, expanded)
     columns = pack_columns(B, norms_b, n_columns, expanded)
@@ -364,6 +326,8 @@ def tile_pair(  # type: ignore[no-untyped-def]
         pack_rows(rows, A, norms_a, start, count, expanded)
         for t in range(targets):
             out_a[t, start : start + count] = 0.0
+            local_weights[t, :count] = weights_a[t, start : start + count]
+            local_weights[t, count:] = 0.0
         for first in range(0, n_columns, FLUSH_COLUMNS):
             last = min(first + FLUSH_COLUMNS, n_columns)
             totals[:, :] = 0.0
@@ -371,7 +335,11 @@ def tile_pair(  # type: ignore[no-untyped-def]
                 width = min(TILE_COLUMNS, last - column)
                 fill_tile(tile, width, count, rows, columns, column, expanded, profile)
                 for t in range(targets):
-                    accumulate_both(totals, out_b, t, tile, width, count, weights_b, weights_a, start, column)
+                    accumulate(totals, t, tile, width, count, weights_b, column)
+                    # A sum along vectors, by BLAS: left to the compiler, its order would depend on where arrays lie.
+                    sums = np.dot(tile, local_weights[t])
+                    for j in range(width):
+                        out_b[t, column + j] += sums[j]
             for t in range(targets):
                 for i in range(count):
                     out_a[t, start + i] += totals[t, i]

@@ -16,7 +16,7 @@ import scipy.linalg.cython_blas
 from numba import njit
 from numpy.typing import NDArray
 
-from dkgp.kernels.compiled import prefer_full_vectors
+from dkgp.kernels.compiled import FAST_MATH, prefer_full_vectors
 
 __all__ = ["solve_lower", "solve_lower_transposed"]
 
@@ -64,7 +64,7 @@ def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
     )
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=FAST_MATH, nogil=True, cache=True)
 def solve_lower_transposed(factor, order, right):  # type: ignore[no-untyped-def]
     """`right[i] = L^-T right[i]` in place for each row i, L the leading `order` rows and columns of `factor`.
 
@@ -83,10 +83,11 @@ def solve_lower_transposed(factor, order, right):  # type: ignore[no-untyped-def
                 x0, x1 = right[system, first], right[system, first + 1]
                 x2, x3 = right[system, first + 2], right[system, first + 3]
                 for k in range(first):
-                    right[system, k] -= (
-                        x0 * factor[first, k]
-                        + x1 * factor[first + 1, k]
-                        + x2 * factor[first + 2, k]
-                        + x3 * factor[first + 3, k]
+                    right[system, k] = (
+                        right[system, k]
+                        - x0 * factor[first, k]
+                        - x1 * factor[first + 1, k]
+                        - x2 * factor[first + 2, k]
+                        - x3 * factor[first + 3, k]
                     )
             last = first
