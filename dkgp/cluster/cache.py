@@ -49,9 +49,7 @@ class FeatureCache:
         return self._bytes
 
     def get(self, key: Hashable, build: Callable[[], ValueT]) -> ValueT:
-        """Return the value under `key`, building it where it is missing; other threads asking for it wait for that
-        build.
-        """
+        """Return the value under `key`; where it is missing it is built, while other threads that ask for it wait."""
         with self._lock:
             if key in self._values:
                 self.hits += 1
@@ -65,14 +63,20 @@ class FeatureCache:
                     self.hits += 1
                     found: ValueT = self._values[key]
                     return found
-            built = build()
-            with self._lock:
-                self.misses += 1
-                self._building.pop(key, None)
-                self._store(key, built)
+            try:
+                built = build()
+                with self._lock:
+                    self.misses += 1
+                    self._store(key, built)
+            finally:
+                with self._lock:
+                    self._building.pop(key, None)
             return built
 
     def _store(self, key: Hashable, value: _Sized) -> None:
+        # Evicted at once, a value may be built by two threads that waited for it: the later one replaces the earlier.
+        if key in self._values:
+            self._bytes -= self._values.pop(key).nbytes
         if value.nbytes > self.budget_bytes:
             return
         self._values[key] = value

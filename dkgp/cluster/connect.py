@@ -6,9 +6,11 @@ default. A cluster started here is always closed; one that was found never is.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +156,7 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
         client = stack.enter_context(Client(cluster, timeout=options.connect_timeout_seconds))
     else:
         try:
+            _knock(address, options.connect_timeout_seconds)
             client = stack.enter_context(Client(address, timeout=options.connect_timeout_seconds, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             raise UnreachableSchedulerError(
@@ -164,8 +167,8 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
         client.wait_for_workers(1, timeout=WORKERS_WAIT_SECONDS)
     except TimeoutError:
         raise ClusterError(
-            f"the scheduler at {client.scheduler.address} has had no workers for {WORKERS_WAIT_SECONDS:.0f} s; start some with "
-            "`dask worker ADDRESS`"
+            f"the scheduler at {client.scheduler.address} has had no workers for {WORKERS_WAIT_SECONDS:.0f} s; "
+            "start some with `dask worker ADDRESS`"
         ) from None
     return DaskExecutor(
         client,
@@ -174,6 +177,21 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
         in_process=in_process,
         owns_workers=address is None and not in_process,
     )
+
+
+def _knock(address: str, timeout_seconds: float) -> None:
+    """See that a scheduler answers: dask's own client would wait for ever on a port that accepts and says nothing."""
+    from distributed import Security
+    from distributed.comm.core import connect
+
+    async def shake_hands() -> None:
+        arguments = Security().get_connection_args("client")
+        comm = await asyncio.wait_for(connect(address, timeout=timeout_seconds, **arguments), timeout_seconds)
+        await comm.close()
+
+    # In a thread of its own: this one may be running an event loop, as a notebook's does.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, shake_hands()).result()
 
 
 def _address_from_file(path: str) -> str:

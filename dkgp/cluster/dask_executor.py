@@ -10,18 +10,20 @@ import importlib.util
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from distributed import Client, Future, KilledWorker, WorkerPlugin, wait
-from distributed.client import FutureCancelledError
-from distributed.comm.core import CommClosedError
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockTask, PendingRound
+from dkgp.cluster.mailbox import Mailbox, deliver
 from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas
 from dkgp.errors import ClusterError
 
@@ -29,8 +31,17 @@ __all__ = ["DaskExecutor", "WorkerSetup"]
 
 PARALLELISM_REFRESH_SECONDS = 5.0
 ROUND_ATTEMPTS = 4
-# A worker lost twice by the same task is bad luck on a busy cluster; lost this often, the task is what kills it.
+# A task costs the scheduler, the worker and the client a few milliseconds of Python; this many entries take 15 to 20.
+LEAST_TASK_EVALUATIONS = 40_000_000
+# In one process the coordinator's own evaluations compete with the round for the cores: as many as hide the round trip.
+IN_PROCESS_OVERLAP_EVALUATIONS = 4_000_000
+# Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
 TASK_RETRIES = 3
+RECONNECT_POLL_SECONDS = 0.05
+ANSWER_SECONDS = 30.0
+WATCH_SECONDS = 1.0
+CLIENT_BATCH_SECONDS = 0.001
+RESUMABLE = "the last checkpoint can be resumed"
 
 
 class WorkerSetup(WorkerPlugin):
@@ -54,9 +65,7 @@ class WorkerSetup(WorkerPlugin):
         self._coordinator = (socket.gethostname(), os.getpid())
 
     def setup(self, worker: Any) -> None:
-        """Set this worker's process up; the coordinator's own process keeps its BLAS threads (a solve limits them
-        itself).
-        """
+        """Set this worker's process up; the coordinator's own keeps its BLAS threads, which a solve limits itself."""
         worker_cache().budget_bytes = self._cache_bytes
         if (socket.gethostname(), os.getpid()) != self._coordinator:
             if self._ignore_interrupts and threading.current_thread() is threading.main_thread():
@@ -82,6 +91,7 @@ class DaskExecutor:
     """
 
     overlaps = True
+    least_task_evaluations = LEAST_TASK_EVALUATIONS
 
     def __init__(
         self,
@@ -100,6 +110,11 @@ class DaskExecutor:
         self._threads = 0
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
         self.shares_memory = in_process
+        self.overlap_evaluations = IN_PROCESS_OVERLAP_EVALUATIONS if in_process else sys.maxsize
+        # A client sends at most one message in 10 ms; a round's start would wait behind the last one's release.
+        batch = getattr(client, "scheduler_comm", None)
+        if batch is not None and hasattr(batch, "interval"):
+            batch.interval = min(batch.interval, CLIENT_BATCH_SECONDS)
         try:
             client.register_plugin(WorkerSetup(cache_bytes, ignore_interrupts=owns_workers))
         except Exception as error:
@@ -118,7 +133,7 @@ class DaskExecutor:
         now = time.monotonic()
         if self._threads == 0 or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
             try:
-                self._threads = sum(self._client.nthreads().values())
+                self._threads = sum(_threads_by_worker(self._client).values())
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the scheduler no longer answers: {error}") from error
             self._threads_known_at = now
@@ -131,31 +146,41 @@ class DaskExecutor:
         with self._lock:
             self._round += 1
             number = self._round
-        return _DaskRound(self._client, name, self._run, number, task, arguments, groups, self._deadline)
+        if self._client.status not in ("running", "connecting"):
+            raise ClusterError(f"the cluster was lost: the client is {self._client.status}; {RESUMABLE}")
+        label = (name, self._run, number)
+        if self.shares_memory:
+            return _InProcessRound(self._client, label, task, arguments, groups, self._deadline)
+        return _DaskRound(self._client, label, task, arguments, groups, self._deadline)
 
     def close(self) -> None:
         """Nothing: the client belongs to whoever made it."""
+
+
+def _threads_by_worker(client: Client) -> dict[str, int]:
+    if client.scheduler is None:
+        raise ConnectionError(f"the client is {client.status}")
+    threads: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=ANSWER_SECONDS)
+    return threads
 
 
 class _DaskRound:
     def __init__(
         self,
         client: Client,
-        name: str,
-        run: str,
-        number: int,
+        label: tuple[str, str, int],
         task: BlockTask,
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         deadline_seconds: float,
     ) -> None:
-        self._client, self._label = client, (name, run, number)
+        self._client, self._label = client, label
         self._task, self._arguments, self._groups = task, arguments, groups
         self._deadline_seconds = deadline_seconds
         self._attempt = 0
         self._futures = self._start()
 
-    def _start(self) -> list[Future]:
+    def _start(self) -> list[Future[Any]]:
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
         return [
             self._client.submit(
@@ -174,30 +199,61 @@ class _DaskRound:
 
     def result(self) -> list[Any]:
         until = time.monotonic() + self._deadline_seconds
-        while True:
-            try:
-                wait(self._futures, timeout=max(0.001, until - time.monotonic()))
-                parts = self._client.gather(self._futures)
-                self._release()
+        try:
+            while True:
+                try:
+                    with self._client.as_current():  # `wait` asks for a default client, which this need not be
+                        wait(self._futures, timeout=max(0.001, until - time.monotonic()))
+                    failure = self._failure()
+                    parts = self._gather(until) if failure is None else []
+                except TimeoutError:
+                    raise ClusterError(
+                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
+                        f"{self._known_workers()} workers. Add workers, or raise the deadline; {RESUMABLE}"
+                    ) from None
+                except (CancelledError, OSError) as error:
+                    self._start_over(error, until)
+                    continue
+                if failure is not None:
+                    raise failure
                 return [value for part in parts for value in part]
-            except TimeoutError:
-                self._release()
-                raise ClusterError(
-                    f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
-                    f"{self._known_workers()} workers. Add workers, or raise the deadline; the last checkpoint can be resumed"
-                ) from None
-            except KilledWorker as error:
-                self._release()
-                raise ClusterError(
-                    f"workers keep dying on the same task ({error}); out of memory is the usual cause. "
-                    "Lower the block size or give workers more memory; the last checkpoint can be resumed"
-                ) from error
-            except (FutureCancelledError, CommClosedError, OSError) as error:
-                self._attempt += 1
-                self._release()
-                if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
-                    raise ClusterError(f"the cluster was lost: {error}; the last checkpoint can be resumed") from error
-                self._futures = self._start()
+        finally:
+            self._release()
+
+    def _gather(self, until: float) -> list[list[Any]]:
+        # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen.
+        gather = partial(self._client.gather, self._futures, asynchronous=True)
+        parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
+        return parts
+
+    def _failure(self) -> BaseException | None:
+        """Return what a task of this round raised, as itself; what the scheduler has to say, as a `ClusterError`."""
+        failed = next((future for future in self._futures if future.status == "error"), None)
+        if failed is None:
+            return None
+        error: BaseException | None = failed.exception()
+        assert error is not None
+        if type(error).__module__ != KilledWorker.__module__:
+            return error.with_traceback(failed.traceback())
+        if isinstance(error, KilledWorker):
+            failure = ClusterError(
+                f"workers keep dying on the same task ({error}); out of memory is the usual cause. "
+                f"Lower the block size or give workers more memory; {RESUMABLE}"
+            )
+        else:
+            failure = ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}")
+        failure.__cause__ = error
+        return failure
+
+    def _start_over(self, error: BaseException, until: float) -> None:
+        """Submit the round again once the client has its scheduler back, where it gets it back in time."""
+        self._release()
+        self._attempt += 1
+        while self._client.status == "connecting" and time.monotonic() < until:
+            time.sleep(RECONNECT_POLL_SECONDS)
+        if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
+            raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
+        self._futures = self._start()
 
     def _release(self) -> None:
         for future in self._futures:
@@ -205,6 +261,50 @@ class _DaskRound:
 
     def _known_workers(self) -> str:
         try:
-            return str(len(self._client.nthreads()))
+            return str(len(_threads_by_worker(self._client)))
         except Exception:  # the message must not fail because the cluster has
             return "an unknown number of"
+
+
+class _InProcessRound:
+    """A round whose results come back through memory; the cluster cannot be lost without this process."""
+
+    def __init__(
+        self,
+        client: Client,
+        label: tuple[str, str, int],
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        deadline_seconds: float,
+    ) -> None:
+        self._label, self._deadline_seconds = label, deadline_seconds
+        self._mailbox = Mailbox(len(groups))
+        self._futures = [
+            client.submit(
+                deliver, self._mailbox.number, index, task, *arguments, list(group), key=(*label, 0, index), pure=False
+            )
+            for index, group in enumerate(groups)
+        ]
+
+    def done(self) -> bool:
+        return self._mailbox.done()
+
+    def result(self) -> list[Any]:
+        try:
+            until = time.monotonic() + self._deadline_seconds
+            while not self._mailbox.wait(WATCH_SECONDS):
+                failed = next(
+                    (future for future in self._futures if future.status in ("error", "cancelled", "lost")), None
+                )
+                if failed is not None:  # the scheduler gave the task up before it could deliver anything
+                    raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
+                if time.monotonic() > until:
+                    raise ClusterError(
+                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+                    )
+            return [value for part in self._mailbox.take() for value in part]
+        finally:
+            self._mailbox.close()
+            for future in self._futures:
+                future.release()

@@ -31,10 +31,16 @@ class BlockExecutor(Protocol):
     """Runs rounds."""
 
     @property
+    def least_task_evaluations(self) -> int:
+        """Kernel entries below which a task is not worth its messages."""
+
+    @property
+    def overlap_evaluations(self) -> int:
+        """Kernel entries a round that the coordinator may evaluate itself rather than wait for the round's result."""
+
+    @property
     def overlaps(self) -> bool:
-        """Whether the coordinator's own work costs the round nothing: true where a round waits on messages or other
-        machines.
-        """
+        """Whether the coordinator's own work costs a round nothing, because it waits on messages or machines."""
 
     @property
     def parallelism(self) -> int:
@@ -90,6 +96,8 @@ class LocalExecutor:
     """
 
     overlaps = False
+    overlap_evaluations = 0
+    least_task_evaluations = 0
     shares_memory = True
     dashboard_link: str | None = None
 

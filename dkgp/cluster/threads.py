@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
 from dkgp.errors import ClusterError
 
@@ -27,7 +27,7 @@ __all__ = [
 
 _lock = threading.Lock()
 _depth = 0
-_restore: list[tuple[object, int]] = []
+_restore: list[tuple[LibController, int]] = []
 _controller: ThreadpoolController | None = None
 
 
@@ -46,7 +46,8 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
     """Call `work(0) .. work(count - 1)`, shared between this thread and the coordinator's helpers.
 
     The pieces must not depend on each other. How the whole is cut into pieces is the caller's, and must not depend on
-    the number of threads, so that neither does the result.
+    the number of threads, so that neither does the result. Calls may nest. When a piece raises, no further ones are
+    begun, and the exception comes out once the pieces under way have ended.
 
     Parameters
     ----------
@@ -66,14 +67,26 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
         if _helpers is None:
             _helpers = ThreadPoolExecutor(max(1, available_cores() - 1), thread_name_prefix="dkgp-helper")
     pieces = iter(range(count))  # next() on it is atomic: threads take pieces as they get to them
+    failed = threading.Event()
 
     def take() -> None:
-        for index in pieces:
-            work(index)
+        try:
+            for index in pieces:
+                if failed.is_set():
+                    return
+                work(index)
+        except BaseException:
+            failed.set()
+            raise
 
     futures = [_helpers.submit(take) for _ in range(helpers)]
-    take()
-    for future in futures:
+    try:
+        take()
+    finally:
+        # A helper that is busy elsewhere has nothing left to do here, and may be waiting for this very thread.
+        started = [future for future in futures if not future.cancel()]
+        wait(started)
+    for future in started:
         future.result()
 
 
@@ -87,11 +100,22 @@ def _blas() -> ThreadpoolController:
     return _controller
 
 
+def _set_blas_threads(library: LibController, threads: int) -> None:
+    # Recent threadpoolctl lets one thread of the process, the first to try, set OpenBLAS's count and silently ignores
+    # all others. A solve may run in any thread; that two do not get into each other's way is seen to here.
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    library.set_num_threads(threads)
+    if release is not None:
+        release(force=True)
+
+
 def limit_blas_threads(threads: int = 1) -> None:
     """Set this process's BLAS thread count for good; what a worker does when it starts."""
     for library in _blas().lib_controllers:
         if library.user_api == "blas":
-            library.set_num_threads(threads)
+            _set_blas_threads(library, threads)
 
 
 @contextmanager
@@ -108,7 +132,7 @@ def single_threaded_blas() -> Iterator[None]:
             for library in _blas().lib_controllers:
                 if library.user_api == "blas":
                     _restore.append((library, library.num_threads))
-                    library.set_num_threads(1)
+                    _set_blas_threads(library, 1)
     try:
         yield
     finally:
@@ -116,7 +140,7 @@ def single_threaded_blas() -> Iterator[None]:
             _depth -= 1
             if _depth == 0:
                 for library, threads in _restore:
-                    library.set_num_threads(threads)  # type: ignore[attr-defined]
+                    _set_blas_threads(library, threads)
                 _restore.clear()
 
 
@@ -131,6 +155,6 @@ def require_single_threaded_blas(where: str) -> None:
     for library in _blas().lib_controllers:
         if library.user_api == "blas" and library.num_threads > 1:
             raise ClusterError(
-                f"{where}: BLAS runs {library.num_threads} threads beside the task threads ({library.filepath}); expected 1. "
-                "Start workers through dkgp, or set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 for them"
+                f"{where}: BLAS runs {library.num_threads} threads beside the task threads ({library.filepath}); "
+                "expected 1. Start workers through dkgp, or set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 for them"
             )

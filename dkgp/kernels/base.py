@@ -1,5 +1,4 @@
-"""What a kernel is: an immutable value that evaluates itself naively, describes itself in JSON, and names its tile
-program.
+"""What a kernel is: an immutable value with a naive evaluation, a JSON description and a tile program.
 
 The naive evaluation (`kernel(A, B)`) is the reference that every compiled path is tested against. The tile program is
 what the compiled loops need to know: a scale for each feature and the number of a profile, the scalar function of the

@@ -218,9 +218,7 @@ def pack_columns(B, norms_b, n_columns, expanded):  # type: ignore[no-untyped-de
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def apply_profile(tile, width, count, profile):  # type: ignore[no-untyped-def]
-    """Profile stage, in place: negative squared distance -> kernel value of unit amplitude. One branch for each
-    profile.
-    """
+    """Profile stage, in place: negative squared distance -> kernel value of unit amplitude; a branch a profile."""
     prefer_full_vectors()
     if profile == PROFILE_EXP2:
         for j in range(width):
@@ -230,9 +228,7 @@ def apply_profile(tile, width, count, profile):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
 def accumulate(totals, target, tile, width, count, weights, first_column):  # type: ignore[no-untyped-def]
-    """Product stage: `totals[target] += tile' weights[first_column:, target]`, four columns at a time, in column
-    order.
-    """
+    """Product stage: `totals[target] += tile' weights[first_column:, target]`, by four columns, in their order."""
     prefer_full_vectors()
     j = 0
     while j + 4 <= width:
@@ -366,9 +362,7 @@ def tile_into(A, norms_a, B, norms_b, n_columns, out, profile, expanded, tile_ro
 
 @njit(nogil=True, cache=True)
 def squared_norms(values, out):  # type: ignore[no-untyped-def]
-    """`out[i] = sum_l values[l, i]^2`, in feature order for every row, so that a row's norm is the same wherever it
-    stands.
-    """
+    """`out[i] = sum_l values[l, i]^2`, in feature order, so that a row's norm is the same wherever it stands."""
     out[:] = 0.0
     for f in range(values.shape[0]):
         for i in range(values.shape[1]):

@@ -65,7 +65,8 @@ class Certificate:
     @property
     def proven_residual_norm(self) -> FloatArray:
         """Upper bounds on the exact ||r_t||, rounding included: (p,)."""
-        return np.asarray(self.residual_norm) + np.sqrt(self.n) * np.asarray(self.rounding)
+        bound: FloatArray = np.asarray(self.residual_norm) + np.sqrt(self.n) * np.asarray(self.rounding)
+        return bound
 
     def mean_error_bound(self, prior_variance: FloatArray) -> FloatArray:
         """Bound on |m(x) - m_exact(x)| for test samples with k(x, x) = `prior_variance` (r,): (r, p), standardised."""
@@ -76,7 +77,8 @@ class Certificate:
     @property
     def alpha_error_bound(self) -> FloatArray:
         """Bound on ||alpha_t - alpha_exact_t|| <= ||r_t|| / s2: (p,)."""
-        return self.proven_residual_norm / self.noise_variance
+        bound: FloatArray = self.proven_residual_norm / self.noise_variance
+        return bound
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""

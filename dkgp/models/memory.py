@@ -1,6 +1,4 @@
-"""Memory is planned before it is used: the projected peak of each process, and a refusal with numbers where it does
-not fit.
-"""
+"""Memory is planned before it is used: the projected peak, and a refusal with numbers where it does not fit."""
 
 from __future__ import annotations
 
@@ -59,8 +57,9 @@ class MemoryPlan:
         raise MemoryBudgetError(
             f"this run is projected to need {_mib(self.coordinator_bytes)} in the coordinator's process; the budget is "
             f"{_mib(budget_bytes)}. Solver vectors {_mib(self.vectors_bytes)} (fewer with a smaller --memory), inputs "
-            f"{_mib(self.inputs_bytes)}, block and candidates {_mib(self.block_bytes)} (less with a smaller --block-size or "
-            f"--candidates), workers {_mib(self.worker_bytes)} (elsewhere with --cluster processes or a scheduler)"
+            f"{_mib(self.inputs_bytes)}, block and candidates {_mib(self.block_bytes)} (less with a smaller "
+            f"--block-size or --candidates), workers {_mib(self.worker_bytes)} (elsewhere with --cluster "
+            "processes or a scheduler)"
         )
 
     def to_json(self) -> dict[str, int | bool]:

@@ -182,7 +182,8 @@ def _tune(
     family = ArdSquaredExponential(inputs, learn_variance=settings.learn_variance, feature_names=feature_names)
     bounds = np.vstack([family.bounds, np.log(np.array([NOISE_VARIANCE_BOUNDS]))])
     search = LikelihoodSearch(LogMarginalLikelihood(family, targets), bounds, inputs.shape[1], settings)
-    # A second BLAS thread gains a tenth here; on a busy machine BLAS threads waiting for each other cost many times that.
+    # A second BLAS thread gains a tenth here; on a busy machine BLAS threads waiting for each other cost many times
+    # that.
     with single_threaded_blas():
         for parameters in starting_points(family, bounds, settings):
             search.run(parameters)

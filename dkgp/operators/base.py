@@ -71,6 +71,11 @@ class KernelOperator(ABC):
         """Whether work done between `submit_columns` and its result is free (see `BlockExecutor.overlaps`)."""
         return False
 
+    @property
+    def overlap_evaluations(self) -> int:
+        """Kernel entries worth evaluating here instead of waiting (see `BlockExecutor.overlap_evaluations`)."""
+        return 0
+
     @abstractmethod
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal, k(x_i, x_i) + s2: (n,) float64."""
@@ -79,10 +84,8 @@ class KernelOperator(ABC):
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`, in that order, at the coordinator."""
 
-    def announce(self, indices: IndexArray) -> None:
-        """Say which samples' features will be asked for next, so that an out-of-core operator can bring them with a
-        round.
-        """
+    def announce(self, indices: IndexArray) -> None:  # noqa: B027  - most operators have them at hand
+        """Say whose features will be asked for next, so that an out-of-core operator can bring them with a round."""
 
     @abstractmethod
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
@@ -111,7 +114,7 @@ class KernelOperator(ABC):
         entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
         return float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  - some hold nothing
         """Release threads and caches held for this operator."""
 
     def __enter__(self) -> Self:

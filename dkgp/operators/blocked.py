@@ -1,6 +1,4 @@
-"""Kbar by row blocks: the operator that trains, in this process or on a cluster, depending on the executor it is
-given.
-"""
+"""Kbar by row blocks: the operator that trains, in this process or on a cluster, as its executor will have it."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ TASKS_PER_WORKER_THREAD = 1
 
 
 def coordinator_input_bytes_needed(n: int, d: int) -> int:
-    """Bytes of all inputs at the coordinator: float64 rows, float32 features with norms, and a float64 copy in
-    passing.
-    """
+    """Bytes of all inputs at the coordinator: float64 rows (a copy in passing too), float32 features with norms."""
     return n * (20 * d + 4)
 
 
@@ -74,6 +70,11 @@ class BlockedKernelOperator(KernelOperator):
         return self._executor.overlaps
 
     @property
+    def overlap_evaluations(self) -> int:
+        """Kernel entries worth evaluating at the coordinator instead of waiting for a round."""
+        return self._executor.overlap_evaluations
+
+    @property
     def executor(self) -> BlockExecutor:
         """Who runs the tasks."""
         return self._executor
@@ -104,7 +105,7 @@ class BlockedKernelOperator(KernelOperator):
             "kblock",
             apply_columns_task,
             (self._context, self.features(indices, precision), delta, precision, wanted),
-            self._groups(),
+            self._groups(self.n * len(indices)),
         )
         self.kernel_evaluations += self.n * len(indices)
         return _PendingColumns(self, pending, indices, delta, wanted)
@@ -144,14 +145,17 @@ class BlockedKernelOperator(KernelOperator):
         return {block: V[slice(*self._context.bounds(block))] for pair in pairs for block in pair}
 
     def close(self) -> None:
-        """Forget cached features of this run in this process (a worker's cache forgets them as new runs need the
-        room).
-        """
+        """Forget cached features of this run in this process; a worker's own forgets them as new runs need room."""
         worker_cache().discard_run(self._context.run_id)
         self._resident = self._resident_rows = None
 
-    def _groups(self) -> list[list[int]]:
-        return split_evenly(range(self._context.n_blocks), self._executor.parallelism * TASKS_PER_WORKER_THREAD)
+    def _groups(self, evaluations: int) -> list[list[int]]:
+        """Cut the blocks into tasks: one for each worker thread, fewer where they would be too small to pay."""
+        parts = self._executor.parallelism * TASKS_PER_WORKER_THREAD
+        least = self._executor.least_task_evaluations
+        if least:
+            parts = min(parts, max(1, round(evaluations / least)))
+        return split_evenly(range(self._context.n_blocks), parts)
 
     def _all_rows(self) -> FloatArray:
         if self._resident_rows is None:

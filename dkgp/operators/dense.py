@@ -53,8 +53,8 @@ class DenseKernelOperator(KernelOperator):
         n = inputs.shape[0]
         if 8 * n * n > budget_bytes:
             raise MemoryBudgetError(
-                f"a dense kernel matrix of {n} samples takes {8 * n * n:,} bytes; the budget is {budget_bytes:,} bytes. "
-                "Use a blocked operator, or raise budget_bytes"
+                f"a dense kernel matrix of {n} samples takes {8 * n * n:,} bytes; the budget is {budget_bytes:,} "
+                "bytes. Use a blocked operator, or raise budget_bytes"
             )
         super().__init__(kernel, noise_variance, n)
         self._inputs = inputs

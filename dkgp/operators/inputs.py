@@ -73,11 +73,17 @@ class ArrayInputs:
         return _redeem, (self._token,)
 
 
-def _redeem(token: str) -> ArrayInputs:
-    try:
-        return _RESIDENT[token]
-    except KeyError:
+def _redeem(token: str) -> InputSource:
+    return _RESIDENT.get(token) or _Elsewhere()
+
+
+class _Elsewhere:
+    # Raised on use: an error already while the message is being read would cost the worker its connection.
+
+    n_samples = n_features = 0
+
+    def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
         raise ClusterError(
-            "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process cluster; "
-            "for workers in other processes write the data to a Zarr store first (dkgp ingest)"
-        ) from None
+            "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process "
+            "cluster; for workers in other processes write the data to a Zarr store first (dkgp ingest)"
+        )

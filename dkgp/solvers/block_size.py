@@ -28,10 +28,10 @@ def projected_cost(n: int, d: int, candidates: int, m: int) -> float:
     m : int
         Block size.
     """
-    entry_ns = 0.35 + 0.025 * d
+    entry_ns = 0.30 + 0.012 * d
     update = n * m * entry_ns
     selection = candidates * m * m / 2 * entry_ns
-    dense = 0.014 * m**3
+    dense = 0.008 * m**3 + 6e3 * m
     round_trip = 5e6
     rounds = (n / m) * m**-PASSES_EXPONENT
     return float(rounds * (update + selection + dense + round_trip))

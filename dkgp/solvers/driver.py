@@ -1,6 +1,4 @@
-"""The loop that every iterative solver shares: stopping, float64 verification, history, progress, checkpoints,
-interrupts.
-"""
+"""The loop that every solver shares: stopping, float64 verification, history, progress, checkpoints, interrupts."""
 
 from __future__ import annotations
 
@@ -254,8 +252,8 @@ class _Loop:
                 for name, value in expected.items():
                     if found.metadata.get(name) != value:
                         raise CheckpointError(
-                            f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this run's is "
-                            f"{value!r}. Resume with the same data and options, or start afresh without --resume"
+                            f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this "
+                            f"run's is {value!r}. Resume with the same data and options, or start afresh without --resume"
                         )
                 loop = found.metadata["loop"]
                 self.history = [Progress(**record) for record in loop["history"]]
@@ -279,7 +277,9 @@ class _Loop:
             seconds=self._seconds(),
             gradient_inf_norm=float(largest),
             gradient_norm=float(np.max(norms, initial=0.0)),
-            relative_residual=float(np.max(np.divide(norms, self.scale, out=np.zeros_like(norms), where=self.scale > 0.0))),
+            relative_residual=float(
+                np.max(np.divide(norms, self.scale, out=np.zeros_like(norms), where=self.scale > 0.0))
+            ),
             objective=float(np.sum(objective)),
             objective_gap_bound=float(np.sum(squares)) / (2.0 * self.operator.noise_variance),
             timings=timings,

@@ -147,9 +147,7 @@ class GreedyBlockCoordinateDescent:
         return document
 
     def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> BlockState:
-        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start with its float64
-        gradient.
-        """
+        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start."""
         n, p = rhs.shape
         alpha = np.zeros((n, p)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, p)
         gradient = -rhs.copy() if initial is None else operator.matmat(alpha) - rhs
@@ -238,8 +236,7 @@ class GreedyBlockCoordinateDescent:
         self.selection.fill(state.subproblem, operator, view, state.block_size, self.seed, iteration)
 
     def _scalars(self, state: BlockState, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> _Step:
-        """Coefficients that make the step conjugate to the remembered ones, and its exact length, before any update
-        is known.
+        """Make the step conjugate to the remembered ones, and its length exact, before any update is known.
 
         p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB
         delta = -g_B, delta' Kbar delta = -g_B' delta; since earlier exact steps left g orthogonal to every p_j, g' p
@@ -301,12 +298,14 @@ class _UnderWay:
     def __init__(self, operator: KernelOperator, state: BlockState, step: _Step, pending: PendingColumns) -> None:
         self._operator, self._state, self._step, self._pending = operator, state, step, pending
         self._settled = False
+        self._affordable = operator.overlap_evaluations
         self._columns: Features | None = None
 
     def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
-        if self._settled or self._pending.done() or not self._operator.overlaps:
-            return self.everywhere()[indices]
         operator, state, step = self._operator, self._state, self._step
+        self._affordable -= len(indices) * len(step.indices)
+        if self._settled or self._affordable < 0 or self._pending.done():
+            return self.everywhere()[indices]
         if features is None or state.precision == "double":
             features = operator.features(indices, state.precision)
         if self._columns is None:

@@ -106,8 +106,8 @@ def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
     Returns
     -------
     float, (p,) float64, (p,) float64
-        max |g|; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the objective (equation 3, since
-        Kbar alpha = g + y).
+        max |g|; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the objective (equation 3,
+        since Kbar alpha = g + y).
     """
     n, p = gradient.shape
     largest = 0.0

@@ -21,10 +21,13 @@ from dkgp.solvers.subproblem import Subproblem, matmat_in_parallel
 __all__ = ["CyclicSelection", "GradientSelection", "GradientView", "GreedySelection", "Selection"]
 
 
+# Twenty solutions of the subproblem in a block: kin40k takes 4 % more passes than with 32 and a fifth less time to
+# select; Friedman1 takes as many passes.
+DEFAULT_STEPS = 20
+
+
 class GradientView(Protocol):
-    """The gradient as a selection may see it: at a few samples, perhaps before the last update has come back
-    everywhere.
-    """
+    """The gradient as a selection may see it: at a few samples, perhaps while the last update is under way."""
 
     def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
         """G at `indices`: (len, p). `features` are the samples' single-precision features where the caller has them."""
@@ -45,9 +48,7 @@ class Selection(Protocol):
         seed: int,
         iteration: int,
     ) -> None:
-        """Append `size` distinct variables to the empty `subproblem`; random choices depend on (seed, iteration)
-        alone.
-        """
+        """Append `size` distinct variables to the empty `subproblem`; draws depend on (seed, iteration) alone."""
 
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
         """Return the samples that `fill` will look at in this iteration, where they can be known beforehand."""
@@ -67,7 +68,7 @@ class GreedySelection:
     candidates : int, default 60
         kappa: each variable is the best of its own random draw of this many.
     variables_per_step : int, optional
-        Variables chosen between two solutions of the subproblem; by default a 32nd of the block. 1 is the paper's.
+        Variables chosen between two solutions of the subproblem; by default a 20th of the block. 1 is the paper's.
     exhaustive : bool, default False
         Score every sample at every step instead of a random subset (the paper's Algorithm 2 without its random subset).
     prefitting : bool, default False
@@ -98,7 +99,7 @@ class GreedySelection:
 
     def steps(self, size: int) -> list[int]:
         """How many variables each selection step of a block of `size` chooses."""
-        per_step = self.variables_per_step or max(1, size // 32)
+        per_step = self.variables_per_step or max(1, size // DEFAULT_STEPS)
         return [min(per_step, size - start) for start in range(0, size, per_step)]
 
     def draws(self, n: int, size: int, seed: int, iteration: int) -> IndexArray:
@@ -175,8 +176,8 @@ class _Scorer:
             order = candidates[np.argsort(-scores, kind="stable")]
             picked = order[~chosen[order]][:count]
             chosen[picked] = True
-            return picked
-        return best_in_groups(scores, candidates, groups, chosen)
+            return np.asarray(picked)
+        return np.asarray(best_in_groups(scores, candidates, groups, chosen))
 
     def _product(self, rows: Features, columns: Features, delta: FloatArray) -> FloatArray:
         return matmat_in_parallel(self._operator.single, rows, columns, delta, self._settings.threads)
@@ -184,10 +185,9 @@ class _Scorer:
 
 @njit(nogil=True, cache=True)
 def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyped-def]
-    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it; a run may yield
-    none.
+    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it.
 
-    Runs are served in order: a variable that an earlier run took leaves a later one with its next best.
+    Runs are served in order: a variable that an earlier run took leaves a later one with its next best, or none.
     """
     length = candidates.shape[0] // groups
     picked = np.empty(groups, np.intp)

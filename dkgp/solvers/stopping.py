@@ -171,9 +171,7 @@ class RelativeResidual(StoppingRule):
 
 @dataclass(frozen=True)
 class ObjectiveGap(StoppingRule):
-    """Converged when the objective is proven to lie within `tolerance` (relative) of its minimum: ||g||^2/(2 s2) <=
-    tol |f|.
-    """
+    """Converged when the objective is proven to be near its minimum: ||g||^2 / (2 s2) <= tolerance |f|."""
 
     tolerance: float = 1e-6
 

@@ -103,9 +103,7 @@ class Subproblem:
         return Features(self._features.values, self._features.squared_norms, self.size)
 
     def guide(self) -> FloatArray:
-        """Return the minimiser over the variables so far, in the factor's precision: (size, p); what the selection
-        goes by.
-        """
+        """Return the minimiser over the variables so far, (size, p), as good as the selection needs it."""
         solution = self._half_solved[:, : self.size].copy()
         if self.size:
             solve_lower_transposed(self._factor, self.size, solution)
@@ -138,7 +136,8 @@ class Subproblem:
             if not self.single:
                 raise NumericalError(
                     f"the active set's matrix is not positive definite at {new} variables with noise variance "
-                    f"{self._operator.noise_variance:.3g}: rounding exceeds it. Raise the noise variance, or lower the block size"
+                    f"{self._operator.noise_variance:.3g}: rounding exceeds it. Raise the noise variance, or lower the "
+                    "block size"
                 ) from None
             self._start_over_in_double(new)
 

@@ -32,7 +32,7 @@ def _function(name: str) -> Any:
 
 
 _TRSM = {np.dtype(np.float64): _function("dtrsm"), np.dtype(np.float32): _function("strsm")}
-_LEFT, _UPPER, _TRANSPOSED, _NOT_UNIT = (ctypes.cast(flag, ctypes.c_void_p) for flag in (b"L", b"U", b"T", b"N"))
+_LEFT, _UPPER, _TRANSPOSED, _NOT_UNIT = (ctypes.c_char_p(flag) for flag in (b"L", b"U", b"T", b"N"))
 _SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
 
 
