@@ -252,8 +252,9 @@ class _Loop:
                 for name, value in expected.items():
                     if found.metadata.get(name) != value:
                         raise CheckpointError(
-                            f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this "
-                            f"run's is {value!r}. Resume with the same data and options, or start afresh without --resume"
+                            f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; "
+                            f"this run's is {value!r}. Resume with the same data and options, or start afresh "
+                            "without --resume"
                         )
                 loop = found.metadata["loop"]
                 self.history = [Progress(**record) for record in loop["history"]]
