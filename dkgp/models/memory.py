@@ -10,8 +10,9 @@ from dkgp.operators.blocked import coordinator_input_bytes_needed
 __all__ = ["MemoryPlan", "plan_training"]
 
 MEBIBYTE = 1024**2
-# What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs; measured.
-RUNTIME_BYTES = 160 * MEBIBYTE
+# What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
+# 110 MiB, and up to 230 MiB in the very first run of an installation, which compiles.
+RUNTIME_BYTES = 256 * MEBIBYTE
 READ_BUFFER_ROWS = 16_384
 
 
@@ -97,9 +98,9 @@ def plan_training(
         Budget of a worker's feature cache.
     """
     vector = 8 * n * p
-    # alpha, g, y; directions and images with one spare slot each; a round's result in pieces, joined, and added up;
-    # measuring.
-    vectors = vector * (3 + 2 * (memory + 1) + 4)
+    # alpha, g, y; directions and images with one spare slot each; on top either a round's result in pieces, joined, and
+    # added up, and measuring, or a checkpoint, which gathers the remembered steps.
+    vectors = vector * (3 + 2 * (memory + 1) + max(4, 2 * memory + 1))
     inputs = coordinator_input_bytes_needed(n, d) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2
     drawn = block_size * candidates * (8 + (0 if holds_inputs else 24 * d))
