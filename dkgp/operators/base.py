@@ -13,7 +13,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles import Precision
 
-__all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns"]
+__all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns", "ReadyColumns"]
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
@@ -27,6 +27,21 @@ class PendingColumns(Protocol):
 
     def result(self) -> FloatArray:
         """Kbar[:, B] @ delta: (n, t) float64."""
+
+
+class ReadyColumns:
+    """A column product that needed no waiting."""
+
+    def __init__(self, value: FloatArray) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> FloatArray:
+        """Kbar[:, B] @ delta."""
+        return self._value
 
 
 class KernelOperator(ABC):
@@ -124,6 +139,13 @@ class KernelOperator(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_indices(n: int, indices: IndexArray) -> None:
+    """Refuse samples that are not there: compiled code would read past its arrays."""
+    if indices.ndim != 1 or (indices.size and (indices.min() < 0 or indices.max() >= n)):
+        found = f"{indices.min()}..{indices.max()}" if indices.size else f"an array of shape {indices.shape}"
+        raise InputError(f"sample indices must lie in 0..{n - 1}; got {found}")
 
 
 def check_columns(n: int, indices: IndexArray, delta: FloatArray) -> None:

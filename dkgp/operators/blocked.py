@@ -11,7 +11,15 @@ from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles import Precision
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, check_columns
+from dkgp.operators.base import (
+    FloatArray,
+    IndexArray,
+    KernelOperator,
+    PendingColumns,
+    ReadyColumns,
+    check_columns,
+    check_indices,
+)
 from dkgp.operators.block_tasks import BlockContext, apply_columns_task, matmat_task, rows_task
 from dkgp.operators.inputs import InputSource
 
@@ -88,6 +96,7 @@ class BlockedKernelOperator(KernelOperator):
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`, in that order, at the coordinator."""
+        check_indices(self.n, indices)
         if self.holds_inputs and precision == "single":
             return self._all_features().take(indices)
         return self.evaluator(precision).prepare(self._rows(indices))
@@ -100,6 +109,8 @@ class BlockedKernelOperator(KernelOperator):
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
         """Start Kbar[:, B] @ delta as one round of block tasks."""
         check_columns(self.n, indices, delta)
+        if not len(indices):
+            return ReadyColumns(np.zeros((self.n, delta.shape[1])))
         wanted, self._announced = self._announced, None
         pending = self._executor.submit(
             "kblock",

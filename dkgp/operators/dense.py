@@ -8,22 +8,19 @@ from numpy.typing import ArrayLike
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles import Precision
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, check_columns
+from dkgp.operators.base import (
+    FloatArray,
+    IndexArray,
+    KernelOperator,
+    PendingColumns,
+    ReadyColumns,
+    check_columns,
+    check_indices,
+)
 
 __all__ = ["DenseKernelOperator"]
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
-
-
-class _Ready:
-    def __init__(self, value: FloatArray) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> FloatArray:
-        return self._value
 
 
 class DenseKernelOperator(KernelOperator):
@@ -68,13 +65,16 @@ class DenseKernelOperator(KernelOperator):
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`."""
+        check_indices(self.n, indices)
         return self.evaluator(precision).prepare(self._inputs[indices])
 
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
         """Kbar[:, B] @ delta from the stored matrix, float64 whatever the precision asked for."""
         check_columns(self.n, indices, delta)
-        return _Ready(self.matrix[:, indices] @ delta)
+        return ReadyColumns(self.matrix[:, indices] @ delta)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
         """Kbar @ V."""
+        if V.ndim != 2 or V.shape[0] != self.n:
+            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
         return np.asarray(self.matrix @ V)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
 from dkgp.data.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
@@ -185,6 +185,9 @@ class _Loop:
         self.scale = np.linalg.norm(rhs, axis=0)
         self.refreshes = 0
         self.typical_entry: float | None = None
+        self.initial: FloatArray | None = None
+        self.single_failed = False
+        self.start_objective = self.true_objective = 0.0
         self.seconds_before = 0.0
         self.evaluations_before = 0
         self.started = time.perf_counter()
@@ -192,8 +195,11 @@ class _Loop:
         self.saved = self.started
 
     def run(self, initial: FloatArray | None) -> Solution:
+        self.initial = initial
         state: SolverState = self._begin(initial)
         progress = self._measure(state, {})
+        if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
+            raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
         reason = self.stopping.check(progress)
         while True:
             while reason is None:
@@ -201,6 +207,9 @@ class _Loop:
                     self._stop_interrupted(state)
                 timings = self.solver.advance(self.operator, state)
                 progress = self._measure(state, timings)
+                if not self._sound(progress):
+                    state = self._restart_in_double(state, progress)
+                    progress = self._measure(state, timings)
                 self.history.append(progress)
                 if self.callback is not None:
                     self.callback(progress)
@@ -217,7 +226,8 @@ class _Loop:
             if verified is not None or not reason.converged:
                 reason = verified or reason
                 break
-            state.precision = self._precision_of_rest(recursion, progress)
+            if state.precision == "single":
+                state.precision = self._precision_of_rest(recursion, progress)
             reason = None
         if not reason.converged:
             self._save(state)
@@ -226,8 +236,43 @@ class _Loop:
         )
 
     def _refresh(self, state: SolverState, precision: Precision) -> None:
+        """Compute the gradient in float64; where float32 rounds achieved nothing since the last time, stay in float64.
+
+        On nearly equal samples with little noise, float32 kernel entries need not form a positive definite matrix with
+        s2 on its diagonal, and descent along its columns need not descend.
+        """
         state.renew_gradient(self.operator.matmat(state.alpha) - self.rhs, precision)
         self.refreshes += 1
+        objective = self._measure(state, {}).objective
+        if not objective < self.true_objective:
+            self.single_failed = True
+        self.true_objective = objective
+        if self.single_failed:
+            state.precision = "double"
+
+    def _sound(self, progress: Progress) -> bool:
+        """Whether the recursion's numbers can be true: finite, and an objective not above the start's."""
+        highest = self.start_objective + 1e-6 * abs(self.start_objective) + 1e-9 * self.rhs.size
+        return math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest
+
+    def _restart_in_double(self, state: SolverState, progress: Progress) -> SolverState:
+        """Float32 broke down altogether: begin again in float64, the rounds so far counted.
+
+        Raises
+        ------
+        NumericalError
+            It was float64 that broke down.
+        """
+        if state.precision == "double":
+            raise NumericalError(
+                f"the solve broke down in float64 after {state.iteration} rounds (max|g| = "
+                f"{progress.gradient_inf_norm:.3g}, objective {progress.objective:.3g}). Raise the noise variance, and "
+                "check that inputs and targets are standardised"
+            )
+        self.single_failed = True
+        fresh: SolverState = self.solver.start(self.operator, self.rhs, self.initial)
+        fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
+        return fresh
 
     def _drifted(self, state: SolverState, progress: Progress) -> bool:
         """Whether float32 rounding has grown to a tenth of the gradient."""
@@ -259,6 +304,8 @@ class _Loop:
                 loop = found.metadata["loop"]
                 self.history = [Progress(**record) for record in loop["history"]]
                 self.refreshes = loop["refreshes"]
+                self.single_failed = loop["single_failed"]
+                self.start_objective, self.true_objective = loop["start_objective"], loop["true_objective"]
                 self.seconds_before = loop["seconds"]
                 self.evaluations_before = loop["kernel_evaluations"]
                 state: SolverState = self.solver.restore(
@@ -266,6 +313,7 @@ class _Loop:
                 )
                 return state
         fresh: SolverState = self.solver.start(self.operator, self.rhs, initial)
+        self.start_objective = self.true_objective = self._measure(fresh, {}).objective
         return fresh
 
     def _measure(self, state: SolverState, timings: dict[str, float]) -> Progress:
@@ -306,6 +354,9 @@ class _Loop:
             "loop": {
                 "history": [progress.to_json() for progress in self.history],
                 "refreshes": self.refreshes,
+                "single_failed": self.single_failed,
+                "start_objective": self.start_objective,
+                "true_objective": self.true_objective,
                 "seconds": self._seconds(),
                 "kernel_evaluations": self._evaluations(),
             },

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -112,10 +113,10 @@ class GreedyBlockCoordinateDescent:
     name = "gbcd"
 
     def __post_init__(self) -> None:
-        if self.block_size != "auto" and (not isinstance(self.block_size, int) or self.block_size < 1):
+        if self.block_size != "auto" and not _is_whole(self.block_size, least=1):
             raise InputError(f'the block size must be a positive integer or "auto"; got {self.block_size!r}')
-        if self.memory < 0:
-            raise InputError(f"the memory must be zero or more steps; got {self.memory}")
+        if not _is_whole(self.memory, least=0):
+            raise InputError(f"the memory must be a whole number of steps, zero or more; got {self.memory!r}")
         if self.precision not in ("mixed", "double"):
             raise InputError(f'precision must be "mixed" or "double"; got {self.precision!r}')
 
@@ -151,7 +152,7 @@ class GreedyBlockCoordinateDescent:
         n, p = rhs.shape
         alpha = np.zeros((n, p)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, p)
         gradient = -rhs.copy() if initial is None else operator.matmat(alpha) - rhs
-        state = BlockState(alpha=alpha, gradient=gradient, rhs=rhs)
+        state = BlockState(alpha=alpha, gradient=gradient, rhs=rhs, exact=True)
         self._complete(operator, state)
         return state
 
@@ -179,7 +180,7 @@ class GreedyBlockCoordinateDescent:
         state.directions, state.images = np.zeros((slots, n, p)), np.zeros((slots, n, p))
         state.curvatures = np.zeros((slots, p))
         if self.precision == "double":
-            state.precision, state.exact = "double", True
+            state.precision = "double"
         state.subproblem = Subproblem(operator, size, p)
         state.spare = Subproblem(operator, size, p) if operator.overlaps else None
 
@@ -262,6 +263,10 @@ class GreedyBlockCoordinateDescent:
                 state.held.pop(0)
             state.held.append(slot)
         return _Step(indices, delta, used, coefficients, step, slot)
+
+
+def _is_whole(value: object, *, least: int) -> bool:
+    return isinstance(value, Integral) and int(value) >= least
 
 
 class _Clock:

@@ -106,8 +106,8 @@ def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
     Returns
     -------
     float, (p,) float64, (p,) float64
-        max |g|; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the objective (equation 3,
-        since Kbar alpha = g + y).
+        max |g|, NaN where any g is; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the
+        objective (equation 3, since Kbar alpha = g + y).
     """
     n, p = gradient.shape
     largest = 0.0
@@ -115,7 +115,8 @@ def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
     for i in range(n):
         for t in range(p):
             value = gradient[i, t]
-            largest = max(largest, abs(value))
+            if not abs(value) <= largest and largest == largest:  # once NaN, always NaN
+                largest = abs(value)
             squares[t] += value * value
             objective[t] += 0.5 * alpha[i, t] * (value - rhs[i, t])
     return largest, squares, objective

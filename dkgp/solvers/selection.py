@@ -128,7 +128,7 @@ class GreedySelection:
         draws = None if self.exhaustive else self.draws(operator.n, size, seed, iteration)
         offset = 0
         for number, count in enumerate(steps):
-            if search_first and number == 0:
+            if search_first and number == 0 and count == 1:
                 picked = best_in_groups(
                     np.sum(gradient.everywhere() ** 2, axis=1) / diagonal, np.arange(operator.n), 1, chosen
                 )

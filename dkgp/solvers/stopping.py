@@ -144,7 +144,7 @@ class GradientInfNorm(StoppingRule):
 
     def check(self, progress: Progress) -> StopReason | None:
         """Compare max |g|."""
-        if progress.gradient_inf_norm > self.tolerance:
+        if not progress.gradient_inf_norm <= self.tolerance:  # not: NaN is never converged
             return None
         return StopReason(
             "gradient_inf_norm", True, f"max|g| = {progress.gradient_inf_norm:.3g} <= {self.tolerance:.3g}"
@@ -162,7 +162,7 @@ class RelativeResidual(StoppingRule):
 
     def check(self, progress: Progress) -> StopReason | None:
         """Compare the relative residual."""
-        if progress.relative_residual > self.tolerance:
+        if not progress.relative_residual <= self.tolerance:
             return None
         return StopReason(
             "relative_residual", True, f"||r||/||y|| = {progress.relative_residual:.3g} <= {self.tolerance:.3g}"
@@ -180,7 +180,8 @@ class ObjectiveGap(StoppingRule):
 
     def check(self, progress: Progress) -> StopReason | None:
         """Compare the bound on the objective's gap."""
-        if progress.objective_gap_bound > self.tolerance * abs(progress.objective):
+        target = self.tolerance * abs(progress.objective)
+        if not (progress.objective_gap_bound <= target < np.inf):
             return None
         gap = progress.objective_gap_bound
         return StopReason("objective_gap", True, f"objective within {gap:.3g} of its minimum {progress.objective:.6g}")

@@ -78,7 +78,12 @@ class Subproblem:
         self._operator = operator
         largest = float(np.max(operator.diagonal())) * capacity
         margin = operator.noise_variance / (np.finfo(np.float32).eps * largest)
-        self.single = margin >= SINGLE_MARGIN if single is None else single
+        self._wants_single = bool(margin >= SINGLE_MARGIN) if single is None else single
+        self._allocate(self._wants_single, capacity, targets)
+
+    def _allocate(self, single: bool, capacity: int, targets: int) -> None:
+        operator = self._operator
+        self.single = single
         self._evaluator = operator.single if self.single else operator.double
         dtype = self._evaluator.dtype
         self._factor = np.zeros((capacity, capacity), dtype)
@@ -89,7 +94,9 @@ class Subproblem:
         self.size = 0
 
     def reset(self) -> None:
-        """Empty the active set; the memory is used again."""
+        """Empty the active set; the memory is used again, and float32 tried again where it broke down."""
+        if self.single != self._wants_single:
+            self._allocate(self._wants_single, *self.gradient.shape)
         self.size = 0
 
     @property
@@ -194,12 +201,14 @@ class Subproblem:
         return fresh.solve()
 
     def _start_over_in_double(self, size: int) -> None:
-        """Float32 broke down: keep the variables chosen so far and go on in float64 for the rest of this run."""
-        fresh = Subproblem(self._operator, self._factor.shape[0], self.gradient.shape[1], single=False)
+        """Float32 broke down: keep the variables chosen so far and go on in float64 until the block is complete.
+
+        Which blocks that happens to depends on the blocks alone, so a resumed run meets it in the same places.
+        """
+        indices, gradient = self._indices[:size].copy(), self.gradient[:size].copy()
+        self._allocate(False, *self.gradient.shape)
         for start in range(0, size, 64):
-            stop = min(start + 64, size)
-            fresh.append(self._indices[start:stop], self.gradient[start:stop])
-        self.__dict__.update(fresh.__dict__)
+            self.append(indices[start : start + 64], gradient[start : start + 64])
 
     def rows(self, indices: IndexArray) -> NDArray[Any]:
         """k(x_i, B) for samples i: (len, size) in the factor's precision."""

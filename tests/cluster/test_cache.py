@@ -1,0 +1,140 @@
+"""The worker's cache: a byte budget, oldest use out first, each value built once whoever asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from dkgp.cluster import FeatureCache
+
+
+@dataclass(frozen=True)
+class Value:
+    nbytes: int
+    name: str = ""
+
+
+def never() -> Value:
+    raise AssertionError("built although it was there")
+
+
+def held(cache: FeatureCache, *keys: object) -> list[object]:
+    """Which of the keys are there, found out without changing the order of use."""
+    return [key for key in keys if key in cache._values]
+
+
+def test_values_are_built_once_and_then_found() -> None:
+    cache = FeatureCache(100)
+    first = cache.get("a", lambda: Value(10))
+    assert cache.get("a", never) is first
+    assert (cache.hits, cache.misses, cache.nbytes) == (1, 1, 10)
+
+
+def test_oldest_use_is_evicted_first() -> None:
+    cache = FeatureCache(30)
+    for key in "abc":
+        cache.get(key, lambda: Value(10))
+    cache.get("a", never)
+    cache.get("d", lambda: Value(15))
+    assert held(cache, *"abcd") == ["a", "d"]
+    assert cache.nbytes == 25
+
+
+def test_budget_is_never_exceeded() -> None:
+    cache = FeatureCache(100)
+    for size in (60, 50, 1, 99, 40, 100, 7):
+        cache.get(size, lambda size=size: Value(size))
+        assert cache.nbytes <= 100
+        assert cache.nbytes == sum(value.nbytes for value in cache._values.values())
+
+
+def test_a_value_above_the_budget_is_returned_but_not_kept() -> None:
+    cache = FeatureCache(30)
+    cache.get("small", lambda: Value(30))
+    assert cache.get("large", lambda: Value(31)).nbytes == 31
+    assert held(cache, "small", "large") == ["small"]
+    assert cache.get("large", lambda: Value(31, "again")).name == "again"
+
+
+def test_threads_share_one_build() -> None:
+    cache, started, builds = FeatureCache(100), threading.Event(), []
+
+    def build() -> Value:
+        builds.append(threading.get_ident())
+        started.wait(5.0)
+        return Value(10)
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(cache.get, "a", build) for _ in range(8)]
+        started.set()
+        values = {id(future.result(timeout=10.0)) for future in futures}
+    assert len(builds) == len(values) == 1
+    assert cache.nbytes == 10
+
+
+def test_different_keys_are_built_side_by_side() -> None:
+    cache = FeatureCache(100)
+    meeting = threading.Barrier(2, timeout=5.0)
+
+    def build() -> Value:
+        meeting.wait()
+        return Value(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(cache.get, key, build) for key in "ab"]
+        assert [future.result(timeout=10.0).nbytes for future in futures] == [10, 10]
+
+
+def test_bytes_stay_true_when_threads_evict_each_others_values() -> None:
+    cache = FeatureCache(25)
+
+    def work(seed: int) -> None:
+        for step in range(400):
+            key = (seed * step) % 5
+            assert cache.get(key, lambda: Value(10)).nbytes == 10
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (1, 2, 3, 4)))
+    assert cache.nbytes == 10 * len(cache._values) <= 25
+    assert not cache._building
+
+
+def test_a_failed_build_leaves_nothing_and_may_be_tried_again() -> None:
+    cache = FeatureCache(100)
+
+    def fail() -> Value:
+        raise OSError("the store is away")
+
+    with pytest.raises(OSError, match="away"):
+        cache.get("a", fail)
+    assert not cache._building
+    assert cache.nbytes == 0
+    assert cache.get("a", lambda: Value(10)).nbytes == 10
+
+
+def test_discard_run_forgets_that_run_alone() -> None:
+    cache = FeatureCache(100)
+    for key in (("run-1", 0, "single"), ("run-1", 1, "double"), ("run-2", 0, "single"), "run-1"):
+        cache.get(key, lambda: Value(10))
+    cache.discard_run("run-1")
+    assert list(cache._values) == [("run-2", 0, "single"), "run-1"]
+    assert cache.nbytes == 20
+
+
+def test_clear_forgets_everything() -> None:
+    cache = FeatureCache(100)
+    cache.get("a", lambda: Value(10))
+    cache.clear()
+    assert (cache.nbytes, len(cache._values)) == (0, 0)
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_no_room_at_all_still_works(budget: int) -> None:
+    cache = FeatureCache(budget)
+    build: Callable[[], Value] = lambda: Value(10)  # noqa: E731
+    assert [cache.get("a", build).nbytes for _ in range(2)] == [10, 10]
+    assert (cache.misses, cache.nbytes) == (2, 0)

@@ -1,0 +1,57 @@
+"""What the engine tests share: a small problem, the bits that must not change, clusters to run it on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.data import Dataset
+from dkgp.kernels import SquaredExponential
+from dkgp.models.exact import TrainedModel, train
+from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations
+
+Bits = tuple[bytes, bytes, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A small training problem, and how it is trained in these tests."""
+
+    dataset: Dataset
+    kernel: SquaredExponential
+    noise_variance: float
+
+    def train(self, executor: BlockExecutor, *, resident: bool = True, **options: Any) -> TrainedModel:
+        """Train with blocks of 150, with all inputs at the coordinator or with none."""
+        options.setdefault("solver", GreedyBlockCoordinateDescent(block_size=150))
+        options.setdefault("stopping", GradientInfNorm(1e-3) | MaxIterations(100))
+        if not resident:
+            options["coordinator_input_bytes"] = 0
+        return train(self.dataset, self.kernel, self.noise_variance, executor, **options)
+
+
+def bits(trained: TrainedModel) -> Bits:
+    """What must not depend on who computed it: coefficients, gradient, and the number of rounds."""
+    solution = trained.solution
+    return solution.alpha.tobytes(), solution.gradient.tobytes(), solution.progress.iteration
+
+
+@contextlib.contextmanager
+def opened(kind: str, workers: int, **options: Any) -> Iterator[BlockExecutor]:
+    """An executor of so many single-threaded workers (of so many threads, without Dask)."""
+    chosen = ClusterOptions(kind=kind, workers=workers, threads_per_worker=1, **options)  # type: ignore[arg-type]
+    with open_executor(chosen, 10**6) as executor:
+        yield executor
+
+
+@dataclass(frozen=True)
+class ManualCluster:
+    """A scheduler and workers started by hand, each a process of its own."""
+
+    scheduler_file: str
+    scheduler: subprocess.Popen[str]
+    workers: list[subprocess.Popen[str]]

@@ -1,0 +1,76 @@
+"""What a training process takes at its peak, against what was projected before it started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.synthetic import friedman1
+
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def train(start_process: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> Train:
+    """Train in a process of its own, for about a pass and its verification; return the document."""
+
+    def run(n: int, d: int, *options: object, environment: dict[str, str] | None = None) -> dict[str, Any]:
+        X, y = friedman1(n, n_features=max(d, 5))
+        dataset_from_arrays(str(tmp_path / "train.zarr"), X[:, :d], y)
+        hyper = tmp_path / "hyper.json"
+        hyper.write_text(
+            json.dumps({"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.3] * d}, "noise_variance": 0.1})
+        )
+        given = (
+            "dkgp.cli",
+            "train",
+            tmp_path / "train.zarr",
+            "--hyper",
+            hyper,
+            "--out",
+            tmp_path / "model.zarr",
+            "--json",
+        )
+        process = start_process(*given, *options, stdout=subprocess.PIPE, environment=environment or {})
+        document = json.loads(process.communicate(timeout=200)[0])
+        assert process.returncode in (0, 4), document
+        return document  # type: ignore[no-any-return]
+
+    return run
+
+
+def assert_projected(document: dict[str, Any]) -> None:
+    """Peak at or below the projection, and the projection within a factor of 2 of it."""
+    peak_bytes, projected_bytes = document["peak_memory_bytes"], document["memory_plan"]["coordinator_bytes"]
+    assert peak_bytes <= projected_bytes <= 2 * peak_bytes
+
+
+def test_small(train: Train) -> None:
+    assert_projected(train(20_000, 8, "--max-passes", 0.5, "--cluster", "none"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["none", "local"])
+@pytest.mark.parametrize(("n", "d"), [(20_000, 8), (60_000, 4), (20_000, 40)])
+def test_sizes(train: Train, n: int, d: int, cluster: str) -> None:
+    assert_projected(train(n, d, "--max-passes", 1.2, "--cluster", cluster))
+
+
+@pytest.mark.slow
+def test_checkpoints_in_mid_run_are_counted(train: Train) -> None:
+    """With many remembered steps, gathering them for a checkpoint is what takes most."""
+    document = train(60_000, 4, "--memory", 80, "--block-size", 150, "--max-seconds", 8, "--checkpoint-every", 2)
+    assert document["memory_plan"]["vectors_bytes"] > 150e6
+    assert_projected(document)
+
+
+@pytest.mark.slow
+def test_the_first_run_of_an_installation_compiles_within_the_projection(train: Train, tmp_path: Path) -> None:
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    assert_projected(train(2000, 4, "--max-passes", 1.2, environment=environment))

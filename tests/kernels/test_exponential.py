@@ -1,0 +1,71 @@
+"""The compiled power of two over its whole range, seen through tiles of points at chosen distances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dkgp.kernels import SquaredExponential, TileEvaluator
+
+# The smallest normal number: what the profile gives for anything farther away.
+FLOOR = {"single": 2.0**-126, "double": 2.0**-1022}
+EPSILON = {"single": 2.0**-24, "double": 2.0**-53}
+
+
+def powers_of_two(precision: str, expanded: bool, distances: np.ndarray) -> np.ndarray:
+    """2**(-r^2) from one column at the origin; gamma = ln 2 makes the exponential a bare power of two."""
+    evaluator = TileEvaluator(SquaredExponential(gamma=(math.log(2.0),)), precision, expanded=expanded)
+    return evaluator.tile(evaluator.prepare(distances[:, None]), evaluator.prepare([[0.0]]))[:, 0].astype(np.float64)
+
+
+def test_accuracy_over_the_whole_range(precision: str, expanded: bool) -> None:
+    last = -math.log2(FLOOR[precision])
+    squared = np.linspace(0.0, last, 20_011)
+    found = powers_of_two(precision, expanded, np.sqrt(squared))
+    expected = np.exp2(-squared)
+    # The polynomial's own error, and the rounding of r^2, which the exponential turns into a relative error.
+    allowed = (4.0 + 4.0 * squared) * EPSILON[precision] * expected + FLOOR[precision]
+    assert np.all(np.abs(found - expected) <= allowed)
+
+
+def test_near_one_the_error_is_a_rounding(precision: str, expanded: bool) -> None:
+    squared = np.linspace(0.0, 1.0, 10_007)
+    found = powers_of_two(precision, expanded, np.sqrt(squared))
+    assert np.max(np.abs(found - np.exp2(-squared))) <= 4 * EPSILON[precision]
+    assert found[0] == 1.0
+
+
+@pytest.mark.parametrize("last", [100.0, 126.0])
+def test_strictly_decreasing(precision: str, expanded: bool, last: float) -> None:
+    squared = np.arange(0.0, last, 1e-3)
+    assert np.all(np.diff(powers_of_two(precision, expanded, np.sqrt(squared))) < 0.0)
+
+
+def test_whole_powers_by_differences_are_exact(precision: str) -> None:
+    # r^2 is exact for r = 1, 2, 3, ...
+    distances = np.arange(0.0, 12.0 if precision == "single" else 32.0)
+    np.testing.assert_allclose(
+        powers_of_two(precision, False, distances)[:11], np.exp2(-(distances**2))[:11], rtol=2 * EPSILON[precision]
+    )
+
+
+def test_far_points_are_nothing_and_never_less(precision: str, expanded: bool) -> None:
+    distances = np.concatenate([np.linspace(11.0, 60.0, 999), np.logspace(1.8, 15.0, 999)])
+    found = powers_of_two(precision, expanded, distances)
+    assert not np.isnan(found).any()
+    assert found.min() >= 0.0
+    beyond = distances**2 > -math.log2(FLOOR[precision])
+    assert beyond.any()
+    assert found[beyond].max() <= FLOOR[precision]
+    assert np.all(np.diff(found) <= 0.0)
+
+
+def test_far_points_add_nothing_to_a_product(precision: str, expanded: bool) -> None:
+    evaluator = TileEvaluator(SquaredExponential(gamma=(1.0, 1.0), variance=5.0), precision, expanded=expanded)
+    near, far = np.zeros((20, 2)), np.full((20, 2), 1e6)
+    columns = evaluator.prepare(np.concatenate([near, far]))
+    weights = np.concatenate([np.ones((20, 1)), np.full((20, 1), 1e6)])
+    product = evaluator.matmat(evaluator.prepare(near), columns, weights)
+    np.testing.assert_array_equal(product, np.full((20, 1), 100.0))

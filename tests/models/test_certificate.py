@@ -1,0 +1,100 @@
+"""The bounds, against exact solutions and arithmetic in higher precision."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from dkgp.cluster import LocalExecutor
+from dkgp.kernels import SquaredExponential
+from dkgp.models.certificate import Certificate
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+
+N, D, NOISE = 300, 3, 0.02
+
+
+@pytest.fixture
+def matrix(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, SquaredExponential]:
+    X = rng.normal(size=(N, D))
+    kernel = SquaredExponential((0.5, 0.3, 0.1), 2.0)
+    return X, kernel(X, X) + NOISE * np.eye(N), kernel
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-4, 1e-1, 10.0])
+def test_bounds_hold_for_any_coefficients(
+    matrix: tuple[np.ndarray, np.ndarray, SquaredExponential], rng: np.random.Generator, size: float
+) -> None:
+    X, Kbar, kernel = matrix
+    y = np.column_stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]])
+    exact = scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
+    alpha = exact + size * rng.normal(size=exact.shape)
+    certificate = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0)
+    x_new = rng.normal(size=(50, D))
+    error = np.abs(kernel(x_new, X) @ (alpha - exact))
+    bound = certificate.mean_error_bound(kernel.diagonal(x_new))
+    assert bound.shape == error.shape
+    assert (error <= bound).all()
+    assert (np.linalg.norm(alpha - exact, axis=0) <= certificate.alpha_error_bound).all()
+
+
+def test_alpha_bound_is_attained(matrix: tuple[np.ndarray, np.ndarray, SquaredExponential]) -> None:
+    """An error along the flattest direction of Kbar: no bound by the residual's norm and s2 could be better."""
+    _, Kbar, _ = matrix
+    values, vectors = np.linalg.eigh(Kbar)
+    assert values[0] == pytest.approx(NOISE, rel=1e-6)
+    alpha, y = vectors[:, :1], np.zeros((N, 1))
+    certificate = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0)
+    assert 1.0 <= certificate.alpha_error_bound[0] <= 1.0 + 1e-6
+
+
+def test_rounding_covers_the_tiles(rng: np.random.Generator) -> None:
+    """The computed gradient against one in extended precision, with coefficients that cancel heavily."""
+    n = 1500
+    for features, gamma in ((3, 0.3), (12, 0.05)):  # both forms of the distance
+        X = rng.normal(size=(n, features))
+        alpha = 1e6 * rng.normal(size=(n, 1))
+        kernel = SquaredExponential((gamma,) * features, 1.5)
+        executor = LocalExecutor(1)
+        with BlockedKernelOperator(kernel, NOISE, ArrayInputs(X), executor) as operator:
+            computed = operator.matmat(alpha)
+        executor.close()
+        certificate = Certificate.of(alpha, computed, NOISE, 1.5)
+        rows = rng.choice(n, 100, replace=False)
+        scaled = X.astype(np.longdouble) * np.sqrt(np.longdouble(gamma))
+        squared = ((scaled[rows, None, :] - scaled[None, :, :]) ** 2).sum(axis=2)
+        K = np.longdouble(1.5) * np.exp(-squared)
+        true = K @ alpha.astype(np.longdouble) + np.longdouble(NOISE) * alpha[rows]
+        error = float(np.abs(computed[rows] - true).max())
+        assert 0.0 < error <= certificate.rounding[0]
+
+
+def test_an_exact_solution_has_a_bound_of_rounding_alone(
+    matrix: tuple[np.ndarray, np.ndarray, SquaredExponential],
+) -> None:
+    X, Kbar, _ = matrix
+    y = np.sin(X[:, :1])
+    alpha = scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
+    bound = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0).mean_error_bound(np.array([2.0]))
+    assert 0.0 < bound[0, 0] < 1e-7
+
+
+def test_bounds_by_their_formula() -> None:
+    certificate = Certificate(0.25, (3.0, 6.0), (0.0, 0.0), 100)
+    np.testing.assert_allclose(certificate.mean_error_bound(np.array([1.0, 4.0])), [[6.0, 12.0], [12.0, 24.0]])
+    np.testing.assert_allclose(certificate.alpha_error_bound, [12.0, 24.0])
+    rounded = Certificate(0.25, (3.0,), (0.1,), 100)
+    np.testing.assert_allclose(rounded.proven_residual_norm, [4.0])
+    np.testing.assert_allclose(rounded.mean_error_bound(np.ones(1)), [[8.1]])
+
+
+def test_json_round_trip(matrix: tuple[np.ndarray, np.ndarray, SquaredExponential]) -> None:
+    X, Kbar, _ = matrix
+    alpha = X[:, :2] / 3.0
+    certificate = Certificate.of(alpha, Kbar @ alpha, NOISE, 2.0)
+    document = json.loads(json.dumps(certificate.to_json()))
+    assert Certificate.from_json(document) == certificate
+    assert document["alpha_error_bound"] == certificate.alpha_error_bound.tolist()
+    assert document["mean_error_bound_at_unit_variance"] == certificate.mean_error_bound(np.ones(1))[0].tolist()

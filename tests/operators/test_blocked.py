@@ -1,0 +1,219 @@
+"""What only the blocked operator promises: the cut into blocks, the same bits everywhere, few messages."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster import LocalExecutor, worker_cache
+from dkgp.cluster.executors import split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels import SquaredExponential
+from dkgp.kernels.compiled import LANES
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import coordinator_input_bytes_needed
+
+N, D, NOISE_VARIANCE = 1500, 4, 0.05
+KERNEL = SquaredExponential(gamma=(0.3, 0.2, 0.5, 0.1), variance=1.2)
+
+
+class RecordingExecutor(LocalExecutor):
+    """Notes the name and the number of groups of every round."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.rounds: list[tuple[str, int]] = []
+
+    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> Any:
+        self.rounds.append((name, len(groups)))
+        return super().submit(name, task, arguments, groups)
+
+
+class RecordingInputs(ArrayInputs):
+    """Notes which thread read which rows."""
+
+    def __init__(self, X: np.ndarray) -> None:
+        super().__init__(X)
+        self.reads: list[tuple[str, int, int]] = []
+
+    def inputs(self, start: int, stop: int) -> np.ndarray:
+        self.reads.append((threading.current_thread().name, start, stop))
+        return super().inputs(start, stop)
+
+
+@pytest.fixture
+def inputs() -> np.ndarray:
+    return np.random.default_rng(11).standard_normal((N, D))
+
+
+@pytest.fixture
+def executor():
+    executor = RecordingExecutor(2)
+    yield executor
+    executor.close()
+
+
+def blocked(inputs: np.ndarray, executor: LocalExecutor, **options: Any) -> BlockedKernelOperator:
+    return BlockedKernelOperator(KERNEL, NOISE_VARIANCE, ArrayInputs(inputs), executor, **options)
+
+
+def context(n: int) -> BlockContext:
+    return BlockContext("run", ArrayInputs(np.zeros((1, D))), KERNEL, n)
+
+
+@given(n=st.one_of(st.integers(1, 5000), st.integers(1, 50_000_000)))
+def test_blocks_cover_every_row_once(n: int) -> None:
+    blocks = context(n)
+    bounds = [blocks.bounds(block) for block in range(min(blocks.n_blocks, 100))]
+    assert bounds[0][0] == 0
+    assert all(stop == following for (_, stop), (following, _) in itertools.pairwise(bounds))
+    assert all(start < stop for start, stop in bounds)
+    assert all((stop - start) % LANES == 0 for start, stop in bounds[:-1])
+    assert blocks.bounds(blocks.n_blocks - 1)[1] == n
+    # Enough of them for a few workers, and none that takes long.
+    assert blocks.n_blocks >= min(6, n // 256)
+    assert blocks.block_rows <= 8192 + LANES
+
+
+@given(items=st.integers(0, 200), parts=st.integers(1, 50))
+def test_groups_are_even_and_in_order(items: int, parts: int) -> None:
+    groups = split_evenly(range(items), parts)
+    assert [item for group in groups for item in group] == list(range(items))
+    assert len(groups) == min(parts, items)
+    sizes = {len(group) for group in groups}
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_same_bits_whoever_computes(inputs: np.ndarray, rng: np.random.Generator) -> None:
+    indices, delta = rng.choice(N, 90, replace=False), rng.standard_normal((90, 2))
+    V = rng.standard_normal((N, 2))
+    results = []
+    for threads, options in [(1, {}), (2, {}), (3, {}), (8, {}), (2, {"coordinator_input_bytes": 1})]:
+        executor = LocalExecutor(threads)
+        with blocked(inputs, executor, **options) as operator:
+            columns = [operator.apply_columns(indices, delta, precision) for precision in ("single", "double")]
+            results.append([*columns, operator.matmat(V, "single"), operator.matmat(V, "double")])
+        executor.close()
+    for other in results[1:]:
+        for found, expected in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_coordinator_gets_the_workers_bits(
+    inputs: np.ndarray, executor: LocalExecutor, rng: np.random.Generator, precision: str
+) -> None:
+    # What lets the selection evaluate a few samples itself while a round is under way.
+    operator = blocked(inputs, executor)
+    columns, delta = rng.choice(N, 90, replace=False), rng.standard_normal((90, 2))
+    samples = np.setdiff1d(rng.choice(N, 200), columns)
+    here = operator.evaluator(precision).matmat(
+        operator.features(samples, precision), operator.features(columns, precision), delta
+    )
+    np.testing.assert_array_equal(here, operator.apply_columns(columns, delta, precision)[samples])
+
+
+def test_kernel_evaluations_are_counted(inputs: np.ndarray, executor: LocalExecutor) -> None:
+    operator = blocked(inputs, executor)
+    assert operator.kernel_evaluations == 0
+    operator.apply_columns(np.arange(30), np.ones((30, 3)))
+    assert operator.kernel_evaluations == 30 * N
+    operator.matmat(np.ones((N, 2)))
+    assert operator.kernel_evaluations == 30 * N + N * (N + 1) // 2
+    operator.submatrix(np.arange(5), np.arange(7))
+    assert operator.kernel_evaluations == 30 * N + N * (N + 1) // 2 + 35
+
+
+def test_inputs_stay_with_the_workers_out_of_core(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    source = RecordingInputs(inputs)
+    operator = BlockedKernelOperator(KERNEL, NOISE_VARIANCE, source, executor, coordinator_input_bytes=1)
+    assert not operator.holds_inputs
+    operator.apply_columns(np.arange(0, N, 7), np.ones((len(range(0, N, 7)), 1)))
+    operator.diagonal()
+    assert source.reads
+    assert all(name.startswith("dkgp-block") for name, _, _ in source.reads)
+
+
+@pytest.mark.parametrize(("bytes_", "holds"), [(-1, False), (0, True)])
+def test_inputs_are_held_up_to_the_budget(
+    inputs: np.ndarray, executor: LocalExecutor, bytes_: int, holds: bool
+) -> None:
+    needed = coordinator_input_bytes_needed(N, D)
+    assert needed >= inputs.nbytes + 4 * inputs.size
+    assert blocked(inputs, executor, coordinator_input_bytes=needed + bytes_).holds_inputs is holds
+
+
+def test_announced_rows_come_with_the_round(
+    inputs: np.ndarray, executor: RecordingExecutor, rng: np.random.Generator
+) -> None:
+    operator = blocked(inputs, executor, coordinator_input_bytes=1)
+    announced = rng.integers(0, N, 200)
+    operator.announce(announced)
+    operator.apply_columns(np.array([3, 1400]), np.ones((2, 1)))
+    assert [name for name, _ in executor.rounds] == ["krows", "kblock"]
+    executor.rounds.clear()
+    for indices in (announced, announced[:50], announced[::-1]):
+        for precision in ("single", "double"):
+            found = operator.features(indices, precision)
+            expected = operator.evaluator(precision).prepare(inputs[indices])
+            np.testing.assert_array_equal(found.values, expected.values)
+    assert executor.rounds == []
+    missing = np.setdiff1d(np.arange(N), announced)[:3]
+    mixed = np.concatenate([announced[:3], missing])
+    np.testing.assert_array_equal(
+        operator.features(mixed).values[:, :6], operator.single.prepare(inputs[mixed]).values[:, :6]
+    )
+    assert [name for name, _ in executor.rounds] == ["krows"]
+
+
+def test_announcing_is_free_where_the_inputs_are_at_hand(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    operator = blocked(inputs, executor)
+    operator.announce(np.arange(100))
+    operator.apply_columns(np.array([5]), np.ones((1, 1)))
+    operator.features(np.arange(100))
+    assert [name for name, _ in executor.rounds] == ["kblock"]
+
+
+def test_round_is_one_task_for_each_thread(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    blocked(inputs, executor).apply_columns(np.array([5]), np.ones((1, 1)))
+    assert executor.rounds == [("kblock", 2)]
+
+
+def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    source = RecordingInputs(inputs)
+    before = worker_cache().nbytes
+    operator = BlockedKernelOperator(KERNEL, NOISE_VARIANCE, source, executor, coordinator_input_bytes=1)
+    for _ in range(3):
+        operator.matmat(np.ones((N, 1)))
+    assert sorted((start, stop) for _, start, stop in source.reads) == [
+        operator._context.bounds(block) for block in range(operator._context.n_blocks)
+    ]
+    assert worker_cache().nbytes > before
+    operator.close()
+    assert worker_cache().nbytes == before
+
+
+def test_what_travels_with_a_task_is_small(inputs: np.ndarray, executor: LocalExecutor) -> None:
+    assert len(pickle.dumps(blocked(inputs, executor)._context)) < 1000
+
+
+def test_two_operators_do_not_mix_their_blocks(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    first, second = rng.standard_normal((2, 300, D))
+    V = rng.standard_normal((300, 1))
+    operators = [blocked(first, executor), blocked(second, executor)]
+    for data, operator in [(first, operators[0]), (second, operators[1]), (first, operators[0])]:
+        np.testing.assert_allclose(operator.matmat(V), KERNEL(data, data) @ V + NOISE_VARIANCE * V, atol=1e-10)
+
+
+def test_kernel_and_data_must_have_the_same_features(executor: LocalExecutor) -> None:
+    with pytest.raises(InputError, match="the kernel has 4 length scales, the data 2 features"):
+        blocked(np.zeros((10, 2)), executor)

@@ -1,0 +1,268 @@
+"""Interrupted and resumed, a solve ends in the bits of one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data.checkpoint import CheckpointStore
+from dkgp.errors import CheckpointError, ExitCode, InterruptedRunError
+from dkgp.solvers import (
+    Checkpointing,
+    CyclicSelection,
+    GradientInfNorm,
+    GradientSelection,
+    GreedyBlockCoordinateDescent,
+    GreedySelection,
+    MaxPasses,
+    Solution,
+    solve,
+)
+from dkgp.solvers.subproblem import Subproblem
+from tests.solvers.problems import Problem, smooth_problem
+
+# Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.
+PROBLEM = smooth_problem(300, 2, targets=2, noise_variance=0.1)
+PROBLEM = replace(PROBLEM, y=100.0 * PROBLEM.y)
+STOPPING = GradientInfNorm(1e-3)
+SOLVER = GreedyBlockCoordinateDescent(block_size=40, memory=3)
+IDENTITY = {"data": "a1b2", "noise_variance": 0.1}
+NEVER = 1e9
+
+
+class Run:
+    """Solves that keep their state in one folder."""
+
+    def __init__(self, folder: Path, executor: Any, problem: Problem = PROBLEM) -> None:
+        self.store = CheckpointStore(folder / "checkpoints")
+        self.executor, self.problem = executor, problem
+
+    def solve(self, *, solver=SOLVER, resume=False, every_seconds=NEVER, identity=IDENTITY, **options) -> Solution:
+        checkpointing = Checkpointing(self.store, every_seconds, identity, resume)
+        options = {"stopping": STOPPING} | options
+        return solve(
+            self.problem.blocked(self.executor), self.problem.y, solver=solver, checkpointing=checkpointing, **options
+        )
+
+    def interrupt_after(self, rounds: int, **options: Any) -> InterruptedRunError:
+        """Interrupt as Ctrl-C does, when so many rounds in all are done."""
+        done = [0]
+
+        def count(progress: Any) -> None:
+            done[0] = progress.iteration
+
+        with pytest.raises(InterruptedRunError) as caught:
+            self.solve(callback=count, interrupted=lambda: done[0] >= rounds, **options)
+        return caught.value
+
+    def die_after(self, rounds: int, **options: Any) -> None:
+        """Break off without notice."""
+
+        def die(progress: Any) -> None:
+            if progress.iteration == rounds:
+                raise SystemError("killed")
+
+        with pytest.raises(SystemError, match="killed"):
+            self.solve(callback=die, **options)
+
+
+@pytest.fixture
+def run(tmp_path: Path, executor) -> Run:
+    return Run(tmp_path, executor)
+
+
+def require_same(resumed: Solution, whole: Solution) -> None:
+    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
+    np.testing.assert_array_equal(resumed.gradient, whole.gradient)
+    assert (resumed.reason, resumed.refreshes, resumed.solver) == (whole.reason, whole.refreshes, whole.solver)
+    assert [timeless(progress) for progress in resumed.history] == [timeless(progress) for progress in whole.history]
+
+
+def timeless(progress: Any) -> Any:
+    return replace(progress, seconds=0.0, timings={})
+
+
+def refresh_rounds(problem: Problem, executor: Any, **options: Any) -> list[int]:
+    """After which rounds of a solve the gradient is computed anew."""
+    operator, done, found = problem.blocked(executor), [0], []
+    matmat: Callable[..., np.ndarray] = operator.matmat
+
+    def watched(*arguments: Any) -> np.ndarray:
+        found.append(done[0])
+        return matmat(*arguments)
+
+    operator.matmat = watched  # type: ignore[method-assign]
+    options = {"solver": SOLVER, "stopping": STOPPING} | options
+    solve(operator, problem.y, callback=lambda progress: done.__setitem__(0, progress.iteration), **options)
+    return found
+
+
+@pytest.fixture(scope="module")
+def refreshes(executor) -> list[int]:
+    return refresh_rounds(PROBLEM, executor)
+
+
+@pytest.fixture(scope="module")
+def whole(executor) -> Solution:
+    return solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING)
+
+
+def test_the_problem_is_refreshed_on_the_way(refreshes: list[int], whole: Solution) -> None:
+    assert len(refreshes) == whole.refreshes >= 2
+    assert 2 < refreshes[0] < len(whole.history) - 2
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5, 9])
+def test_resumed_from_any_round_it_is_the_same(run: Run, whole: Solution, rounds: int) -> None:
+    error = run.interrupt_after(rounds)
+    assert f"interrupted after {rounds} rounds; state saved in" in str(error)
+    assert str(error.checkpoint) == run.store.url
+    assert error.exit_code == ExitCode.INTERRUPTED
+    require_same(run.solve(resume=True), whole)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+def test_resumed_around_a_refresh_it_is_the_same(run: Run, whole: Solution, refreshes: list[int], offset: int) -> None:
+    for refresh in refreshes[:-1]:
+        run.store.clear()
+        run.interrupt_after(refresh + offset)
+        require_same(run.solve(resume=True), whole)
+
+
+def test_interrupted_again_and_again_it_is_the_same(run: Run, whole: Solution) -> None:
+    run.interrupt_after(2)
+    for rounds in range(3, len(whole.history)):
+        run.interrupt_after(rounds, resume=True)
+    require_same(run.solve(resume=True), whole)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        replace(SOLVER, memory=0),
+        replace(SOLVER, precision="double"),
+        replace(SOLVER, selection=GreedySelection(variables_per_step=1, candidates=10)),
+        replace(SOLVER, selection=GreedySelection(prefitting=True, candidates=10)),
+        replace(SOLVER, selection=CyclicSelection()),
+        replace(SOLVER, selection=GradientSelection(), seed=5),
+    ],
+    ids=["no memory", "double", "one variable a step", "prefitting", "cyclic", "gradient"],
+)
+def test_other_settings_resume_the_same(run: Run, solver: GreedyBlockCoordinateDescent) -> None:
+    stopping = STOPPING | MaxPasses(3)
+    expected = run.solve(solver=solver, stopping=stopping)
+    run.store.clear()
+    run.interrupt_after(8, solver=solver, stopping=stopping)
+    require_same(run.solve(solver=solver, stopping=stopping, resume=True), expected)
+
+
+def test_resumed_with_selection_during_the_round_it_is_the_same(run: Run, whole: Solution, overlapping) -> None:
+    run.executor = overlapping
+    run.interrupt_after(5)
+    resumed = run.solve(resume=True)
+    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
+    np.testing.assert_array_equal(resumed.gradient, whole.gradient)
+
+
+def test_float32_breakdown_is_remembered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # After a breakdown the subproblem goes on in float64 for the rest of the run. So must a resumed one.
+    steepest, breakdowns, extend = int(np.argmax(np.abs(PROBLEM.y).max(axis=1))), [], Subproblem._extend
+
+    def break_down(self: Subproblem, *arguments: Any) -> None:
+        if self.single and steepest in self.indices:
+            breakdowns.append(self.size)
+            raise np.linalg.LinAlgError
+        extend(self, *arguments)
+
+    monkeypatch.setattr(Subproblem, "_extend", break_down)
+    expected = run.solve()
+    assert len(breakdowns) == 1
+    run.interrupt_after(5)
+    assert len(breakdowns) == 2
+    require_same(run.solve(resume=True), expected)
+
+
+def test_killed_it_resumes_from_the_last_checkpoint(run: Run, whole: Solution) -> None:
+    run.die_after(7, every_seconds=0.0)
+    assert run.store.load_latest().sequence_number == 6
+    require_same(run.solve(resume=True), whole)
+
+
+def test_torn_newest_checkpoint_falls_back_to_the_one_before(run: Run, whole: Solution) -> None:
+    run.die_after(7, every_seconds=0.0)
+    newest = max(Path(run.store.url).glob("*.dkgp"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert run.store.load_latest().sequence_number == 5
+    require_same(run.solve(resume=True), whole)
+
+
+def test_no_whole_checkpoint_is_an_error_and_no_fresh_start(run: Run) -> None:
+    run.die_after(7, every_seconds=0.0)
+    for file in Path(run.store.url).glob("*.dkgp"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="No checkpoint in .* is whole"):
+        run.solve(resume=True)
+
+
+def test_checkpoints_are_saved_as_often_as_asked(run: Run) -> None:
+    run.die_after(7)
+    assert run.store.load_latest() is None
+
+
+def test_nothing_to_resume_is_a_fresh_start(run: Run, whole: Solution) -> None:
+    require_same(run.solve(resume=True), whole)
+
+
+def test_without_resume_it_starts_afresh(run: Run, whole: Solution) -> None:
+    run.interrupt_after(5)
+    require_same(run.solve(resume=False), whole)
+
+
+def test_stopped_short_it_can_be_resumed_with_more(run: Run, whole: Solution) -> None:
+    short = run.solve(stopping=STOPPING | MaxPasses(0.8))
+    assert not short.converged
+    resumed = run.solve(resume=True)
+    assert resumed.converged
+    assert [timeless(p) for p in resumed.history[: len(short.history)]] == [timeless(p) for p in short.history]
+    assert np.abs(PROBLEM.gradient(resumed.alpha)).max() <= 1.01e-3
+    assert resumed.progress.seconds > short.progress.seconds
+    assert resumed.progress.kernel_evaluations > short.progress.kernel_evaluations
+
+
+def test_interrupted_without_checkpoints_it_says_that_nothing_was_saved(executor) -> None:
+    with pytest.raises(InterruptedRunError, match="after 0 rounds; nothing was saved") as caught:
+        solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, interrupted=lambda: True)
+    assert caught.value.checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"identity": IDENTITY | {"data": "c3d4"}}, "its identity is .*a1b2.*; this run's is .*c3d4"),
+        ({"identity": {}}, "its identity is .*a1b2"),
+        ({"solver": replace(SOLVER, block_size=41)}, "its solver is .*'block_size': 40.*; this run's is .*41"),
+        ({"solver": replace(SOLVER, memory=4)}, "its solver is .*'memory': 3.*; this run's is .*'memory': 4"),
+        ({"solver": replace(SOLVER, seed=1)}, "its solver is .*'seed': 0.*; this run's is .*'seed': 1"),
+        ({"solver": replace(SOLVER, precision="double")}, "its solver is .*mixed.*; this run's is .*double"),
+        ({"solver": replace(SOLVER, selection=CyclicSelection())}, "Greedy.*; this run's is .*Cyclic"),
+        ({"solver": replace(SOLVER, selection=GreedySelection(candidates=61))}, "60.*; this run's is .*61"),
+        ({"solver": replace(SOLVER, selection=GreedySelection(exhaustive=True))}, "False.*; this run's is .*True"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused(run: Run, options: dict[str, Any], message: str) -> None:
+    run.interrupt_after(3)
+    saved = {file: file.read_bytes() for file in Path(run.store.url).iterdir()}
+    with pytest.raises(CheckpointError, match=f"belongs to another run: {message}" if "its" in message else message):
+        run.solve(resume=True, **options)
+    assert {file: file.read_bytes() for file in Path(run.store.url).iterdir()} == saved
+
+
+def test_threads_and_stopping_may_change_between_runs(run: Run, whole: Solution) -> None:
+    run.interrupt_after(4, stopping=GradientInfNorm(1e-9))
+    other = replace(SOLVER, selection=GreedySelection(threads=1))
+    require_same(run.solve(solver=other, resume=True), whole)

@@ -1,0 +1,221 @@
+"""Greedy block coordinate descent: the paper's method to the letter, and what the memory of steps adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dkgp.errors import InputError
+from dkgp.solvers import (
+    CyclicSelection,
+    GradientInfNorm,
+    GradientSelection,
+    GreedyBlockCoordinateDescent,
+    GreedySelection,
+    MaxPasses,
+    solve,
+)
+from tests.solvers.paper import block_coordinate_descent
+from tests.solvers.problems import arm_problem, rounds, smooth_problem
+
+PROBLEM = smooth_problem(300, 3, targets=3)
+LETTER = GreedyBlockCoordinateDescent(
+    block_size=30, memory=0, precision="double", selection=GreedySelection(candidates=20, variables_per_step=1)
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("operator", ["dense", "blocked"])
+def test_paper_to_the_letter(executor, operator: str, seed: int) -> None:
+    problem = smooth_problem(300, 3, seed=seed)
+    solver = replace(LETTER, seed=seed)
+    subsets = (solver.selection.draws(problem.n, 30, seed, k).reshape(30, 20) for k in range(12))
+    expected = list(block_coordinate_descent(problem.matrix, problem.y[:, 0], 30, subsets))
+    Kbar = problem.dense() if operator == "dense" else problem.blocked(executor)
+    states = list(rounds(solver, Kbar, problem.y, 12))
+    for before, after, (B, alpha, gradient) in zip(states[:-1], states[1:], expected, strict=True):
+        assert set(np.flatnonzero(after.alpha[:, 0] != before.alpha[:, 0])) == set(B)
+        np.testing.assert_allclose(after.alpha[:, 0], alpha, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(after.gradient[:, 0], gradient, rtol=0, atol=1e-8)
+    assert [state.iteration for state in states] == list(range(13))
+    assert np.abs(expected[-1][2]).max() < 0.2 * np.abs(problem.y).max()
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("memory", [0, 5])
+def test_agrees_with_cholesky(executor, memory: int, targets: int, precision: str) -> None:
+    y = PROBLEM.y[:, :targets]
+    solver = GreedyBlockCoordinateDescent(block_size=40, memory=memory, precision=precision)
+    solution = solve(PROBLEM.blocked(executor), y, solver=solver, stopping=GradientInfNorm(1e-6))
+    assert solution.converged
+    gradient = PROBLEM.matrix @ solution.alpha - y
+    assert np.abs(gradient).max() <= 1.01e-6
+    np.testing.assert_allclose(solution.gradient, gradient, rtol=0, atol=1e-10)
+    # |alpha - alpha*| <= |g| / s2.
+    expected = PROBLEM.solution[:, :targets]
+    assert np.linalg.norm(solution.alpha - expected) <= np.linalg.norm(gradient) / PROBLEM.noise_variance
+    assert solution.progress.objective == pytest.approx(-0.5 * float(np.sum(y * expected)), rel=1e-8)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 17, 64, 80, 1000, "auto"])
+def test_any_block_size(executor, block_size) -> None:
+    problem = smooth_problem(80, 2, noise_variance=0.2)
+    solver = GreedyBlockCoordinateDescent(block_size=block_size)
+    solution = solve(problem.blocked(executor), problem.y, solver=solver, stopping=GradientInfNorm(1e-5))
+    np.testing.assert_allclose(solution.alpha, problem.solution, rtol=0, atol=1e-3)
+    assert np.abs(problem.gradient(solution.alpha)).max() <= 1.01e-5
+    assert solution.solver["block_size"] == (min(block_size, 80) if block_size != "auto" else 80)
+
+
+def test_one_variable_at_a_time_from_one_sample(executor) -> None:
+    problem = smooth_problem(1, 2)
+    solution = solve(problem.blocked(executor), problem.y, solver=GreedyBlockCoordinateDescent(block_size=5))
+    np.testing.assert_allclose(solution.alpha, problem.y / (1.0 + problem.noise_variance), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"exhaustive": True}, {"prefitting": True}, {"exhaustive": True, "prefitting": True}]
+)
+def test_other_ways_to_choose_solve_it_too(executor, options: dict[str, bool]) -> None:
+    solver = GreedyBlockCoordinateDescent(block_size=30, selection=GreedySelection(**options))
+    solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=GradientInfNorm(1e-5))
+    np.testing.assert_allclose(solution.alpha, PROBLEM.solution, rtol=0, atol=5e-3)
+
+
+def test_each_target_is_solved_as_well_as_alone(executor) -> None:
+    # A target of another size must be neither favoured nor neglected: its rows are exact minimisers too.
+    y = PROBLEM.y * np.array([1.0, 1e-3, 100.0])
+    solver = GreedyBlockCoordinateDescent(block_size=40)
+    solution = solve(PROBLEM.blocked(executor), y, solver=solver, stopping=GradientInfNorm(1e-5))
+    assert np.abs(PROBLEM.matrix @ solution.alpha - y).max() <= 1.01e-5
+
+
+def test_target_of_zeros_stays_zero(executor) -> None:
+    y = np.column_stack([PROBLEM.y[:, 0], np.zeros(PROBLEM.n)])
+    solution = solve(PROBLEM.blocked(executor), y, solver=GreedyBlockCoordinateDescent(block_size=40))
+    np.testing.assert_array_equal(solution.alpha[:, 1], 0.0)
+    np.testing.assert_allclose(solution.alpha[:, 0], PROBLEM.solution[:, 0], rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("selection", [GreedySelection(), CyclicSelection(), GradientSelection()])
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("memory", [0, 1, 5])
+def test_objective_decreases_every_round(memory: int, targets: int, selection) -> None:
+    solver = GreedyBlockCoordinateDescent(block_size=25, memory=memory, precision="double", selection=selection)
+    y = PROBLEM.y[:, :targets]
+    states = list(rounds(solver, PROBLEM.dense(), y, 15))
+    for t in range(targets):
+        problem = replace(PROBLEM, y=y[:, [t]])
+        values = [problem.objective(state.alpha[:, [t]]) for state in states]
+        assert np.all(np.diff(values) < 0.0)
+        for before, after, decrease in zip(states[:-1], states[1:], np.diff(values), strict=True):
+            # Theorem 1, equation (15), for the active set that was taken; with memory the step reaches everywhere.
+            moved = (after.alpha - before.alpha)[:, t]
+            B = np.flatnonzero(moved)
+            smallest = np.linalg.eigvalsh(PROBLEM.matrix[np.ix_(B, B)])[0]
+            assert decrease <= -0.5 * smallest * np.sum(moved**2) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_gradient_recursion_is_the_gradient(executor, precision: str) -> None:
+    solver = GreedyBlockCoordinateDescent(block_size=25, precision=precision)
+    for state in rounds(solver, PROBLEM.blocked(executor), PROBLEM.y, 12):
+        error = np.abs(state.gradient - PROBLEM.gradient(state.alpha)).max()
+        assert error <= (1e-4 if precision == "mixed" else 1e-11)
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize(("precision", "bound"), [("double", 1e-7), ("mixed", 1e-4)])
+def test_steps_are_conjugate_and_the_gradient_orthogonal_to_them(
+    executor, precision: str, bound: float, targets: int
+) -> None:
+    memory, y = 4, PROBLEM.y[:, :targets]
+    solver = GreedyBlockCoordinateDescent(block_size=25, memory=memory, precision=precision)
+    for k, state in enumerate(rounds(solver, PROBLEM.blocked(executor), y, 10)):
+        assert len(state.held) == min(k, memory)
+        for t in range(targets):
+            P, Q = state.directions[state.held, :, t], state.images[state.held, :, t]
+            A = P @ PROBLEM.matrix @ P.T
+            np.testing.assert_allclose(Q, P @ PROBLEM.matrix, rtol=0, atol=bound * np.abs(Q).max(initial=1.0))
+            np.testing.assert_allclose(state.curvatures[state.held, t], A.diagonal(), rtol=10 * bound)
+            lengths = np.sqrt(A.diagonal())
+            cosines = A / np.outer(lengths, lengths)
+            assert np.abs(cosines - np.eye(len(cosines))).max(initial=0.0) <= bound
+            g = state.gradient[:, t]
+            along = np.abs(P @ g) / (np.linalg.norm(P, axis=1) * np.linalg.norm(g))
+            assert along.max(initial=0.0) <= bound
+
+
+def test_memory_takes_the_best_step_over_the_remembered_ones() -> None:
+    # Two rounds with memory minimise over span(delta, p_1): no combination of the two does better.
+    solver = GreedyBlockCoordinateDescent(block_size=25, memory=5, precision="double")
+    states = list(rounds(solver, PROBLEM.dense(), PROBLEM.y[:, :1], 2))
+    problem = replace(PROBLEM, y=PROBLEM.y[:, :1])
+    basis = np.column_stack([(later.alpha - earlier.alpha)[:, 0] for earlier, later in pairwise(states)])
+    best = basis @ np.linalg.solve(basis.T @ problem.matrix @ basis, basis.T @ problem.y)
+    assert problem.objective(states[2].alpha) == pytest.approx(problem.objective(best), rel=1e-12)
+
+
+def passes(problem, executor, **options) -> float:
+    settings = {"block_size": 100, "memory": 0} | options
+    stopping = GradientInfNorm(1e-2) | MaxPasses(60)
+    solution = solve(
+        problem.blocked(executor), problem.y, solver=GreedyBlockCoordinateDescent(**settings), stopping=stopping
+    )
+    return solution.progress.column_passes
+
+
+def test_greedy_needs_fewer_passes_than_cyclic_and_gradient_selection(executor) -> None:
+    problem = arm_problem(1200)
+    greedy = passes(problem, executor)
+    assert greedy < 0.8 * passes(problem, executor, selection=CyclicSelection())
+    assert greedy < 0.8 * passes(problem, executor, selection=GradientSelection())
+
+
+def test_memory_saves_passes(executor) -> None:
+    problem = arm_problem(1200)
+    assert passes(problem, executor, memory=5) < 0.85 * passes(problem, executor, memory=0)
+
+
+def test_seed_decides_everything_and_only_it(executor) -> None:
+    def alpha(seed: int) -> np.ndarray:
+        solver = GreedyBlockCoordinateDescent(block_size=30, seed=seed)
+        return solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver).alpha
+
+    np.testing.assert_array_equal(alpha(3), alpha(3))
+    assert not np.array_equal(alpha(3), alpha(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, 'block size must be a positive integer or "auto"; got 0'),
+        ({"block_size": -5}, "block size must be a positive integer"),
+        ({"block_size": 2.5}, "block size must be a positive integer"),
+        ({"block_size": "large"}, "block size must be a positive integer"),
+        ({"memory": -1}, "memory must be zero or more steps; got -1"),
+        ({"precision": "half"}, 'precision must be "mixed" or "double"; got \'half\''),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GreedyBlockCoordinateDescent(**options)
+
+
+@pytest.mark.parametrize(("n", "d"), [(10, 1), (249, 8), (10_000, 8), (1_000_000, 40)])
+def test_automatic_block_size_is_fixed_by_the_problems_shape(n: int, d: int) -> None:
+    sizes = {GreedyBlockCoordinateDescent().resolved(n, d).block_size for _ in range(3)}
+    assert len(sizes) == 1
+    size = sizes.pop()
+    assert 1 <= size <= n
+    assert GreedyBlockCoordinateDescent(block_size=2 * n).resolved(n, d).block_size == n
+
+
+def test_automatic_blocks_grow_with_the_problem() -> None:
+    sizes = [GreedyBlockCoordinateDescent().resolved(n, 10).block_size for n in (1000, 10_000, 100_000, 10_000_000)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]

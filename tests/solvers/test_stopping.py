@@ -1,0 +1,123 @@
+"""Stopping rules: each alone, and together."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from dkgp.errors import InputError
+from dkgp.solvers import (
+    GradientInfNorm,
+    MaxIterations,
+    MaxPasses,
+    MaxSeconds,
+    ObjectiveGap,
+    Progress,
+    RelativeResidual,
+)
+
+PROGRESS = Progress(
+    iteration=7,
+    column_passes=2.5,
+    kernel_evaluations=1000,
+    seconds=12.0,
+    gradient_inf_norm=1e-3,
+    gradient_norm=0.02,
+    relative_residual=1e-2,
+    objective=-50.0,
+    objective_gap_bound=0.05,
+    timings={"select": 0.1234567891},
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "name", "converged"),
+    [
+        (GradientInfNorm, 1e-3, "gradient_inf_norm", True),
+        (RelativeResidual, 1e-2, "relative_residual", True),
+        (ObjectiveGap, 1e-3, "objective_gap", True),
+        (MaxIterations, 7, "max_iterations", False),
+        (MaxPasses, 2.5, "max_passes", False),
+        (MaxSeconds, 12.0, "max_seconds", False),
+    ],
+)
+class TestOneRule:
+    def test_stops_at_its_value_and_not_before(self, make, value, name: str, converged: bool) -> None:
+        reason = make(value).check(PROGRESS)
+        assert reason is not None
+        assert (reason.rule, reason.converged) == (name, converged)
+        assert bool(reason.advice) is not converged
+        strictest = 0.99 * value if converged else 1.01 * value
+        assert make(strictest).check(PROGRESS) is None
+
+    @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+    def test_values_that_make_no_sense_are_refused(self, make, value, name: str, converged: bool, bad: float) -> None:
+        with pytest.raises(InputError, match=f"must be finite and above 0; got {bad}"):
+            make(bad)
+
+    def test_pickles(self, make, value, name: str, converged: bool) -> None:
+        rule = make(value) | MaxPasses(9)
+        assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+@pytest.mark.parametrize("rule", [GradientInfNorm(1e-4), RelativeResidual(1e-4), ObjectiveGap(1e-4)])
+def test_nothing_has_converged_where_the_numbers_are_not_finite(rule) -> None:
+    for bad in (math.nan, math.inf):
+        progress = replace(
+            PROGRESS,
+            gradient_inf_norm=bad,
+            gradient_norm=bad,
+            relative_residual=bad,
+            objective=bad,
+            objective_gap_bound=bad,
+        )
+        reason = rule.check(progress)
+        assert reason is None or not reason.converged
+
+
+def test_objective_gap_is_relative_to_the_objective() -> None:
+    assert ObjectiveGap(1e-3).check(replace(PROGRESS, objective=-49.0)) is None
+    assert ObjectiveGap(1e-3).check(replace(PROGRESS, objective=50.0)) is not None
+
+
+MET, ALSO_MET, UNMET = GradientInfNorm(1.0), RelativeResidual(1.0), GradientInfNorm(1e-9)
+SPENT, UNSPENT = MaxPasses(1), MaxPasses(100)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "converged"),
+    [
+        (MET | UNSPENT, "gradient_inf_norm", True),
+        (UNMET | SPENT, "max_passes", False),
+        (SPENT | MET, "gradient_inf_norm", True),
+        (SPENT | MaxIterations(1), "max_passes", False),
+        (UNMET | UNSPENT | ALSO_MET, "relative_residual", True),
+        (MET & ALSO_MET, "gradient_inf_norm & relative_residual", True),
+        (MET & SPENT, "gradient_inf_norm & max_passes", False),
+        ((UNMET & SPENT) | MaxIterations(7), "max_iterations", False),
+    ],
+)
+def test_combinations(rule, name: str, converged: bool) -> None:
+    reason = rule.check(PROGRESS)
+    assert (reason.rule, reason.converged) == (name, converged)
+
+
+@pytest.mark.parametrize("rule", [UNMET | UNSPENT, MET & UNMET, MET & UNSPENT, (MET & UNMET) | UNSPENT])
+def test_combinations_that_do_not_stop(rule) -> None:
+    assert rule.check(PROGRESS) is None
+
+
+def test_joint_reason_tells_all_of_it() -> None:
+    reason = (MaxPasses(1) & MaxSeconds(1)).check(PROGRESS)
+    assert "2.50 column passes done; 12 seconds spent" in reason.message
+    assert "--max-passes" in reason.advice
+    assert "--max-seconds" in reason.advice
+
+
+def test_progress_survives_json() -> None:
+    document = json.loads(json.dumps(PROGRESS.to_json()))
+    assert Progress(**document) == replace(PROGRESS, timings={"select": 0.123457})
