@@ -169,8 +169,8 @@ def test_resumed_with_selection_during_the_round_it_is_the_same(run: Run, whole:
     np.testing.assert_array_equal(resumed.gradient, whole.gradient)
 
 
-def test_float32_breakdown_is_remembered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    # After a breakdown the subproblem goes on in float64 for the rest of the run. So must a resumed one.
+def test_float32_breakdown_does_not_change_what_a_resumed_run_finds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A block in which float32 breaks down is finished in float64; which blocks these are depends on the blocks alone.
     steepest, breakdowns, extend = int(np.argmax(np.abs(PROBLEM.y).max(axis=1))), [], Subproblem._extend
 
     def break_down(self: Subproblem, *arguments: Any) -> None:
@@ -181,9 +181,10 @@ def test_float32_breakdown_is_remembered(run: Run, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Subproblem, "_extend", break_down)
     expected = run.solve()
-    assert len(breakdowns) == 1
+    first = len(breakdowns)
+    assert first >= 2
     run.interrupt_after(5)
-    assert len(breakdowns) == 2
+    assert len(breakdowns) > first
     require_same(run.solve(resume=True), expected)
 
 

@@ -197,7 +197,7 @@ def test_seed_decides_everything_and_only_it(executor) -> None:
         ({"block_size": -5}, "block size must be a positive integer"),
         ({"block_size": 2.5}, "block size must be a positive integer"),
         ({"block_size": "large"}, "block size must be a positive integer"),
-        ({"memory": -1}, "memory must be zero or more steps; got -1"),
+        ({"memory": -1}, "memory must be a whole number of steps, zero or more; got -1"),
         ({"precision": "half"}, 'precision must be "mixed" or "double"; got \'half\''),
     ],
 )

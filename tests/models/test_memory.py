@@ -1,0 +1,121 @@
+"""The projection: its parts against what really is allocated, and the refusal. Peaks are measured in tests/engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster import LocalExecutor, worker_cache
+from dkgp.errors import ExitCode, MemoryBudgetError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.solvers import GreedyBlockCoordinateDescent
+
+GIB = 1024**3
+
+
+def planned(n: int = 50_000, d: int = 8, p: int = 1, **changed: Any) -> MemoryPlan:
+    given = {"block_size": 1000, "candidates": 60, "memory": 5, "resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
+    given |= {"shares_process": True, "overlaps": False, "holds_inputs": True}
+    return plan_training(n, d, p, **{**given, **changed})
+
+
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("memory", [0, 1, 5, 12])
+def test_vectors_cover_the_solvers_state_and_its_checkpoint(rng: np.random.Generator, p: int, memory: int) -> None:
+    n, rhs = 3000, rng.normal(size=(3000, p))
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(
+        SquaredExponential((0.5,) * 4), 0.1, ArrayInputs(rng.normal(size=(n, 4))), executor
+    ) as op:
+        solver = GreedyBlockCoordinateDescent(block_size=20, memory=memory)
+        state = solver.start(op, rhs)
+        for _ in range(memory + 2):
+            solver.advance(op, state)
+        held = {id(array): array for array in vars(state).values() if isinstance(array, np.ndarray)}
+        copies = [array for name, array in state.arrays().items() if id(array) not in held]
+    executor.close()
+    needed = sum(array.nbytes for array in (*held.values(), *copies))
+    projected = planned(n, 4, p, memory=memory, block_size=20).vectors_bytes
+    assert 0.5 * projected < needed <= projected
+
+
+@pytest.mark.parametrize("d", [1, 8, 40])
+def test_inputs_cover_what_the_coordinator_holds(rng: np.random.Generator, d: int) -> None:
+    n = 4000
+    X = rng.normal(size=(n, d))
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(SquaredExponential((0.1,) * d), 0.1, ArrayInputs(X), executor) as operator:
+        operator.features(np.arange(3, dtype=np.intp))
+        held = operator._resident_rows.nbytes + operator._resident.nbytes  # type: ignore[union-attr]
+    executor.close()
+    # On top comes a float64 copy while the rows are put together.
+    assert held + X.nbytes == pytest.approx(coordinator_input_bytes_needed(n, d), rel=0.01)
+
+
+@pytest.mark.parametrize("d", [1, 8, 40])
+def test_worker_bytes_cover_the_features_of_both_precisions(rng: np.random.Generator, d: int) -> None:
+    n = 4000
+    executor = LocalExecutor(1)
+    before = worker_cache().nbytes
+    operator = BlockedKernelOperator(
+        SquaredExponential((0.1,) * d), 0.1, ArrayInputs(rng.normal(size=(n, d))), executor
+    )
+    for precision in ("single", "double"):
+        operator.matmat(np.ones((n, 1)), precision)  # type: ignore[arg-type]
+    cached = worker_cache().nbytes - before
+    operator.close()
+    executor.close()
+    assert worker_cache().nbytes == before
+    assert 0 < cached <= planned(n, d).worker_bytes
+
+
+@given(
+    st.integers(1, 10**7),
+    st.integers(1, 200),
+    st.integers(1, 20),
+    st.sampled_from(["n", "d", "p", "block_size", "candidates", "memory"]),
+)
+def test_more_of_anything_never_takes_less(n: int, d: int, p: int, what: str) -> None:
+    sizes = {"n": n, "d": d, "p": p, "block_size": 500, "candidates": 60, "memory": 5}
+    larger = {**sizes, what: 2 * sizes[what]}
+    assert planned(**larger).coordinator_bytes >= planned(**sizes).coordinator_bytes
+
+
+def test_parts_add_up() -> None:
+    here, elsewhere = planned(), planned(shares_process=False)
+    parts = 200_000_000 + RUNTIME_BYTES + here.vectors_bytes + here.inputs_bytes + here.block_bytes
+    assert here.coordinator_bytes == parts + here.worker_bytes
+    assert elsewhere.coordinator_bytes == parts
+    assert planned(holds_inputs=False).inputs_bytes == 0
+    document = here.to_json()
+    assert document["coordinator_bytes"] == here.coordinator_bytes
+    assert document["vectors_bytes"] == here.vectors_bytes
+
+
+def test_the_kernel_matrix_is_in_none_of_it() -> None:
+    n = 1_000_000
+    assert planned(n, 10, shares_process=False).coordinator_bytes < 8 * n * n / 1000
+
+
+def test_cached_features_stay_within_the_caches_budget() -> None:
+    large = planned(10**8, 10, cache_bytes=GIB)
+    assert large.worker_bytes < 1.1 * GIB
+
+
+def test_refusal_names_numbers_and_knobs() -> None:
+    plan = planned(n=10_000_000, p=2)
+    plan.require(plan.coordinator_bytes)
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan.require(plan.coordinator_bytes - 1)
+    message = str(caught.value)
+    assert f"{plan.coordinator_bytes / 1024**2:,.0f} MiB" in message
+    for knob in ("--memory", "--block-size", "--candidates", "--cluster"):
+        assert knob in message
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
