@@ -72,6 +72,7 @@ def test_a_worker_killed_in_mid_round(problem: Problem, reference: Bits, name: s
         assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
 
 
+@pytest.mark.slow
 def test_workers_killed_again_and_again(problem: Problem, reference: Bits) -> None:
     """Also after a round is computed and before it is fetched: the results go down with the worker."""
     with opened("processes", 2) as executor:
@@ -213,6 +214,7 @@ def test_ctrl_c_with_worker_processes_saves_and_resumes(
     assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_coordinator_leaves_no_orphans_and_resumes(
     problem: Problem, reference: Bits, start_process: StartProcess, tmp_path: Path
 ) -> None:

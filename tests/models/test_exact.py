@@ -153,13 +153,11 @@ def test_error_bounds_hold_and_are_not_absurd(
     assert (error <= bound).all()
     # The residual is far from zero here, so the bound says something; Cauchy's inequality costs it a factor.
     assert (error.max(axis=0) > 1e-7 * world.y_train.std(axis=0)).all()
-    print("RATIO", bound.max(axis=0) / error.max(axis=0))
-    assert (bound.max(axis=0) < 1000 * error.max(axis=0)).all()
+    assert (bound.max(axis=0) < 300 * error.max(axis=0)).all()
     distance = np.linalg.norm(trained.solution.alpha - world.alpha, axis=0)
     alpha_bound = trained.certificate.alpha_error_bound
     assert (distance <= alpha_bound).all()
-    print("RATIO", alpha_bound / distance)
-    assert (alpha_bound < 1000 * distance).all()
+    assert (alpha_bound < 3 * distance).all()
 
 
 def test_evaluation_is_equation_16(world: World, model: ModelRecord, executor: BlockExecutor, tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ def test_one_target(rng: np.random.Generator, y: np.ndarray, tmp_path: Path) -> 
 
 
 def test_predicting_the_training_mean_is_an_rmse_of_one(rng: np.random.Generator, tmp_path: Path) -> None:
-    y = rng.normal(size=20_000) * 40.0 + 7.0
-    dataset = dataset_from_arrays(tmp_path / "large", rng.normal(size=(20_000, 1)), y, target_names=("a",))
-    found = evaluate(written(tmp_path, dataset, {"mean": np.full((20_000, 1), 7.0)}, names=("a",)), dataset)
-    assert found["rmse"] == pytest.approx(1.0, abs=0.02)
+    y = rng.normal(size=2000) * 40.0 + 7.0
+    dataset = dataset_from_arrays(tmp_path / "large", rng.normal(size=(2000, 1)), y, target_names=("a",))
+    found = evaluate(written(tmp_path, dataset, {"mean": np.full((2000, 1), 7.0)}, names=("a",)), dataset)
+    assert found["rmse"] == pytest.approx(1.0, abs=0.06)
 
 
 def test_without_the_training_deviation_the_datasets_own_is_used(
