@@ -35,6 +35,7 @@ __all__ = ["cholesky_bytes", "fits_cholesky", "run_contender"]
 FloatArray = NDArray[np.float64]
 
 TILE = 4096
+FACTOR_BLOCK = 2048
 _HEADROOM = 1.15
 
 
@@ -105,28 +106,50 @@ def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) 
 
 
 def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
-    """LAPACK: one triangle of the kernel matrix, factored in place, and two triangular solves."""
+    """LAPACK and BLAS: the kernel matrix's lower triangle, factored in place by blocks, and two triangular solves.
+
+    By blocks, because SciPy 1.17's `dpotrf` (OpenBLAS 0.3.30, two threads) crashes at n = 30,000. The blocks on the
+    diagonal are LAPACK's, all else is large matrix products: at n = 12,000 it took 0.7 of the time of one `dpotrf`.
+    """
     began = time.perf_counter()
     inputs, targets = _arrays(dataset)
     scaled, squares = _scaled(inputs, found)
     n = len(scaled)
-    matrix = np.empty((n, n), order="F")
-    rows = matrix.T  # the same memory, row by row: what is written here below the diagonal lies above it there
+    matrix = np.empty((n, n))
     for i in range(0, n, TILE):
         for j in range(0, i + 1, TILE):
-            rows[i : i + TILE, j : j + TILE] = _tile(scaled, squares, scaled, squares, i, j) * _variance(found)
+            matrix[i : i + TILE, j : j + TILE] = _tile(scaled, squares, scaled, squares, i, j) * _variance(found)
     matrix[np.diag_indices(n)] += found.noise_variance
     assembled = time.perf_counter()
-    # The upper triangle: OpenBLAS 0.3.30, in SciPy 1.17's wheels, crashes on a lower one of this size (n = 30,000).
-    factor = scipy.linalg.cho_factor(matrix, lower=False, overwrite_a=True, check_finite=False)
+    _factor_in_place(matrix)
     factored = time.perf_counter()
-    alpha = scipy.linalg.cho_solve(factor, targets, check_finite=False)
+    # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
+    half = scipy.linalg.solve_triangular(matrix.T, targets, trans="T", check_finite=False)
+    alpha = scipy.linalg.solve_triangular(matrix.T, half, check_finite=False)
     return {
         "alpha": alpha,
         "seconds": time.perf_counter() - began,
         "assembly_seconds": assembled - began,
         "factor_seconds": factored - assembled,
     }
+
+
+def _factor_in_place(matrix: FloatArray) -> None:
+    """Cholesky's lower factor over the lower triangle of a row-major matrix, block column by block column."""
+    n = len(matrix)
+    for k in range(0, n, FACTOR_BLOCK):
+        end = min(k + FACTOR_BLOCK, n)
+        corner = scipy.linalg.cholesky(matrix[k:end, k:end], lower=True, check_finite=False)
+        matrix[k:end, k:end] = corner
+        for i in range(end, n, FACTOR_BLOCK):
+            rows = slice(i, min(i + FACTOR_BLOCK, n))
+            solved = scipy.linalg.solve_triangular(corner, matrix[rows, k:end].T, lower=True, check_finite=False)
+            matrix[rows, k:end] = solved.T
+        for j in range(end, n, FACTOR_BLOCK):
+            columns = slice(j, min(j + FACTOR_BLOCK, n))
+            for i in range(j, n, FACTOR_BLOCK):
+                rows = slice(i, min(i + FACTOR_BLOCK, n))
+                matrix[rows, columns] -= matrix[rows, k:end] @ matrix[columns, k:end].T
 
 
 def plain_pass(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:

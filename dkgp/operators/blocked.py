@@ -70,7 +70,7 @@ class BlockedKernelOperator(KernelOperator):
         self._resident: Features | None = None
         self._resident_rows: FloatArray | None = None
         self._announced: IndexArray | None = None
-        self._brought: tuple[IndexArray, FloatArray] | None = None
+        self._brought: list[tuple[IndexArray, FloatArray]] = []
 
     @property
     def overlaps(self) -> bool:
@@ -184,18 +184,28 @@ class BlockedKernelOperator(KernelOperator):
     def _rows(self, indices: IndexArray) -> FloatArray:
         if self.holds_inputs:
             return self._all_rows()[indices]
-        if self._brought is not None:
-            known, rows = self._brought
+        rows = np.empty((len(indices), self.kernel.n_features))
+        missing = np.ones(len(indices), dtype=bool)
+        for known, values in self._brought:
             position = np.minimum(np.searchsorted(known, indices), len(known) - 1)
-            if np.array_equal(known[position], indices):
-                return rows[position]
+            found = missing & (known[position] == indices)
+            rows[found] = values[position[found]]
+            missing &= ~found
+        if missing.any():
+            rows[missing] = self._fetch(indices[missing])
+        return rows
+
+    def _fetch(self, indices: IndexArray) -> FloatArray:
+        """Inputs of samples that no round brought, in a round of their own."""
         wanted, inverse = np.unique(indices, return_inverse=True)
-        groups = split_evenly(np.unique(wanted // self._context.block_rows).tolist(), self._executor.parallelism)
+        blocks = np.unique(wanted // self._context.block_rows).tolist()
+        groups = split_evenly(blocks, self._executor.parallelism)
         found = self._executor.submit("krows", rows_task, (self._context, wanted), groups).result()
-        return np.concatenate(found)[inverse]
+        return np.asarray(np.concatenate(found)[inverse])
 
     def _receive(self, wanted: IndexArray, parts: list[FloatArray]) -> None:
-        self._brought = (wanted, np.concatenate(parts))
+        # The last two: a selection may be looking at the one while the other arrives for the next.
+        self._brought = [*self._brought[-1:], (wanted, np.concatenate(parts))]
 
 
 class _PendingColumns:

@@ -200,8 +200,11 @@ class GreedyBlockCoordinateDescent:
         assert state.subproblem is not None
         indices, delta = state.subproblem.indices.copy(), state.subproblem.solve()
         step = self._scalars(state, indices, delta, state.subproblem.gradient[: len(indices)])
-        if operator.overlaps or not operator.holds_inputs:
-            coming = self.selection.announced(operator, state.block_size, self.seed, state.iteration + 1)
+        if not operator.holds_inputs:
+            # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
+            # the round is under way, by the one after it.
+            ahead = 2 if operator.overlaps else 1
+            coming = self.selection.announced(operator, state.block_size, self.seed, state.iteration + ahead)
             if coming is not None:
                 operator.announce(coming)
         pending = operator.submit_columns(indices, delta, state.precision)
