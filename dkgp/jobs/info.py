@@ -45,7 +45,8 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
         content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
     else:
         content = _store(url)
-    return plain({"command": "info", "location": url, **content})  # type: ignore[no-any-return]
+    document: dict[str, Any] = plain({"command": "info", "location": url, **content})
+    return document
 
 
 def _installation() -> Document:
