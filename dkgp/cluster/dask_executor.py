@@ -37,6 +37,7 @@ LEAST_TASK_EVALUATIONS = 40_000_000
 IN_PROCESS_OVERLAP_EVALUATIONS = 4_000_000
 # Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
 TASK_RETRIES = 3
+FIRST_FETCH_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
@@ -199,14 +200,18 @@ class _DaskRound:
 
     def result(self) -> list[Any]:
         until = time.monotonic() + self._deadline_seconds
+        patience = FIRST_FETCH_SECONDS
         try:
             while True:
                 try:
                     with self._client.as_current():  # `wait` asks for a default client, which this need not be
                         wait(self._futures, timeout=max(0.001, until - time.monotonic()))
                     failure = self._failure()
-                    parts = self._gather(until) if failure is None else []
+                    parts = self._gather(min(until, time.monotonic() + patience)) if failure is None else []
                 except TimeoutError:
+                    if time.monotonic() < until:  # by now the lost results may be on their way on another worker
+                        patience *= 2.0
+                        continue
                     raise ClusterError(
                         f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
                         f"{self._known_workers()} workers. Add workers, or raise the deadline; {RESUMABLE}"
@@ -221,7 +226,8 @@ class _DaskRound:
             self._release()
 
     def _gather(self, until: float) -> list[list[Any]]:
-        # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen.
+        # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one
+        # and a half minutes on one that died with its results, to which the scheduler keeps trying to connect.
         gather = partial(self._client.gather, self._futures, asynchronous=True)
         parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
         return parts

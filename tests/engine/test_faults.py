@@ -72,6 +72,22 @@ def test_a_worker_killed_in_mid_round(problem: Problem, reference: Bits, name: s
         assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
 
 
+def test_results_that_went_down_with_their_worker_are_computed_again_soon() -> None:
+    """The scheduler would try for a minute and a half to fetch them from it."""
+    with opened("processes", 2) as executor:
+        client = client_of(executor)
+        for _ in range(3):  # the scheduler does not always run into it
+            client.wait_for_workers(2, timeout=30)
+            pids = worker_pids(client)
+            pending = executor.submit("sorted", sorted, (), [[3, 2], [5, 4], [7, 6], [9, 8]])
+            while not pending.done():
+                time.sleep(0.001)
+            os.kill(pids[0], signal.SIGKILL)
+            started = time.monotonic()
+            assert pending.result() == [2, 3, 4, 5, 6, 7, 8, 9]
+            assert time.monotonic() - started < 25.0
+
+
 @pytest.mark.slow
 def test_workers_killed_again_and_again(problem: Problem, reference: Bits) -> None:
     """Also after a round is computed and before it is fetched: the results go down with the worker."""
