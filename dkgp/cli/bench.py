@@ -9,6 +9,7 @@ import click
 
 from dkgp.cli.options import (
     block_size,
+    byte_count,
     cluster_from,
     cluster_options,
     examples,
@@ -34,6 +35,7 @@ PROBLEM_NAMES = ("data", "n", "n_test", "target", "hyper", "subset", "seed")
     epilog=examples(
         "dkgp bench tiles --out tiles.json",
         "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
+        "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
         "dkgp bench overhead --samples 30000",
     )
 )
@@ -41,8 +43,8 @@ def bench() -> None:
     """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""
 
 
-def problem_options(function: F) -> F:
-    """The problem that a benchmark solves; `problem_from` takes the values."""
+def problem_options(test_samples: int = 5000) -> Callable[[F], F]:
+    """Return the options of the problem that a benchmark solves; `problem_from` takes their values."""
     decorators: list[Callable[[Any], Any]] = [
         click.option(
             "--data",
@@ -52,16 +54,20 @@ def problem_options(function: F) -> F:
         ),
         click.option("--samples", "--n", "n", type=int, help="Training samples, drawn at random."),
         click.option(
-            "--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="At most."
+            "--test-samples", "--n-test", "n_test", type=int, default=test_samples, show_default=True, help="At most."
         ),
         click.option("--target", default="y", show_default=True, help="Target of a file."),
         click.option("--hyper", metavar="FILE", help="Hyperparameters.  [default: tuned first]"),
         click.option("--subset", type=int, default=2000, show_default=True, help="Samples to tune on."),
         seed_option,
     ]
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
 
 
 def problem_from(options: dict[str, Any]) -> BenchProblem:
@@ -105,7 +111,7 @@ def tiles(as_json: bool, quiet: bool, debug: bool, features: tuple[int, ...], **
         "dkgp bench solve --data friedman1 --samples 100000 --no-cholesky",
     )
 )
-@problem_options
+@problem_options()
 @block_option
 @tolerance_option
 @repeats_option
@@ -135,7 +141,7 @@ def solve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 
 @bench.command(epilog=examples("dkgp bench overhead --samples 30000 --out overhead.json"))
-@problem_options
+@problem_options()
 @block_option
 @tolerance_option
 @repeats_option
@@ -159,7 +165,7 @@ def overhead(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 
 @bench.command(epilog=examples("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png"))
-@problem_options
+@problem_options()
 @block_option
 @tolerance_option
 @click.option("--memory", type=int, default=0, show_default=True, help="Conjugate steps; 0 as in the paper.")
@@ -181,6 +187,101 @@ def selection(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         solver = SolverOptions(**{name: options.pop(name) for name in names}, seed=problem.seed)
         return run_bench_selection(
             BenchSelectionJob(problem=problem, solver=solver, cluster=cluster, **options), reporter
+        )
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@bench.command(
+    epilog=examples(
+        "dkgp bench variance --samples 10000 --variance-gap 0.02 --variance-gap 0.005",
+        "dkgp bench variance --data kin40k.npz --samples 30000 --test-samples 1000 --out variance.json",
+        "dkgp bench variance --model model.zarr --data test.zarr",
+        "dkgp bench variance --table 3 --data-folder benchmark-data --out table3.json",
+    )
+)
+@problem_options(test_samples=500)
+@click.option("--model", metavar="STORE", help="Predict with this model, at samples of --data.")
+@click.option(
+    "--table",
+    type=click.Choice(["3", "4"]),
+    help="All data sets of that table of the GBCD paper, beside its own figures. --samples is then the most of each.",
+)
+@click.option("--data-folder", metavar="DIR", help="With --table: where their .npz files are.  [default: here]")
+@click.option(
+    "--variance-gap",
+    "gaps",
+    type=float,
+    multiple=True,
+    metavar="GAP",
+    help="How narrow intervals are to be; several are compared.  [default: 0.02; with --table 3, 0.005]",
+)
+@click.option("--latent", is_flag=True, help="Variances of the function itself, without the noise.")
+@click.option(
+    "--max-passes", type=float, default=20.0, show_default=True, help="Products with the kernel matrix for a batch."
+)
+@click.option("--variance-rank", "rank", type=int, metavar="R", help="Of the factor.  [default: chosen]")
+@click.option("--variance-batch", "batch_size", type=int, metavar="SAMPLES", help="Of a batch.  [default: chosen]")
+@click.option(
+    "--variance-memory", "memory_bytes", type=byte_count, metavar="SIZE", help="Of a worker.  [default: 1.4GiB or more]"
+)
+@repeats_option
+@click.option(
+    "--cholesky/--no-cholesky",
+    "with_cholesky",
+    default=None,
+    help="Whether LAPACK takes part.  [default: where it fits, not with --table 4]",
+)
+@click.option(
+    "--plain-pass/--no-plain-pass",
+    "with_plain_pass",
+    default=None,
+    help="Whether the NumPy pass does.  [default: yes, not with --table 3]",
+)
+@click.option("--plot", metavar="FILE", help="Draw gaps and intervals into a .png, .pdf or .svg.")
+@cluster_options
+@overwrite_option
+@out_option
+@output_options
+def variance(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Predictive variances against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+
+    Cholesky's variances are exact: each is checked to lie in its proven interval. Every contender runs in a process of
+    its own and takes its turn in every repeat. No system is solved for the means, which variances do not depend on.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.errors import UsageError
+        from dkgp.jobs.bench_paper_tables import BenchPaperTableJob, run_bench_paper_table
+        from dkgp.jobs.bench_variance import BenchVarianceJob, run_bench_variance
+        from dkgp.jobs.bench_variance_measure import VarianceTrial
+        from dkgp.models.variance import VarianceSettings
+
+        problem, cluster = problem_from(options), cluster_from(options)
+        table, folder, plot = options["table"], options["data_folder"], options["plot"]
+        gaps = options["gaps"] or (0.005 if table == "3" else 0.02,)
+        names = ("latent", "max_passes", "rank", "batch_size", "memory_bytes")
+        common: dict[str, Any] = {name: options[name] for name in names}
+        with_cholesky, with_plain_pass = options["with_cholesky"], options["with_plain_pass"]
+        trial = VarianceTrial(
+            problem=problem,
+            model=options["model"],
+            settings=tuple(VarianceSettings(gap=gap, seed=problem.seed, **common) for gap in gaps),
+            cluster=cluster,
+            repeats=options["repeats"],
+            with_cholesky=table != "4" if with_cholesky is None else with_cholesky,
+            with_plain_pass=table != "3" if with_plain_pass is None else with_plain_pass,
+        )
+        if table is None:
+            if folder is not None:
+                raise UsageError("--data-folder goes with --table; for a single data set give --data FILE")
+            return run_bench_variance(
+                BenchVarianceJob(trial, plot=plot, overwrite=options["overwrite"], out=options["out"]), reporter
+            )
+        if trial.model or problem.hyper or plot or len(gaps) > 1 or problem.data != "friedman1":
+            raise UsageError("--table takes one --variance-gap, and no --data, --model, --hyper or --plot")
+        return run_bench_paper_table(
+            BenchPaperTableJob(3 if table == "3" else 4, data_folder=folder, trial=trial, out=options["out"]), reporter
         )
 
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)

@@ -46,8 +46,9 @@ __all__ = ["demo"]
 def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """Train an exact Gaussian process on Friedman's first problem, from nothing.
 
-    Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts and evaluates,
-    each step as its own command would; ends with a table and a plot. Run again, it replaces its own results.
+    Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts (variances
+    included) and evaluates, each step as its own command would; ends with a table and a plot. Run again, it replaces
+    its own results.
     """
 
     def job(reporter: Reporter) -> Document:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.options import cluster_from, cluster_options, examples, output_options, overwrite_option
+from dkgp.cli.options import (
+    byte_count,
+    cluster_from,
+    cluster_options,
+    examples,
+    output_options,
+    overwrite_option,
+    seed_option,
+)
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
@@ -16,23 +24,91 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "info", "predict"]
 
 
-@click.command(epilog=examples("dkgp predict model.zarr test.zarr --out pred.zarr"))
+# The option of each setting of the variances.
+VARIANCE_OPTIONS = {
+    "gap": "--variance-gap",
+    "max_passes": "--max-passes",
+    "latent": "--latent",
+    "rank": "--variance-rank",
+    "batch_size": "--variance-batch",
+    "memory_bytes": "--variance-memory",
+    "keep_factor": "--keep-factor",
+}
+
+
+@click.command(
+    epilog=examples(
+        "dkgp predict model.zarr test.zarr --out pred.zarr",
+        "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
+        "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
+    )
+)
 @click.argument("model")
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the predictions go.")
-@click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
+@click.option("--variance", is_flag=True, help="Predict variances too, each with a proven interval.")
+@click.option(
+    "--variance-gap",
+    "gap",
+    type=float,
+    metavar="GAP",
+    help="How narrow a variance's interval is to be, relative to its upper end.  [default: 0.02]",
+)
+@click.option(
+    "--latent",
+    is_flag=True,
+    help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
+)
+@click.option(
+    "--max-passes",
+    type=float,
+    help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, and "
+    "reported. 0: the factor alone.  [default: 20]",
+)
+@click.option(
+    "--variance-rank",
+    "rank",
+    type=int,
+    metavar="R",
+    help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
+)
+@click.option(
+    "--variance-batch",
+    "batch_size",
+    type=int,
+    metavar="SAMPLES",
+    help="Test samples solved together.  [default: by memory]",
+)
+@click.option(
+    "--variance-memory",
+    "memory_bytes",
+    type=byte_count,
+    metavar="SIZE",
+    help="Working memory of a worker process, such as 2GiB.  [default: 1.4GiB, more for more than 180,000 samples]",
+)
+@click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
+@click.option(
+    "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192; with variances a batch or several]"
+)
 @click.option("--resume", is_flag=True, help="Go on with predictions that were interrupted.")
 @cluster_options
+@seed_option
 @overwrite_option
 @output_options
 def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
-    """Predict the mean at the samples of the store DATASET, with a proven bound on its error."""
+    """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
+
+    With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
+    reported. Samples whose interval stays wider than --variance-gap are counted, with a warning; the exit code is 0.
+    """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.predict import PredictJob, run_predict
+        from dkgp.jobs.predict import PredictJob, run_predict, variance_settings
 
         cluster = cluster_from(options)
-        return run_predict(PredictJob(cluster=cluster, **options), reporter)
+        given = {name: (option, options.pop(name)) for name, option in VARIANCE_OPTIONS.items()}
+        variance = variance_settings(options.pop("variance"), options.pop("seed"), given)
+        return run_predict(PredictJob(cluster=cluster, variance=variance, **options), reporter)
 
     execute("predict", job, as_json=as_json, quiet=quiet, debug=debug)
 
@@ -40,11 +116,23 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 @click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))
 @click.argument("prediction")
 @click.argument("dataset")
-@click.option("--plot", metavar="FILE", help="Draw predictions against the truth into a .png, .pdf or .svg.")
+@click.option(
+    "--noise-free",
+    is_flag=True,
+    help="The targets are values of the function itself: compare them with variances without the noise.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg.",
+)
 @overwrite_option
 @output_options
 def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
-    """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for."""
+    """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.
+
+    With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps.
+    """
 
     def job(reporter: Reporter) -> Document:
         from dkgp.jobs.evaluate import EvaluateJob, run_evaluate

@@ -24,7 +24,7 @@ from distributed import Client, Future, KilledWorker, WorkerPlugin, wait
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockTask, PendingRound
 from dkgp.cluster.mailbox import Mailbox, deliver
-from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas
+from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas, set_process_threads
 from dkgp.errors import ClusterError
 
 __all__ = ["DaskExecutor", "WorkerSetup"]
@@ -71,6 +71,7 @@ class WorkerSetup(WorkerPlugin):
         if (socket.gethostname(), os.getpid()) != self._coordinator:
             if self._ignore_interrupts and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+            set_process_threads(int(worker.state.nthreads))
             limit_blas_threads(1)
             require_single_threaded_blas(f"worker {worker.address}")
 
@@ -108,7 +109,7 @@ class DaskExecutor:
         self._run = uuid.uuid4().hex[:8]
         self._round = 0
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads: list[int] = []
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
         self.shares_memory = in_process
         self.overlap_evaluations = IN_PROCESS_OVERLAP_EVALUATIONS if in_process else sys.maxsize
@@ -131,14 +132,23 @@ class DaskExecutor:
     @property
     def parallelism(self) -> int:
         """Worker threads of the cluster; asked anew every few seconds, so that joining workers get work."""
+        return max(1, sum(self._known_threads()))
+
+    @property
+    def threads_per_process(self) -> int:
+        """Threads of the largest worker; of all workers where they share this process."""
+        threads = self._known_threads()
+        return max(1, sum(threads) if self.shares_memory else max(threads, default=1))
+
+    def _known_threads(self) -> list[int]:
         now = time.monotonic()
-        if self._threads == 0 or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
+        if sum(self._threads) == 0 or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
             try:
-                self._threads = sum(_threads_by_worker(self._client).values())
+                self._threads = list(_threads_by_worker(self._client).values())
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the scheduler no longer answers: {error}") from error
             self._threads_known_at = now
-        return max(1, self._threads)
+        return self._threads
 
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]

@@ -47,6 +47,10 @@ class BlockExecutor(Protocol):
         """Tasks that run at once, now."""
 
     @property
+    def threads_per_process(self) -> int:
+        """Tasks that run at once in one process, and share its memory."""
+
+    @property
     def dashboard_link(self) -> str | None:
         """Address of a dashboard, where there is one."""
 
@@ -108,6 +112,11 @@ class LocalExecutor:
     @property
     def parallelism(self) -> int:
         """Number of threads."""
+        return self._threads
+
+    @property
+    def threads_per_process(self) -> int:
+        """All of them."""
         return self._threads
 
     def submit(

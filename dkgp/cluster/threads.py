@@ -21,7 +21,9 @@ __all__ = [
     "available_cores",
     "in_parallel",
     "limit_blas_threads",
+    "process_threads",
     "require_single_threaded_blas",
+    "set_process_threads",
     "single_threaded_blas",
 ]
 
@@ -37,6 +39,20 @@ def available_cores() -> int:
         return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:  # macOS and Windows have no affinity call
         return max(1, os.cpu_count() or 1)
+
+
+_process_threads: int | None = None
+
+
+def process_threads() -> int:
+    """Threads that this process may keep busy: a worker's task threads, all cores in a coordinator."""
+    return _process_threads or available_cores()
+
+
+def set_process_threads(threads: int) -> None:
+    """Tell `process_threads` of a worker process."""
+    global _process_threads
+    _process_threads = threads
 
 
 _helpers: ThreadPoolExecutor | None = None

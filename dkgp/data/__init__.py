@@ -7,6 +7,7 @@ from dkgp.data._types import Progress, ProgressCallback
 from dkgp.data.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.dataset import Dataset, open_dataset
 from dkgp.data.dataset_writer import DatasetWriter, dataset_from_arrays
+from dkgp.data.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from dkgp.data.ingest import IngestReport, ingest
 from dkgp.data.model_store import ModelRecord, open_model, save_model
 from dkgp.data.prediction_store import Prediction, PredictionWriter, open_prediction
@@ -19,6 +20,8 @@ __all__ = [
     "CheckpointStore",
     "Dataset",
     "DatasetWriter",
+    "FactorRecord",
+    "FactorWriter",
     "IngestReport",
     "ModelRecord",
     "Prediction",
@@ -28,11 +31,13 @@ __all__ = [
     "RunningMoments",
     "Standardisation",
     "dataset_from_arrays",
+    "discard_factor",
     "ensure_writable",
     "exists",
     "friedman1",
     "ingest",
     "open_dataset",
+    "open_factor",
     "open_model",
     "open_prediction",
     "rbf_mixture",

@@ -1,16 +1,17 @@
 """Arrays in a Zarr v3 group, chunked by rows only, that are read with every failure named.
 
-Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN, which no array of dkgp may hold:
-a NaN that comes back is a chunk that has vanished, never a value.
+Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN (-1 for row numbers), which no array of
+dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from dkgp.data._manifest import chunk_keys, chunk_rows_of_key, store_attributes
@@ -18,9 +19,19 @@ from dkgp.data._types import FloatArray, IntArray, Json
 from dkgp.data.storage import join, normalise_url, translate_write_errors
 from dkgp.errors import InputError, StoreError
 
-__all__ = ["StoredArray", "create_array", "create_group", "default_chunk_rows", "set_attributes"]
+__all__ = [
+    "StoredArray",
+    "create_array",
+    "create_group",
+    "default_chunk_rows",
+    "even_chunk_rows",
+    "set_attributes",
+]
 
 _MIB = 2**20
+
+StoredType: TypeAlias = Literal["float64", "float32", "int64"]
+_FILL_VALUES: dict[StoredType, float | int] = {"float64": float("nan"), "float32": float("nan"), "int64": -1}
 
 
 def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
@@ -30,10 +41,13 @@ def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
     # A chunk of few columns need not reach 1 MiB: too few chunks would leave workers without a task.
     least = min(_MIB // row_bytes, 16384)
     rows = min(max(8192, least), most)
-    if n_samples is None:
-        return rows
-    n_chunks = -(-max(n_samples, 1) // rows)
-    return -(-max(n_samples, 1) // n_chunks)
+    return rows if n_samples is None else even_chunk_rows(n_samples, rows)
+
+
+def even_chunk_rows(n_rows: int, most: int) -> int:
+    """Rows of a chunk, at most `most`, such that the last chunk is about as long as the others."""
+    n_chunks = -(-max(n_rows, 1) // most)
+    return -(-max(n_rows, 1) // n_chunks)
 
 
 def create_group(url: str, kind: str, attributes: Json) -> None:
@@ -57,19 +71,25 @@ def create_array(
     chunk_rows: int,
     dimension_names: tuple[str, ...],
     attributes: Json | None = None,
+    dtype: StoredType = "float64",
 ) -> StoredArray:
-    """A float64 array in the group at `url`, chunked by rows, all its chunks still to be written."""
+    """An array in the group at `url`, chunked by rows, all its chunks still to be written.
+
+    An int64 array is one of row numbers: it may not hold a negative.
+    """
+    shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
     with translate_write_errors(url):
-        group = zarr.open_group(normalise_url(url), mode="r+")
-        group.create_array(
-            name,
+        # By its own address, not through the group, which Zarr would write at the same time (see `StoredArray.write`).
+        zarr.create_array(
+            join(url, name),
             shape=shape,
             chunks=(chunk_rows, *shape[1:]),
-            dtype="float64",
-            fill_value=float("nan"),
-            compressors=[BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=8), Crc32cCodec()],
+            dtype=dtype,
+            fill_value=_FILL_VALUES[dtype],
+            compressors=[shuffled, Crc32cCodec()],
             dimension_names=dimension_names,
             attributes=attributes,
+            zarr_format=3,
             config={"write_empty_chunks": True},
         )
     return StoredArray(url, name, shape, chunk_rows)
@@ -99,6 +119,10 @@ class StoredArray:
 
     def read(self, start: int, stop: int) -> FloatArray:
         """Rows [start, stop), float64. `StoreError` names a chunk that is missing or damaged."""
+        return np.asarray(self.read_as_stored(start, stop), dtype=np.float64)
+
+    def read_as_stored(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) in the type that they are stored in. Errors as for `read`."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise InputError(
                 f"Rows {start} to {stop} of the array '{self.name}' were asked for; it has {self.shape[0]} rows."
@@ -119,15 +143,32 @@ class StoredArray:
                 f"Row {first if first < 0 else last} of the array '{self.name}' was asked for; "
                 f"it has {self.shape[0]} rows."
             )
-        return self._checked(ordered, first, last + 1)[inverse]
+        return np.asarray(self._checked(ordered, first, last + 1)[inverse], dtype=np.float64)
 
-    def write(self, start: int, block: FloatArray) -> None:
+    def require_whole_chunks(self, start: int, stop: int) -> None:
+        """Check that the rows [start, stop) are there and make up whole chunks; `InputError` where they do not."""
+        n_rows = self.shape[0]
+        aligned = start % self.chunk_rows == 0 and (stop % self.chunk_rows == 0 or stop == n_rows)
+        if not (aligned and 0 <= start < stop <= n_rows):
+            raise InputError(
+                f"The region of rows {start} to {stop - 1} is not made of whole chunks of {self.chunk_rows} rows "
+                f"of the {n_rows}."
+            )
+
+    def write(self, start: int, block: NDArray[Any]) -> None:
         """Write rows from `start` on; `StorageError` where the storage refuses.
 
         The caller keeps to whole chunks: one chunk has one writer.
         """
         with translate_write_errors(join(self.url, self.name)):
-            self._handle("r+")[start : start + len(block)] = block
+            array = self._handle("r+")
+            # One object at a time: of several, the others are still on their way when one has failed, and would put
+            # back what the caller then removes.
+            done = 0
+            while done < len(block):
+                rows = min(self.chunk_rows - (start + done) % self.chunk_rows, len(block) - done)
+                array[start + done : start + done + rows] = block[done : done + rows]
+                done += rows
 
     def resize(self, n_rows: int) -> None:
         """Change the number of rows; chunks in place stay."""
@@ -144,7 +185,7 @@ class StoredArray:
             self._opened = (mode, array)
         return self._opened[1]
 
-    def _checked(self, selection: slice | IntArray, start: int, stop: int) -> FloatArray:
+    def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
             block = self._get(selection)
         except StoreError:
@@ -156,11 +197,11 @@ class StoredArray:
                 block = self._get(selection)
             except Exception:
                 raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
-        if _holds_nan(block):
+        if _holds_fill_value(block):
             self._blame(selection, start, stop)
         return block
 
-    def _get(self, selection: slice | IntArray) -> FloatArray:
+    def _get(self, selection: slice | IntArray) -> NDArray[Any]:
         try:
             array = self._handle("r")
         except Exception as error:
@@ -173,8 +214,7 @@ class StoredArray:
                 f"The array '{self.name}' of '{self.url}' has shape {array.shape} in chunks of {array.chunks[0]} rows; "
                 f"its manifest says {self.shape} in chunks of {self.chunk_rows}. Write the store again."
             )
-        found = array[selection] if isinstance(selection, slice) else array.oindex[selection]
-        return np.asarray(found, dtype=np.float64)
+        return np.asarray(array[selection] if isinstance(selection, slice) else array.oindex[selection])
 
     def _blame(self, selection: slice | IntArray, start: int, stop: int) -> None:
         """Read the chunks of a failed read one by one, and raise `StoreError` for the first that is not whole."""
@@ -193,11 +233,13 @@ class StoredArray:
             except Exception as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise StoreError(f"{where} is damaged and cannot be read: {reason}. Write the store again.") from error
-            if _holds_nan(block):
+            if _holds_fill_value(block):
                 raise StoreError(f"{where} is missing. Write the store again.")
 
 
-def _holds_nan(block: FloatArray) -> bool:
+def _holds_fill_value(block: NDArray[Any]) -> bool:
+    if block.dtype.kind == "i":
+        return bool((block == _FILL_VALUES["int64"]).any())
     # The sum finds a NaN without a temporary as large as the block; only then is it worth looking closer.
     with np.errstate(all="ignore"):
         return bool(np.isnan(block.sum())) and bool(np.isnan(block).any())

@@ -33,6 +33,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST_NAME",
     "check_complete",
+    "checksum",
     "chunk_keys",
     "chunk_rows_of_key",
     "commit",
@@ -86,7 +87,7 @@ def commit(url: str, kind: str, metadata: Json, arrays: dict[str, tuple[tuple[in
     url
         The store.
     kind
-        "dataset", "model" or "prediction".
+        "dataset", "model", "prediction" or "variance factor".
     metadata
         What the store wants to remember; JSON.
     arrays
@@ -119,7 +120,7 @@ def commit(url: str, kind: str, metadata: Json, arrays: dict[str, tuple[tuple[in
     content: Json = {"kind": kind, "version": FORMAT_VERSION, "metadata": metadata, "arrays": entries}
     # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
     content = json.loads(json_bytes(content))
-    content["checksum"] = _checksum(content)
+    content["checksum"] = checksum(content)
     write_object(join(url, MANIFEST_NAME), json_bytes(content))
 
 
@@ -139,9 +140,9 @@ def read_manifest(url: str, kind: str) -> Json:
         raise StoreError(f"The {kind} store '{url}' cannot be read: {error}.") from error
     try:
         manifest = cast(Json, json.loads(content))
-        checksum = manifest.pop("checksum")
+        written = manifest.pop("checksum")
         found, version = str(manifest["kind"]), int(manifest["version"])
-        whole = checksum == _checksum(manifest)
+        whole = written == checksum(manifest)
     except (ValueError, KeyError, TypeError, AttributeError):
         whole, found, version = False, kind, FORMAT_VERSION
     if not whole:
@@ -195,7 +196,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"A {type(value).__name__} cannot be stored as JSON; expected numbers, text, lists and dicts.")
 
 
-def _checksum(content: Json) -> str:
+def checksum(content: Json) -> str:
+    """SHA-256 (hexadecimal) of a manifest as `read_manifest` returns it: of what a store is, wherever it lies."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -171,12 +171,7 @@ class PredictionWriter:
         if len(lengths) != 1:
             raise InputError(f"The variables of a region differ in length: {sorted(lengths)}.")
         stop = start + lengths.pop()
-        aligned = start % self.chunk_rows == 0 and (stop % self.chunk_rows == 0 or stop == self.n_samples)
-        if not (aligned and 0 <= start < stop <= self.n_samples):
-            raise InputError(
-                f"The region of rows {start} to {stop - 1} is not made of whole chunks of {self.chunk_rows} rows "
-                f"of the {self.n_samples}."
-            )
+        self._arrays[self.variables[0]].require_whole_chunks(start, stop)
         if self._is_committed():
             raise StoreError(f"The prediction store '{self.url}' is finished; it is not written to again.")
         for name, block in blocks.items():

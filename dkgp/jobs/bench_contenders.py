@@ -1,7 +1,6 @@
 """One contender of a benchmark in a process of its own, so that its peak memory is its own.
 
-`python -m dkgp.jobs.bench_contenders` reads a description from standard input and prints figures, both JSON. The
-references are what a careful NumPy and SciPy user would write, with BLAS threads as they come.
+`python -m dkgp.jobs.bench_contenders` reads a description from standard input and prints figures, both JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import dkgp.errors
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import DkgpError, NotConvergedError
+from dkgp.jobs.bench_references import assemble, factor_in_place, kernel_product
 from dkgp.jobs.documents import dump
 from dkgp.jobs.memory import PeakMemory, available_bytes
 from dkgp.jobs.progress import SilentReporter
@@ -34,13 +34,11 @@ __all__ = ["cholesky_bytes", "fits_cholesky", "run_contender"]
 
 FloatArray = NDArray[np.float64]
 
-TILE = 4096
-FACTOR_BLOCK = 2048
 _HEADROOM = 1.15
 
 
-def run_contender(description: dict[str, Any]) -> dict[str, Any]:
-    """Run one contender in a new process; return its figures.
+def run_contender(description: dict[str, Any], module: str = "dkgp.jobs.bench_contenders") -> dict[str, Any]:
+    """Run one contender of a module in a new process; return its figures.
 
     Raises
     ------
@@ -51,7 +49,7 @@ def run_contender(description: dict[str, Any]) -> dict[str, Any]:
     package = str(Path(dkgp.errors.__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     finished = subprocess.run(
-        [sys.executable, "-m", "dkgp.jobs.bench_contenders"],
+        [sys.executable, "-m", module],
         input=json.dumps(description),
         capture_output=True,
         text=True,
@@ -107,22 +105,12 @@ def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) 
 
 
 def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
-    """LAPACK and BLAS: the kernel matrix's lower triangle, factored in place by blocks, and two triangular solves.
-
-    By blocks, because SciPy 1.17's `dpotrf` (OpenBLAS 0.3.30, two threads) crashes at n = 30,000. The blocks on the
-    diagonal are LAPACK's, all else is large matrix products: at n = 12,000 it took 0.7 of the time of one `dpotrf`.
-    """
+    """LAPACK and BLAS: the kernel matrix's lower triangle, factored in place by blocks, and two triangular solves."""
     began = time.perf_counter()
     inputs, targets = _arrays(dataset)
-    scaled, squares = _scaled(inputs, found)
-    n = len(scaled)
-    matrix = np.empty((n, n))
-    for i in range(0, n, TILE):
-        for j in range(0, i + 1, TILE):
-            matrix[i : i + TILE, j : j + TILE] = _tile(scaled, squares, scaled, squares, i, j) * _variance(found)
-    matrix[np.diag_indices(n)] += found.noise_variance
+    matrix = assemble(inputs, found)
     assembled = time.perf_counter()
-    _factor_in_place(matrix)
+    factor_in_place(matrix)
     factored = time.perf_counter()
     # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
     half = scipy.linalg.solve_triangular(matrix.T, targets, trans="T", check_finite=False)
@@ -135,29 +123,11 @@ def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparamete
     }
 
 
-def _factor_in_place(matrix: FloatArray) -> None:
-    """Cholesky's lower factor over the lower triangle of a row-major matrix, block column by block column."""
-    n = len(matrix)
-    for k in range(0, n, FACTOR_BLOCK):
-        end = min(k + FACTOR_BLOCK, n)
-        corner = scipy.linalg.cholesky(matrix[k:end, k:end], lower=True, check_finite=False)
-        matrix[k:end, k:end] = corner
-        for i in range(end, n, FACTOR_BLOCK):
-            rows = slice(i, min(i + FACTOR_BLOCK, n))
-            solved = scipy.linalg.solve_triangular(corner, matrix[rows, k:end].T, lower=True, check_finite=False)
-            matrix[rows, k:end] = solved.T
-        for j in range(end, n, FACTOR_BLOCK):
-            columns = slice(j, min(j + FACTOR_BLOCK, n))
-            for i in range(j, n, FACTOR_BLOCK):
-                rows = slice(i, min(i + FACTOR_BLOCK, n))
-                matrix[rows, columns] -= matrix[rows, k:end] @ matrix[columns, k:end].T
-
-
 def plain_pass(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
     """One float64 pass over the kernel matrix, K @ v, in tiles of 4,096 rows and columns that are thrown away."""
     inputs, targets = _arrays(dataset)
     began = time.perf_counter()
-    product = _product(inputs, inputs, targets, found)
+    product = kernel_product(inputs, inputs, targets, found)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "checksum": float(np.abs(product).sum())}
 
@@ -177,41 +147,12 @@ def _arrays(dataset: Dataset) -> tuple[FloatArray, FloatArray]:
     )
 
 
-def _scaled(inputs: FloatArray, found: Hyperparameters) -> tuple[FloatArray, FloatArray]:
-    scaled = inputs * np.sqrt(found.gamma)
-    return scaled, np.einsum("ij,ij->i", scaled, scaled)
-
-
-def _variance(found: Hyperparameters) -> float:
-    return float(found.kernel.diagonal(np.zeros((1, found.n_features)))[0])
-
-
-def _tile(A: FloatArray, a: FloatArray, B: FloatArray, b: FloatArray, i: int, j: int) -> FloatArray:
-    """exp(-(|x|^2 + |b|^2 - 2xb)) of one tile."""
-    tile = A[i : i + TILE] @ B[j : j + TILE].T
-    tile *= 2.0
-    tile -= a[i : i + TILE, None]
-    tile -= b[j : j + TILE]
-    np.exp(tile, out=tile)
-    return tile
-
-
-def _product(A: FloatArray, B: FloatArray, V: FloatArray, found: Hyperparameters) -> FloatArray:
-    left, left_squares = _scaled(A, found)
-    right, right_squares = _scaled(B, found)
-    product = np.zeros((len(A), V.shape[1]))
-    for i in range(0, len(A), TILE):
-        for j in range(0, len(B), TILE):
-            product[i : i + TILE] += _tile(left, left_squares, right, right_squares, i, j) @ V[j : j + TILE]
-    return product * _variance(found)
-
-
 def _rmse(alpha: FloatArray, description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> float | None:
     """Root mean squared error on the standardised test targets, in the same way for every contender."""
     if description.get("test") is None:
         return None
     inputs, truth = _arrays(open_dataset(description["test"]))
-    mean = _product(inputs, _arrays(dataset)[0], alpha, found)
+    mean = kernel_product(inputs, _arrays(dataset)[0], alpha, found)
     return float(np.sqrt(np.mean((mean - truth) ** 2)))
 
 

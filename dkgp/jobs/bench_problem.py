@@ -15,7 +15,7 @@ from dkgp.errors import InputError
 from dkgp.jobs.progress import Reporter
 from dkgp.models import read_hyperparameters, tune_dataset, write_hyperparameters
 
-__all__ = ["BenchProblem", "PreparedProblem", "prepare_problem"]
+__all__ = ["FRIEDMAN1", "BenchProblem", "PreparedProblem", "open_whole", "prepare_problem", "prepare_test"]
 
 FRIEDMAN1 = "friedman1"
 WARM_UP_SAMPLES = 1024
@@ -93,9 +93,25 @@ def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> 
     return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
 
 
+def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+    """Write a test store alone into `folder`, for a model that is there: `n_test` samples at most, drawn at random."""
+    test_url = str(folder / "test.zarr")
+    if problem.data == FRIEDMAN1:
+        few = max(2, min(WARM_UP_SAMPLES, problem.n_test))
+        test = write_friedman1(folder / "train.zarr", test_url, few, problem.n_test, seed=problem.seed)[1]
+        assert test is not None
+        return test
+    whole = open_whole(problem, folder, reporter)
+    chosen = np.random.default_rng(problem.seed).permutation(whole.n_samples)[: problem.n_test]
+    inputs = np.concatenate([whole.raw_inputs(*rows) for rows in whole.row_chunks()])[np.sort(chosen)]
+    return dataset_from_arrays(
+        test_url, inputs, None, feature_names=whole.raw_feature_names, standardisation=whole.standardisation
+    )
+
+
 def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Reporter) -> tuple[Dataset, Dataset | None]:
     """Draw training samples, and test samples from the rest."""
-    whole = _opened(problem, folder, reporter)
+    whole = open_whole(problem, folder, reporter)
     order = np.random.default_rng(problem.seed).permutation(whole.n_samples)
     n = problem.n or max(2, whole.n_samples - problem.n_test)
     if not 2 <= n <= whole.n_samples:
@@ -118,7 +134,8 @@ def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Report
     return train, write(str(folder / "test.zarr"), rest, train.standardisation) if rest.size else None
 
 
-def _opened(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+def open_whole(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+    """Open a dataset store, or ingest a file into `folder`: all its samples."""
     if recognise(normalise_url(problem.data)) is not None:
         return open_dataset(problem.data)
     with reporter.work("prepare") as show:

@@ -16,7 +16,7 @@ from dkgp.data.model_store import MODEL_KIND
 from dkgp.data.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError
 from dkgp.jobs.documents import Document, dump
-from dkgp.jobs.evaluate import EvaluateJob, read_pairs, run_evaluate
+from dkgp.jobs.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
 from dkgp.jobs.memory import PeakMemory
 from dkgp.jobs.outputs import check_output_file, write_text
 from dkgp.jobs.plots import check_plot_file, plot_run
@@ -25,10 +25,13 @@ from dkgp.jobs.progress import Reporter
 from dkgp.jobs.solver_options import SolverOptions
 from dkgp.jobs.train import TrainJob, run_train
 from dkgp.jobs.tune import TuneJob, run_tune
+from dkgp.models.variance import VarianceSettings
 
 __all__ = ["DemoJob", "run_demo"]
 
 QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
+# The test targets are noise-free, so the variance that belongs to them is the function's.
+VARIANCE = VarianceSettings(latent=True)
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,19 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
                 reporter,
             )
         with clock.phase("predict"):
-            run_predict(PredictJob(model_url, test_url, prediction_url, cluster=job.cluster, overwrite=True), reporter)
+            variance = replace(VARIANCE, seed=job.seed)
+            predicted = run_predict(
+                PredictJob(model_url, test_url, prediction_url, variance, cluster=job.cluster, overwrite=True), reporter
+            )
         with clock.phase("evaluate"):
-            evaluated = run_evaluate(EvaluateJob(prediction_url, test_url), reporter)
+            evaluated = run_evaluate(EvaluateJob(prediction_url, test_url, noise_free=True), reporter)
         with clock.phase("plot"):
+            prediction, test = open_prediction(prediction_url), open_dataset(test_url)
             plot_run(
                 plot_file,
                 open_model(model_url).history,
-                *read_pairs(open_prediction(prediction_url), open_dataset(test_url)),
+                *read_pairs(prediction, test),
+                coverage=read_coverage(prediction, test, noise_free=True),
                 tolerance=job.solver.tolerance,
                 title=f"Friedman1, n = {job.n:,}: RMSE {evaluated['rmse']:.4f} on noise-free test targets",
             )
@@ -135,6 +143,11 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         "n_test": job.n_test,
         "d": trained["d"],
         "rmse": evaluated["rmse"],
+        "nlpd": evaluated["nlpd"],
+        "coverage_95": evaluated["coverage_95"],
+        "variance_gap_mean": evaluated["variance_gap_mean"],
+        "variance_gap_max": evaluated["variance_gap_max"],
+        "variance_unmet": evaluated["variance_unmet"],
         "converged": trained["converged"],
         "gradient_inf_norm": trained["gradient_inf_norm"],
         "tolerance": job.solver.tolerance,
@@ -147,6 +160,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         "kernel_matrix_bytes": 8 * job.n * job.n,
         "plot": str(plot_file),
         "train": trained,
+        "predict": predicted,
         "evaluation": evaluated,
         "warnings": list(reporter.warnings),
     }

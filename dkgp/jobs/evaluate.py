@@ -12,9 +12,9 @@ from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.outputs import check_side_files
 from dkgp.jobs.plots import plot_predictions
 from dkgp.jobs.progress import Reporter
-from dkgp.models.metrics import evaluate
+from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 
-__all__ = ["EvaluateJob", "read_pairs", "run_evaluate"]
+__all__ = ["EvaluateJob", "read_coverage", "read_pairs", "run_evaluate"]
 
 FloatArray = NDArray[np.float64]
 
@@ -27,14 +27,17 @@ class EvaluateJob:
     ----------
     prediction, dataset
         Stores of the same samples, in the same order.
+    noise_free
+        Whether the targets are values of the function itself, without noise.
     plot
-        An image of predictions against the truth, where asked for.
+        An image of predictions against the truth, and of the variances' calibration, where asked for.
     overwrite
         Whether the image may be replaced.
     """
 
     prediction: str
     dataset: str
+    noise_free: bool = False
     plot: str | None = None
     overwrite: bool = False
 
@@ -54,11 +57,14 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
         "command": "evaluate",
         "prediction": prediction.url,
         "dataset": dataset.url,
-        **plain(evaluate(prediction, dataset)),
+        **plain(evaluate(prediction, dataset, noise_free=job.noise_free)),
     }
     if job.plot is not None:
         title = f"{dataset.n_samples:,} samples, RMSE {document['rmse']:.4g}"
-        plot_predictions(job.plot, *read_pairs(prediction, dataset), title=title)
+        if document["nlpd"] is not None:
+            title += f", NLPD {document['nlpd']:.4g}"
+        coverage = read_coverage(prediction, dataset, noise_free=job.noise_free)
+        plot_predictions(job.plot, *read_pairs(prediction, dataset), coverage=coverage, title=title)
         document["plot"] = job.plot
     document["warnings"] = list(reporter.warnings)
     return document
@@ -68,3 +74,10 @@ def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, Fl
     """True targets and predicted means in the units of the targets, (n, p) each."""
     truth = np.concatenate([dataset.targets(*rows, standardised=False) for rows in dataset.row_chunks()])
     return truth, prediction.read("mean")
+
+
+def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:
+    """How often the truth lies in the predictive intervals, or None where there are no variances."""
+    if "variance" not in prediction.variables:
+        return None
+    return coverage_curve(prediction, dataset, noise_free=noise_free)

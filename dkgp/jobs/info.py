@@ -13,9 +13,9 @@ import psutil
 
 from dkgp import __version__
 from dkgp.cluster.threads import available_cores
-from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction, recognise
+from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
 from dkgp.data.storage import exists, is_local, list_object_bytes, normalise_url
-from dkgp.errors import InputError
+from dkgp.errors import InputError, StoreError
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import available_bytes
 from dkgp.jobs.progress import Reporter
@@ -108,7 +108,22 @@ def _model(url: str) -> Document:
         "certificate": model.certificate,
         "versions": model.versions,
         "stored_bytes": _bytes(url),
+        **_factor(url, model.fingerprint),
     }
+
+
+def _factor(url: str, fingerprint: str) -> Document:
+    """What is kept with a model for variances. The model is of use without it, so damage is told, not raised."""
+    try:
+        factor = open_factor(url, fingerprint=fingerprint)
+    except StoreError as error:
+        return {"variance_factor": {"damaged": str(error)}, "variance_factor_bytes": None}
+    if factor is None:
+        return {"variance_factor": None, "variance_factor_bytes": 0}
+    told = {name: value for name, value in factor.metadata.items() if isinstance(value, str | int | float)}
+    # The fingerprint and the noise variance are the model's own.
+    own = {name: value for name, value in told.items() if name not in ("fingerprint", "noise_variance", "rank")}
+    return {"variance_factor": {"rank": factor.rank, **own}, "variance_factor_bytes": _bytes(factor.url)}
 
 
 def _prediction(url: str) -> Document:

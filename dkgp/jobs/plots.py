@@ -1,4 +1,4 @@
-"""Plots as image files: convergence, predictions against the truth, and several methods side by side.
+"""Plots as image files: convergence, predictions against the truth, calibration, and several methods side by side.
 
 Matplotlib is an extra: it is imported when a plot is drawn, always with the backend that needs no display.
 """
@@ -19,7 +19,9 @@ from dkgp.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
+
+    from dkgp.models.metrics import CoverageCurve
 
 __all__ = ["check_plot_file", "plot_comparison", "plot_convergence", "plot_predictions", "plot_run"]
 
@@ -28,6 +30,9 @@ History = Sequence[Mapping[str, Any]]
 
 FORMATS = (".png", ".pdf", ".svg")
 MOST_POINTS = 5000
+MOST_NAMES = 8
+# A calibrated model's coverage stays inside the band with this probability, at each level by itself.
+BAND = 0.95
 
 
 def check_plot_file(path: str | os.PathLike[str]) -> None:
@@ -72,18 +77,30 @@ def plot_convergence(
     _save(figure, path)
 
 
-def plot_predictions(path: str | os.PathLike[str], truth: FloatArray, mean: FloatArray, *, title: str) -> None:
-    """Draw predictions against the truth.
+def plot_predictions(
+    path: str | os.PathLike[str],
+    truth: FloatArray,
+    mean: FloatArray,
+    *,
+    coverage: CoverageCurve | None = None,
+    title: str,
+) -> None:
+    """Draw predictions against the truth, and with variances their calibration beside them.
 
     Parameters
     ----------
     path : path
     truth, mean : (n,) or (n, p) float64
         In the units of the targets.
+    coverage : CoverageCurve, optional
+        How often the truth lies in the predictive intervals.
     title : str
     """
-    figure = _figure(5.5, 5.5)
-    _draw_predictions(figure.subplots(), truth, mean)
+    figure = _figure(5.5 if coverage is None else 11.0, 5.5)
+    panels = _panels(figure, 1 if coverage is None else 2)
+    _draw_predictions(panels[0].subplots(), truth, mean)
+    if coverage is not None:
+        _draw_calibration(panels[1], coverage)
     figure.suptitle(title)
     _save(figure, path)
 
@@ -94,15 +111,20 @@ def plot_run(
     truth: FloatArray,
     mean: FloatArray,
     *,
+    coverage: CoverageCurve | None = None,
     tolerance: float,
     title: str,
 ) -> None:
-    """Draw a whole run: convergence on the left, predictions against the truth on the right."""
-    figure = _figure(11.0, 5.0)
-    left, right = figure.subplots(1, 2)
+    """Draw a whole run: convergence, predictions against the truth, and with variances their calibration."""
+    count = 2 if coverage is None else 3
+    figure = _figure(5.5 * count, 5.0)
+    panels = _panels(figure, count)
+    left = panels[0].subplots()
     _draw_gradient(left, history, "column_passes", tolerance)
     left.set_xlabel("column passes")
-    _draw_predictions(right, truth, mean)
+    _draw_predictions(panels[1].subplots(), truth, mean)
+    if coverage is not None:
+        _draw_calibration(panels[2], coverage)
     figure.suptitle(title)
     _save(figure, path)
 
@@ -159,6 +181,12 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
+def _panels(figure: Figure, count: int) -> list[SubFigure]:
+    """Return as many panels, side by side."""
+    side_by_side: list[SubFigure] = np.ravel(np.asarray(figure.subfigures(1, count), dtype=object)).tolist()
+    return side_by_side
+
+
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
     with translate_write_errors(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -191,3 +219,28 @@ def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
     axis.plot(ends, ends, color="grey", linewidth=1)
     axis.set(xlabel="true target", ylabel="predicted mean")
     axis.grid(alpha=0.3)
+
+
+def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
+    """Observed against expected coverage; below it the difference, where the band of sampling error can be seen."""
+    from scipy.stats import binom
+
+    levels, observed, n = coverage.levels, coverage.observed, coverage.n
+    band = np.array([binom.ppf(end, n, levels) / n for end in ((1.0 - BAND) / 2.0, (1.0 + BAND) / 2.0)])
+    # Of no trial, or of certain ones, the quantile of a share is that share itself.
+    band[:, [0, -1]] = levels[[0, -1]]
+    top, bottom = panel.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+    for axis, origin, unit in ((top, np.zeros_like(levels), 1.0), (bottom, levels, 100.0)):
+        label = f"sampling error ({100 * BAND:g} %), n = {n:,}"
+        axis.fill_between(levels, *(unit * (band - origin)), color="grey", alpha=0.3, linewidth=0, label=label)
+        axis.plot(levels, unit * (levels - origin), color="grey", linewidth=1, label="calibrated")
+        for index, name in enumerate(coverage.target_names):
+            shown = name if len(coverage.target_names) > 1 else "predicted variances"
+            axis.plot(levels, unit * (observed[:, index] - origin), label=shown if index < MOST_NAMES else None)
+        axis.grid(alpha=0.3)
+    top.set(ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
+    top.legend(loc="best", fontsize="small")
+    bottom.set(xlabel="expected coverage of central intervals", ylabel="difference, %")
+    widest = 100.0 * max(np.max(np.abs(observed - levels[:, None])), np.max(np.abs(band - levels)))
+    bottom.set_ylim(-1.15 * widest, 1.15 * widest)
+    panel.align_ylabels()

@@ -116,9 +116,35 @@ def _predict(document: Document) -> list[RenderableType]:
         ("predictions", document["out"]),
         ("samples", f"{document['n_samples']:,}"),
         ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
-        ("seconds", f"{document['seconds']:.2f}"),
     ]
+    if document.get("variance") is not None:
+        rows += _predicted_variance_rows(document["variance"])
+    rows.append(("seconds", f"{document['seconds']:.2f}"))
     return [table_of("Predicted", rows)]
+
+
+def _predicted_variance_rows(variance: Document) -> Rows:
+    met, total = variance["met"], variance["met"] + variance["unmet"]
+    rows = [
+        ("variances of", "the function" if variance["latent"] else "new observations, noise included"),
+        ("variances certified within", _gaps(variance["gap_mean"], variance["gap_max"])),
+        ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
+    ]
+    if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
+        return rows
+    passes = variance["column_passes"]
+    how = f"and conjugate gradients, {passes:.2f} column passes a sample" if passes else "alone"
+    return [
+        *rows,
+        ("by", f"a factor of rank {variance['rank']:,} {how}"),
+        ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
+    ]
+
+
+def _gaps(mean: float | None, largest: float | None) -> str:
+    if mean is None or largest is None:
+        return "unknown"
+    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
 
 
 def _evaluate(document: Document) -> list[RenderableType]:
@@ -130,13 +156,32 @@ def _evaluate(document: Document) -> list[RenderableType]:
         ("mean certified within", f"{document['mean_error_bound']:.3g} (standardised)"),
     ]
     if document.get("nlpd") is not None:
-        rows += [
-            ("negative log density", f"{document['nlpd']:.4f}"),
-            ("coverage at 95 %", f"{document['coverage_95']:.4f}"),
-        ]
+        rows += _evaluated_variance_rows(document)
     for name, errors in document.get("per_target", {}).items():
         rows.append((f"RMSE of {name}", f"{errors['rmse']:.6g}"))
+        if "nlpd" in errors:
+            shown = f"{_number(errors['nlpd'])}, {_number(errors['coverage_95'])}"
+            rows.append((f"density, coverage of {name}", shown))
     return [table_of("Evaluated", rows)]
+
+
+def _evaluated_variance_rows(document: Document) -> Rows:
+    rows = [
+        ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
+        ("negative log predictive density", _number(document["nlpd"])),
+        ("coverage of 95 % intervals", _number(document["coverage_95"])),
+        ("squared error / variance", _number(document["mean_standardised_squared_error"])),
+    ]
+    if "variance_gap_mean" in document:
+        rows.append(("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])))
+    if document.get("variance_unmet"):
+        count = f"{document['variance_unmet']:,} of {document['n']:,}"
+        rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
 
 
 def _demo(document: Document) -> list[RenderableType]:
@@ -144,6 +189,8 @@ def _demo(document: Document) -> list[RenderableType]:
     rows = [
         ("training samples, features", f"{document['n']:,}, {document['d']}"),
         ("RMSE, noise-free test targets", f"{document['rmse']:.5f} on {document['n_test']:,} samples"),
+        ("NLPD, coverage of 95 % intervals", f"{_number(document['nlpd'])}, {_number(document['coverage_95'])}"),
+        ("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])),
         ("converged", _yes(document["converged"])),
         ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
         ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),

@@ -15,6 +15,8 @@ from dkgp.jobs.progress import Search, Solve, SolveProgress, TuneProgress, Work,
 __all__ = ["TerminalReporter", "duration"]
 
 PLAIN_LINE_SECONDS = 10.0
+# A rate measured over less than this says little.
+LEAST_RATE_SECONDS = 1.0
 
 
 class TerminalReporter:
@@ -68,11 +70,12 @@ class TerminalReporter:
 
     @contextmanager
     def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        pace = _Pace()
         with self._display(label) as show:
 
             def update(progress: WorkProgress) -> None:
                 fraction = progress.done / progress.total if progress.total else None
-                show(f"{label}: {progress.phase}", fraction, _amount(progress))
+                show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.update(progress))
 
             yield update
 
@@ -169,6 +172,29 @@ class _PlainLines:
         if self._held is not None:
             self._write(self._held)
             self._held = None
+
+
+class _Pace:
+    """Rate and time left of each phase of some work, counted from the phase's first report.
+
+    What was done before that report took another time: an earlier run's, or that of what all later parts share.
+    """
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._first_done, self._first_seconds = 0, 0.0
+
+    def update(self, progress: WorkProgress) -> str:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._phase, self._first_done, self._first_seconds = progress.phase, progress.done, now
+        done, seconds = progress.done - self._first_done, now - self._first_seconds
+        if done <= 0 or seconds < LEAST_RATE_SECONDS:
+            return ""
+        rate = done / seconds
+        figure, unit = (rate / 2**20, "MiB") if progress.unit == "bytes" else (rate, progress.unit)
+        left = "" if progress.total is None else f", about {duration((progress.total - progress.done) / rate)} left"
+        return f", {figure:,.{1 if figure < 10 else 0}f} {unit}/s{left}"
 
 
 def duration(seconds: float) -> str:

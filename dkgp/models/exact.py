@@ -1,8 +1,7 @@
-"""The exact Gaussian process: train by solving Kbar alpha = y, save, predict the mean with its proven error bound."""
+"""The exact Gaussian process: train by solving Kbar alpha = y, and save."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors import BlockExecutor, split_evenly
-from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data import Dataset, ModelRecord, PredictionWriter, exists, open_model, save_model
-from dkgp.errors import InputError, InterruptedRunError
-from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.cluster.executors import BlockExecutor
+from dkgp.data import Dataset, save_model
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray
-from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 
-__all__ = ["PredictSummary", "TrainedModel", "predict", "run_identity", "save", "train"]
-
-PREDICTION_PIECE_ROWS = 512
+__all__ = ["TrainedModel", "run_identity", "save", "train"]
 
 
 @dataclass(frozen=True)
@@ -151,177 +144,4 @@ def save(
         summary=trained.summary,
         by_reference=by_reference,
         overwrite=overwrite,
-    )
-
-
-@dataclass(frozen=True)
-class PredictSummary:
-    """What a prediction run did.
-
-    Attributes
-    ----------
-    n_samples, n_support : int
-    seconds : float
-    largest_mean_error_bound : float
-        In the targets' own units; the largest over samples and targets.
-    url : str
-    """
-
-    n_samples: int
-    n_support: int
-    seconds: float
-    largest_mean_error_bound: float
-    url: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(self.__dict__)
-
-
-@dataclass(frozen=True)
-class _CachedModel:
-    record: ModelRecord
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.record.alpha.nbytes)
-
-
-@dataclass(frozen=True)
-class SupportInputs:
-    """A stored model's support inputs as an input source; travels as a URL and opens where it is used.
-
-    Attributes
-    ----------
-    url : str
-        Of the model store.
-    version : str
-        Tells one run's use of a URL from the next in a worker's cache.
-    n_samples, n_features : int
-    """
-
-    url: str
-    version: str
-    n_samples: int
-    n_features: int
-
-    def record(self) -> ModelRecord:
-        """Open the model, or take it from this worker's cache."""
-        return worker_cache().get((self.version, "model"), lambda: _CachedModel(open_model(self.url))).record
-
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised support inputs start:stop."""
-        return self.record().inputs(start, stop)
-
-
-def mean_task(context: BlockContext, test: Dataset, pieces: list[tuple[int, int]]) -> list[FloatArray]:
-    """k_x' alpha for the test rows of each piece, standardised, in float64: (rows, p) each."""
-    assert isinstance(context.source, SupportInputs)
-    alpha = context.source.record().alpha
-    evaluator = context.evaluator("double")
-    means = []
-    for start, stop in pieces:
-        rows = evaluator.prepare(test.inputs(start, stop))
-        mean = np.zeros((rows.n, alpha.shape[1]))
-        for block in range(context.n_blocks):
-            first, last = context.bounds(block)
-            mean += evaluator.matmat(rows, context.block_features(block, "double"), alpha[first:last])
-        means.append(mean)
-    return means
-
-
-def predict(
-    model: ModelRecord,
-    dataset: Dataset,
-    url: str,
-    executor: BlockExecutor,
-    *,
-    chunk_rows: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    interrupted: Callable[[], bool] | None = None,
-) -> PredictSummary:
-    """Predict means with their proven error bounds, streamed to a prediction store in the targets' own units.
-
-    Parameters
-    ----------
-    model : ModelRecord
-    dataset : Dataset
-        Test inputs; its features are matched to the model's by name and mapped by the model's standardisation.
-    url : str
-        Where the prediction store goes.
-    executor : BlockExecutor
-    chunk_rows : int, optional
-        Rows of a chunk of the store.
-    progress : callable, optional
-        Called with (samples done, samples in all).
-    overwrite : bool
-    resume : bool
-        Continue a prediction store that was interrupted; chunks already there are not computed again.
-    interrupted : callable, optional
-        Asked between chunks; when it answers true the chunks done stay, for `resume`.
-
-    Returns
-    -------
-    PredictSummary
-
-    Raises
-    ------
-    InputError
-        The test store lacks a feature of the model, or the store to resume was made from something else.
-    """
-    started = time.perf_counter()
-    kernel = kernel_from_json(model.kernel)
-    certificate = Certificate.from_json(dict(model.certificate))
-    test = dataset.as_seen_by(model.feature_names, model.target_names, model.standardisation)
-    version = f"{model.fingerprint}-{time.time_ns():x}"
-    source = SupportInputs(model.url, version, model.n_samples, model.n_features)
-    context = BlockContext(version, source, kernel, model.n_samples)
-    scale = np.asarray(model.standardisation.target_std)
-    attributes = {
-        "model": model.url,
-        "model_fingerprint": model.fingerprint,
-        "data_fingerprint": dataset.fingerprint,
-        "target_std": scale.tolist(),
-    }
-    if resume and exists(url):
-        writer = PredictionWriter.open_to_resume(url)
-        if writer.attributes != attributes:
-            raise InputError(f"'{url}' was predicted from another model or other data; start afresh with --overwrite")
-    else:
-        writer = PredictionWriter.create(
-            url, dataset.n_samples, model.target_names, ("mean", "mean_error_bound"), chunk_rows, attributes, overwrite
-        )
-    bound = certificate.mean_error_bound(kernel.diagonal(np.zeros((1, kernel.n_features))))[0] * scale
-    try:
-        with single_threaded_blas():
-            todo = [
-                (start, min(start + writer.chunk_rows, last))
-                for first, last in writer.pending_regions()
-                for start in range(first, last, writer.chunk_rows)
-            ]
-            done = dataset.n_samples - sum(stop - start for start, stop in todo)
-            for start, stop in todo:
-                if interrupted is not None and interrupted():
-                    raise InterruptedRunError(
-                        f"interrupted after {done} of {dataset.n_samples} test samples; continue with --resume", url
-                    )
-                pieces = [(a, min(a + PREDICTION_PIECE_ROWS, stop)) for a in range(start, stop, PREDICTION_PIECE_ROWS)]
-                groups = split_evenly(pieces, executor.parallelism)
-                mean = np.concatenate(executor.submit("kmean", mean_task, (context, test), groups).result())
-                raw = model.standardisation.targets_back(mean)
-                writer.write(start, mean=raw, mean_error_bound=np.broadcast_to(bound, raw.shape).copy())
-                done += stop - start
-                if progress is not None:
-                    progress(done, dataset.n_samples)
-        writer.commit()
-    except BaseException:
-        if not writer.done_regions():
-            writer.abort()
-        raise
-    finally:
-        worker_cache().discard_run(version)
-    return PredictSummary(
-        dataset.n_samples, model.n_samples, time.perf_counter() - started, float(np.max(bound)), str(url)
     )

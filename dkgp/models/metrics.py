@@ -3,26 +3,131 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray
 
-__all__ = ["evaluate"]
+__all__ = ["CoverageCurve", "coverage_curve", "evaluate", "variance_gaps"]
 
 NORMAL_95 = 1.959963984540054
+CURVE_LEVELS = 101
+_EPS = float(np.finfo(np.float64).eps)
+# (upper - lower) / upper of values that were rounded to float64 is off by a few eps, and no gap is unmet by that.
+GAP_ROUNDING = 8.0 * _EPS
 
 
-def evaluate(prediction: Prediction, dataset: Dataset) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CoverageCurve:
+    """How often the truth lies in the central predictive intervals of every level.
+
+    Attributes
+    ----------
+    levels : (L,) float64
+        From 0 to 1: the share of truths that a central interval of that level should hold.
+    observed : (L, p) float64
+        The share that it does hold.
+    n : int
+        Number of samples.
+    target_names : tuple of str
+    """
+
+    levels: FloatArray
+    observed: FloatArray
+    n: int
+    target_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Variances:
+    """Reads variances as the targets want them: of observations, or of the function.
+
+    Attributes
+    ----------
+    prediction : Prediction
+    shift : (p,) float64
+        Added to what is stored: the noise variance, its negative, or zero; in the targets' own units squared.
+    floor : (p,) float64
+        What is left at least.
+    """
+
+    prediction: Prediction
+    shift: FloatArray
+    floor: FloatArray
+
+    @classmethod
+    def of(cls, prediction: Prediction, noise_free: bool) -> _Variances | None:
+        if "variance" not in prediction.variables:
+            return None
+        p = prediction.n_targets
+        stored = prediction.attributes.get("variance")
+        noise = prediction.attributes.get("noise_variance")
+        if stored is None or noise is None:
+            if noise_free:
+                raise InputError(
+                    f"'{prediction.url}' does not say whether its variances contain the noise; predict again, or "
+                    "evaluate against noisy targets"
+                )
+            return cls(prediction, np.zeros(p), np.zeros(p))
+        noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
+        sign = float(bool(stored["latent"])) - float(noise_free)
+        # A function's variance that the noise hides to the last bit is not known to be zero.
+        return cls(prediction, sign * noise_variance, _EPS * noise_variance)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Variances of the rows start:stop, (rows, p), in the targets' own units squared."""
+        stored = self.prediction.read("variance", start, stop)
+        return np.asarray(np.maximum(stored + self.shift, self.floor))
+
+
+class _Gaps:
+    """Relative widths of the certified intervals as they are stored, (upper - lower) / upper."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        stored = prediction.attributes.get("variance") or {}
+        self.wanted: float | None = stored.get("gap")
+        self._prediction = prediction
+        self._sum, self._largest, self._unmet, self._n = 0.0, 0.0, 0, 0
+
+    def add(self, start: int, stop: int) -> None:
+        """Take in the rows start:stop; all targets of a sample share one relative gap, up to rounding."""
+        lower = self._prediction.read("variance_lower", start, stop)
+        upper = self._prediction.read("variance_upper", start, stop)
+        gap = np.max((upper - lower) / np.where(upper > 0.0, upper, 1.0), axis=1)
+        self._sum += float(np.sum(gap))
+        self._largest = max(self._largest, float(np.max(gap)))
+        self._n += len(gap)
+        if self.wanted is not None:
+            self._unmet += int(np.sum(gap > self.wanted + GAP_ROUNDING))
+
+    def to_json(self) -> dict[str, Any]:
+        """The gaps' part of an evaluation."""
+        return {
+            "variance_gap_mean": self._sum / self._n,
+            "variance_gap_max": self._largest,
+            "variance_gap_wanted": self.wanted,
+            "variance_unmet": None if self.wanted is None else self._unmet,
+        }
+
+
+def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = False) -> dict[str, Any]:
     """Compare a prediction store with the targets of a dataset, chunk by chunk.
+
+    Densities and coverage take the variance of a new observation, noise included, or, where the targets are noise-free
+    function values, that of the function; which of the two the store holds makes no difference.
 
     Parameters
     ----------
     prediction : Prediction
     dataset : Dataset
         The test set that was predicted, with targets.
+    noise_free : bool
+        Whether the targets are values of the function itself, without noise.
 
     Returns
     -------
@@ -30,12 +135,104 @@ def evaluate(prediction: Prediction, dataset: Dataset) -> dict[str, Any]:
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
         the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse); `nlpd` (normalised
         targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
+        With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
+        predicted), `noise_free`; and of the certified intervals as they are stored, relative to their upper ends:
+        `variance_gap_mean`, `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap).
 
     Raises
     ------
     InputError
         Other samples or targets than were predicted.
     """
+    _check_belonging(prediction, dataset)
+    names = tuple(prediction.target_names)
+    # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
+    scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
+    variances = _Variances.of(prediction, noise_free)
+    gaps = _Gaps(prediction) if {"variance_lower", "variance_upper"} <= set(prediction.variables) else None
+    p, n = len(names), prediction.n_samples
+    squared, absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(5))
+    bound = 0.0
+    for start, stop in prediction.row_chunks():
+        error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
+        squared += np.sum(error**2, axis=0)
+        absolute += np.sum(np.abs(error), axis=0)
+        if "mean_error_bound" in prediction.variables:
+            bound = max(bound, float(np.max(prediction.read("mean_error_bound", start, stop) / scale)))
+        if variances is not None:
+            variance = variances.read(start, stop)
+            z = error**2 / variance
+            likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / scale**2) + z), axis=0)
+            covered += np.sum(z <= NORMAL_95**2, axis=0)
+            standardised += np.sum(z, axis=0)
+        if gaps is not None:
+            gaps.add(start, stop)
+    rmse_raw = np.sqrt(squared / n)
+    rmse = rmse_raw / scale
+    result: dict[str, Any] = {
+        "n": n,
+        "rmse": float(np.sqrt(np.mean(rmse**2))),
+        "rmse_raw": float(np.sqrt(np.mean(rmse_raw**2))),
+        "mae_raw": float(np.mean(absolute / n)),
+        "nlpd": None if variances is None else float(np.mean(likelihood / n)),
+        "coverage_95": None if variances is None else float(np.mean(covered / n)),
+        "mean_error_bound": bound,
+    }
+    if variances is not None:
+        result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
+        result["noise_free"] = noise_free
+    if gaps is not None:
+        result |= gaps.to_json()
+    if p > 1:
+        result["per_target"] = {
+            name: {"rmse": float(rmse[t]), "rmse_raw": float(rmse_raw[t])} for t, name in enumerate(names)
+        }
+        if variances is not None:
+            for t, name in enumerate(names):
+                more = {"nlpd": float(likelihood[t] / n), "coverage_95": float(covered[t] / n)}
+                result["per_target"][name] |= more
+    return result
+
+
+def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool = False) -> CoverageCurve:
+    """Return how often the truth lies in central predictive intervals, for levels from 0 to 1.
+
+    Parameters are those of `evaluate`, and so is the variance taken.
+
+    Raises
+    ------
+    InputError
+        Other samples or targets than were predicted, or predictions without variances.
+    """
+    _check_belonging(prediction, dataset)
+    variances = _Variances.of(prediction, noise_free)
+    if variances is None:
+        raise InputError(f"'{prediction.url}' has no variances; predict with --variance")
+    levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
+    counts = np.zeros((CURVE_LEVELS, prediction.n_targets))
+    for start, stop in prediction.row_chunks():
+        error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
+        # The narrowest central interval that holds the truth has this level.
+        needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variances.read(start, stop)))
+        first = np.searchsorted(levels, needed)
+        for t in range(prediction.n_targets):
+            counts[:, t] += np.bincount(first[:, t], minlength=CURVE_LEVELS)
+    observed = np.cumsum(counts, axis=0) / prediction.n_samples
+    return CoverageCurve(levels, observed, prediction.n_samples, tuple(prediction.target_names))
+
+
+def variance_gaps(prediction: Prediction) -> dict[str, Any]:
+    """Return the part of an evaluation that needs no truth: `n`, and the `variance_*` figures of `evaluate`.
+
+    Raises `InputError` for predictions without certified variances.
+    """
+    gaps = _Gaps(prediction)
+    for start, stop in prediction.row_chunks():
+        gaps.add(start, stop)
+    return {"n": prediction.n_samples, **gaps.to_json()}
+
+
+def _check_belonging(prediction: Prediction, dataset: Dataset) -> None:
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to compare with; evaluate needs the true values")
     if dataset.n_samples != prediction.n_samples:
@@ -49,37 +246,3 @@ def evaluate(prediction: Prediction, dataset: Dataset) -> dict[str, Any]:
     names = tuple(prediction.target_names)
     if names != tuple(dataset.target_names):
         raise InputError(f"the prediction has the targets {list(names)}, the data {list(dataset.target_names)}")
-    # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
-    scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
-    has_variance = "variance" in prediction.variables
-    p, n = len(names), prediction.n_samples
-    squared, absolute, likelihood, covered = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
-    bound = 0.0
-    for start, stop in prediction.row_chunks():
-        shape = (stop - start, p)
-        error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop).reshape(shape)
-        squared += np.sum(error**2, axis=0)
-        absolute += np.sum(np.abs(error), axis=0)
-        if "mean_error_bound" in prediction.variables:
-            bound = max(bound, float(np.max(prediction.read("mean_error_bound", start, stop).reshape(shape) / scale)))
-        if has_variance:
-            variance = prediction.read("variance", start, stop).reshape(shape)
-            z = error**2 / variance
-            likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / scale**2) + z), axis=0)
-            covered += np.sum(z <= NORMAL_95**2, axis=0)
-    rmse_raw = np.sqrt(squared / n)
-    rmse = rmse_raw / scale
-    result: dict[str, Any] = {
-        "n": n,
-        "rmse": float(np.sqrt(np.mean(rmse**2))),
-        "rmse_raw": float(np.sqrt(np.mean(rmse_raw**2))),
-        "mae_raw": float(np.mean(absolute / n)),
-        "nlpd": float(np.mean(likelihood / n)) if has_variance else None,
-        "coverage_95": float(np.mean(covered / n)) if has_variance else None,
-        "mean_error_bound": bound,
-    }
-    if p > 1:
-        result["per_target"] = {
-            name: {"rmse": float(rmse[t]), "rmse_raw": float(rmse_raw[t])} for t, name in enumerate(names)
-        }
-    return result

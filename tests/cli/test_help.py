@@ -27,7 +27,7 @@ ALL = dict(commands(main))
 def test_the_commands_of_this_release() -> None:
     expected = {"ingest", "tune", "train", "predict", "evaluate", "info", "demo", "bench"}
     assert {names[0] for names in ALL} == expected
-    assert {names[1] for names in ALL if len(names) == 2} == {"tiles", "solve", "overhead", "selection"}
+    assert {names[1] for names in ALL if len(names) == 2} == {"tiles", "solve", "variance", "overhead", "selection"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)

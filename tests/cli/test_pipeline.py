@@ -132,11 +132,14 @@ def test_several_targets_and_separate_test_data(
     document(run("tune", tmp_path / "train.zarr", "--out", hyper, "--json"))
     trained = document(run("train", tmp_path / "train.zarr", "--out", model, "--hyper", hyper, "--json"))
     assert trained["p"] == 2
-    document(run("predict", model, tmp_path / "test.zarr", "--out", out, "--json"))
-    evaluated = document(run("evaluate", out, tmp_path / "test.zarr", "--json"))
+    document(run("predict", model, tmp_path / "test.zarr", "--out", out, "--variance", "--json"))
+    evaluated = document(run("evaluate", out, tmp_path / "test.zarr", "--plot", tmp_path / "fit.png", "--json"))
     assert set(evaluated["per_target"]) == {"u", "v"}
     assert all(errors["rmse"] < 0.3 for errors in evaluated["per_target"].values())
-    assert run("evaluate", out, tmp_path / "test.zarr").exit_code == 0
+    assert all(errors["coverage_95"] > 0.8 for errors in evaluated["per_target"].values())
+    shown = run("evaluate", out, tmp_path / "test.zarr")
+    assert shown.exit_code == 0
+    assert "density, coverage of v" in shown.stdout
 
 
 @pytest.mark.parametrize("solver", ["bcdc", "bcdg"])
@@ -197,10 +200,18 @@ def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: 
     assert first["converged"] is True
     assert first["rmse"] < 0.3
     assert first["kernel_matrix_bytes"] == 8 * 400 * 400
+    # The test targets are noise-free: what has to cover them is the function's own variance.
+    assert first["evaluation"]["noise_free"] is True
+    assert open_prediction(str(tmp_path / "demo" / "prediction.zarr")).attributes["variance"]["latent"] is True
+    assert 0.8 < first["coverage_95"] <= 1.0
+    assert first["nlpd"] < 0.0
+    assert 0.0 <= first["variance_gap_mean"] <= first["variance_gap_max"] < 1.0
+    assert first["variance_unmet"] == first["predict"]["variance"]["unmet"]
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["nlpd"] == first["nlpd"]
     assert Path(first["plot"]).read_bytes().startswith(b"\x89PNG")
     assert set(first["seconds_by_phase"]) == {"generate", "tune", "train", "predict", "evaluate", "plot"}
     second = document(run(*arguments))
-    assert second["rmse"] == first["rmse"]
+    assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
 
 
 def test_demo_leaves_the_stores_of_others_alone(

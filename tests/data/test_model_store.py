@@ -58,6 +58,24 @@ def test_round_trip(place: Place, arrays: Arrays, by_reference: bool) -> None:
     assert model.by_reference is by_reference
 
 
+@pytest.mark.parametrize("by_reference", [False, True])
+def test_rows_in_any_order_touch_only_their_chunks(tmp_path: Path, arrays: Arrays, by_reference: bool) -> None:
+    dataset = dataset_from_arrays(tmp_path / "train.zarr", *arrays, chunk_rows=300)
+    _save(str(tmp_path / "model.zarr"), dataset, by_reference=by_reference)
+    model = open_model(tmp_path / "model.zarr")
+    indices = np.array([950, 3, 299, 900, 3])
+    expected = model.inputs(0, 1000)[indices]
+    folder = tmp_path / "train.zarr" / "X" if by_reference else tmp_path / "model.zarr" / "inputs"
+    for gone in (1, 2):
+        (folder / "c" / str(gone) / "0").unlink()
+    np.testing.assert_array_equal(model.input_rows(indices), expected)
+    assert model.input_rows(np.array([], dtype=np.int64)).shape == (0, 3)
+    with pytest.raises(StoreError, match=r"c/2/0 \(rows 600 to 899\).*is missing"):
+        model.input_rows(np.array([950, 601]))
+    with pytest.raises(InputError, match="has 1000 rows"):
+        model.input_rows(np.array([0, 1000]))
+
+
 def test_xarray_shows_it(place: Place, arrays: Arrays) -> None:
     dataset = dataset_from_arrays(place("train.zarr"), arrays[0], np.stack([arrays[1], -arrays[1]], axis=1))
     alpha = _save(place("model.zarr"), dataset)

@@ -14,6 +14,7 @@ from dkgp.errors import ExitCode, InputError, MissingExtraError, OutputExistsErr
 from dkgp.jobs import plots
 from dkgp.jobs.outputs import check_output_file, check_side_files
 from dkgp.jobs.records import RecordLog
+from dkgp.models.metrics import CoverageCurve
 
 HISTORY = [
     {
@@ -58,6 +59,30 @@ def test_a_log_that_cannot_be_written_is_a_storage_error() -> None:
         log.write(HISTORY[0])
 
 
+def curve(n_targets: int, n: int = 400) -> CoverageCurve:
+    levels = np.linspace(0.0, 1.0, 101)
+    observed = np.repeat(levels[:, None] ** 1.3, n_targets, axis=1)
+    return CoverageCurve(levels, observed, n, tuple(f"target {index}" for index in range(n_targets)))
+
+
+def test_the_calibration_panel_shows_what_chance_allows() -> None:
+    figure = plots._figure(5.0, 5.0)
+    plots._draw_calibration(plots._panels(figure, 1)[0], curve(1))
+    top, bottom = figure.subfigs[0].axes
+    (band,) = bottom.collections
+    edges = band.get_paths()[0].vertices
+    half = edges[np.isclose(edges[:, 0], 0.5), 1]
+    # 1.96 sqrt(0.5 0.5 / 400), in percent, to within one sample.
+    assert [half.min(), half.max()] == pytest.approx([-4.9, 4.9], abs=0.25)
+    assert edges[np.isclose(edges[:, 0], 1.0), 1] == pytest.approx(0.0)
+    drawn = {line.get_label(): line.get_xydata() for line in top.lines}
+    np.testing.assert_allclose(drawn["predicted variances"][:, 1], drawn["calibrated"][:, 1] ** 1.3)
+    below = {line.get_label(): line.get_xydata() for line in bottom.lines}["predicted variances"]
+    np.testing.assert_allclose(below[:, 1], 100.0 * (below[:, 0] ** 1.3 - below[:, 0]), atol=1e-12)
+    low, high = bottom.get_ylim()
+    assert low < below[:, 1].min() < 0.0 < -low == high
+
+
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
     truth, path = np.random.default_rng(0).standard_normal(50), tmp_path / f"plot.{suffix}"
@@ -65,7 +90,10 @@ def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
     start = path.read_bytes()[:5]
     assert {"png": b"\x89PNG\r", "pdf": b"%PDF-", "svg": b"<?xml"}[suffix] == start
     plots.plot_predictions(path, truth, truth + 0.1, title="fit")
+    for n_targets in (1, 12):
+        plots.plot_predictions(path, truth, truth + 0.1, coverage=curve(n_targets), title="fit with variances")
     plots.plot_run(path, HISTORY, truth, truth, tolerance=1e-4, title="run")
+    plots.plot_run(path, HISTORY, truth, truth, coverage=curve(1), tolerance=1e-4, title="run with variances")
     plots.plot_comparison(path, {"a": HISTORY, "b": HISTORY}, minimum=-2.0, tolerance=1e-4, title="two")
     assert path.read_bytes()[:5] == start
 

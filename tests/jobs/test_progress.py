@@ -75,6 +75,28 @@ def test_plain_lines_come_now_and_then() -> None:
     assert stream.getvalue().splitlines()[1:] == [f"ingest: write: {25 * k:3d} %, {k} of 4 rows" for k in range(4)]
 
 
+def test_work_has_a_rate_and_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr("dkgp.jobs.terminal.time.monotonic", lambda: clock[0])
+    console = Console(file=stream, force_terminal=False, width=200)
+    with TerminalReporter(console=console, plain_line_seconds=0.0).work("predict") as advance:
+        # 400 were done by an earlier run; then 40 a second.
+        for second, done in ((30.0, 400), (30.5, 420), (40.0, 800), (45.0, 1000)):
+            clock[0] = second
+            advance(WorkProgress("samples", done, 1000, "samples"))
+        advance(WorkProgress("next", 0, None, "bytes"))
+        clock[0] = 47.0
+        advance(WorkProgress("next", 5 * 2**20, None, "bytes"))
+    assert stream.getvalue().splitlines() == [
+        "predict: samples:  40 %, 400 of 1,000 samples",
+        "predict: samples:  42 %, 420 of 1,000 samples",
+        "predict: samples:  80 %, 800 of 1,000 samples, 40 samples/s, about 5 s left",
+        "predict: samples: 100 %, 1,000 of 1,000 samples, 40 samples/s, about 0 s left",
+        "predict: next: 0.0 MiB",
+        "predict: next: 5.0 MiB, 2.5 MiB/s",
+    ]
+
+
 def test_a_terminal_gets_a_live_line() -> None:
     stream = io.StringIO()
     reporter = TerminalReporter(console=Console(file=stream, force_terminal=True, width=160))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.stats import norm
 from dkgp.data import Dataset, Prediction, PredictionWriter
 from dkgp.data.dataset_writer import dataset_from_arrays
 from dkgp.errors import ExitCode, InputError
-from dkgp.models.metrics import evaluate
+from dkgp.models.metrics import coverage_curve, evaluate, variance_gaps
 
 TRAIN_STD = np.array([40.0, 0.03])
 N = 90
@@ -35,7 +36,7 @@ def written(
     attributes = {"target_std": TRAIN_STD[: len(names)].tolist(), "data_fingerprint": dataset.fingerprint, **more}
     attributes = {key: value for key, value in attributes.items() if value is not None}
     n = len(arrays["mean"])
-    writer = PredictionWriter.create(folder / "prediction", n, names, tuple(arrays), 25, attributes)
+    writer = PredictionWriter.create(folder / "prediction", n, names, tuple(arrays), 25, attributes, overwrite=True)
     for start in range(0, n, 25):
         writer.write(start, **{name: values[start : start + 25] for name, values in arrays.items()})
     return writer.commit()
@@ -66,6 +67,120 @@ def test_with_variances(rng: np.random.Generator, y: np.ndarray, dataset: Datase
     inside = np.mean((low <= y) & (y <= high))
     assert 0.5 < inside < 0.95
     assert found["coverage_95"] == pytest.approx(inside)
+
+
+# ---------------------------------------------------------------------------------- variances as `predict` stores them
+
+NOISE = np.array([30.0, 2e-4])
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Means and latent variances of two targets, and a store of them with or without the noise."""
+
+    folder: Path
+    dataset: Dataset
+    y: np.ndarray
+    mean: np.ndarray
+    latent: np.ndarray
+    gap: np.ndarray
+
+    def store(self, *, latent: bool, wanted: float = 0.02) -> Prediction:
+        upper = self.latent + (0.0 if latent else NOISE)
+        lower = upper * (1.0 - self.gap[:, None])
+        arrays = {"mean": self.mean, "variance": upper, "variance_lower": lower, "variance_upper": upper}
+        about = {"variance": {"gap": wanted, "latent": latent}, "noise_variance": NOISE.tolist()}
+        return written(self.folder / f"{latent}", self.dataset, arrays, **about)
+
+
+@pytest.fixture
+def certified(rng: np.random.Generator, y: np.ndarray, dataset: Dataset, tmp_path: Path) -> Certified:
+    latent = np.exp(rng.normal(size=y.shape)) * [25.0, 1e-4]
+    mean = y + np.sqrt(latent + NOISE) * rng.normal(size=y.shape)
+    return Certified(tmp_path, dataset, y, mean, latent, np.linspace(0.001, 0.03, N))
+
+
+def naive_density(certified: Certified, variance: np.ndarray) -> float:
+    """Mean negative log density on the standardised scale, sample by sample."""
+    total = 0.0
+    for i in range(N):
+        for t in range(2):
+            std = np.sqrt(variance[i, t]) / TRAIN_STD[t]
+            total -= norm.logpdf(certified.y[i, t] / TRAIN_STD[t], certified.mean[i, t] / TRAIN_STD[t], std)
+    return total / (2 * N)
+
+
+@pytest.mark.parametrize("noise_free", [False, True])
+@pytest.mark.parametrize("stored_latent", [False, True])
+def test_the_targets_decide_which_variance_counts(certified: Certified, stored_latent: bool, noise_free: bool) -> None:
+    found = evaluate(certified.store(latent=stored_latent), certified.dataset, noise_free=noise_free)
+    variance = certified.latent + (0.0 if noise_free else NOISE)
+    assert found["noise_free"] is noise_free
+    assert found["nlpd"] == pytest.approx(naive_density(certified, variance), rel=1e-9)
+    z = (certified.y - certified.mean) ** 2 / variance
+    assert found["mean_standardised_squared_error"] == pytest.approx(np.mean(z))
+    inside = np.sqrt(z.ravel()) < norm.ppf(0.975)
+    assert found["coverage_95"] == pytest.approx(np.mean(inside))
+    assert found["per_target"]["b"]["coverage_95"] == pytest.approx(np.mean(inside[1::2]))
+    assert found["nlpd"] == pytest.approx(np.mean([found["per_target"][name]["nlpd"] for name in "ab"]))
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_gaps_are_of_what_is_stored(certified: Certified, latent: bool) -> None:
+    prediction = certified.store(latent=latent)
+    found = evaluate(prediction, certified.dataset, noise_free=True)
+    assert found["variance_gap_mean"] == pytest.approx(np.mean(certified.gap))
+    assert found["variance_gap_max"] == pytest.approx(0.03)
+    assert found["variance_gap_wanted"] == 0.02
+    assert found["variance_unmet"] == sum(gap > 0.02 for gap in certified.gap) > 0
+    alone = variance_gaps(prediction)
+    assert alone == {"n": N, **{name: found[name] for name in alone if name != "n"}}
+
+
+def test_a_gap_at_the_limit_is_met_whatever_the_units(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
+    upper = np.linspace(0.1, 0.9, 2 * N).reshape(N, 2) * TRAIN_STD**2
+    arrays = {"mean": y, "variance": upper, "variance_lower": 0.98 * upper, "variance_upper": upper}
+    about = {"variance": {"gap": 0.02, "latent": False}, "noise_variance": NOISE.tolist()}
+    assert variance_gaps(written(tmp_path, dataset, arrays, **about))["variance_unmet"] == 0
+
+
+def test_a_variance_that_is_all_noise_is_not_taken_for_zero(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
+    variance = np.broadcast_to(NOISE, y.shape)
+    arrays = {"mean": y + 1e-12, "variance": variance, "variance_lower": variance, "variance_upper": variance}
+    about = {"variance": {"gap": 0.02, "latent": False}, "noise_variance": NOISE.tolist()}
+    found = evaluate(written(tmp_path, dataset, arrays, **about), dataset, noise_free=True)
+    assert np.isfinite(found["nlpd"])
+    assert found["variance_gap_max"] == 0.0
+
+
+def test_without_knowing_of_the_noise_it_cannot_be_taken_off(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
+    prediction = written(tmp_path, dataset, {"mean": y, "variance": np.ones_like(y)})
+    with pytest.raises(InputError, match="contain the noise"):
+        evaluate(prediction, dataset, noise_free=True)
+
+
+def test_coverage_at_every_level(certified: Certified) -> None:
+    curve = coverage_curve(certified.store(latent=True), certified.dataset)
+    assert (curve.n, curve.target_names) == (N, ("a", "b"))
+    np.testing.assert_allclose(curve.levels, np.arange(101) / 100)
+    std = np.sqrt(certified.latent + NOISE)
+    for index in (1, 30, 68, 99):
+        low, high = norm.interval(curve.levels[index], certified.mean, std)
+        inside = (low <= certified.y) & (certified.y <= high)
+        np.testing.assert_allclose(curve.observed[index], inside.mean(axis=0))
+    assert (curve.observed[-1] == 1.0).all()
+    assert (np.diff(curve.observed, axis=0) >= 0.0).all()
+    narrower = coverage_curve(certified.store(latent=True, wanted=0.5), certified.dataset, noise_free=True)
+    assert narrower.observed[50].sum() < curve.observed[50].sum()
+
+
+def test_coverage_needs_variances(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--variance"):
+        coverage_curve(written(tmp_path, dataset, {"mean": y}), dataset)
+
+
+# ----------------------------------------------------------------------------------------------------------- edge cases
 
 
 def test_perfect_predictions(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:

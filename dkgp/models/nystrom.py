@@ -1,0 +1,247 @@
+"""A model's partial Cholesky factor on a worker: starting point, preconditioner and minorant for variances.
+
+With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F F' <= K, and
+
+    M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
+
+F is kept in float32: it only has to be close. What is *proven* is evaluated elsewhere from kernel columns in float64
+(`dkgp.models.variance_bounds`), and holds for any z whatever. So a factor that is to precondition is float32
+throughout, at half the time and memory; one that is to certify variances by itself has the rest in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.threads import in_parallel, process_threads
+from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles import Precision
+from dkgp.models.landmarks import jitter
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+if TYPE_CHECKING:
+    from dkgp.data import FactorRecord
+
+__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes"]
+
+# Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
+PIECE_ROWS = 512
+GRAM_TILE = 512
+
+
+def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
+    """Bytes that a worker process holds of a factor: F in float32, two triangles and the diagonal of K - Q."""
+    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 8 * n
+
+
+@dataclass(frozen=True)
+class FactorSource:
+    """What a worker needs to build, or load, the factor; travels with every task.
+
+    Attributes
+    ----------
+    context : BlockContext
+        The model's support inputs and kernel.
+    noise_variance : float
+        s2.
+    landmark_inputs : (R, d) float64
+        Standardised inputs of the landmarks.
+    precision : {"single", "double"}
+        Of its triangles and diagonal; "double" for a factor that certifies by itself.
+    stored : FactorRecord or None
+        Where the factor is kept, if it is.
+    """
+
+    context: BlockContext
+    noise_variance: float
+    landmark_inputs: FloatArray
+    precision: Precision = "single"
+    stored: FactorRecord | None = None
+
+    def factor(self) -> NystromFactor:
+        """Return this process's factor, built by whichever task needs it first."""
+        rank = len(self.landmark_inputs)
+        digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
+        key = (self.context.run_id, "factor", self.precision, rank, digest)
+        cache = worker_cache()
+        # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
+        features = 16 * self.context.n * (self.landmark_inputs.shape[1] + 1)
+        cache.budget_bytes = max(cache.budget_bytes, factor_bytes(self.context.n, rank, self.precision) + features)
+        return cache.get(key, lambda: NystromFactor.of(self))
+
+
+class NystromFactor:
+    """The factor, in memory.
+
+    Attributes
+    ----------
+    evaluator : TileEvaluator
+        Of the kernel, in float64.
+    landmarks : Features
+        Prepared landmark inputs.
+    lower : (R, R)
+        L with L L' = K_II + jitter, in the factor's precision.
+    gram_lower : (R, R)
+        Cholesky factor of F'F + s2 I, in the factor's precision.
+    columns : (n, R) float32
+        F.
+    residual_diagonal : (n,) float64
+        diag(K - Q), with the error of the factor's precision.
+    """
+
+    def __init__(
+        self,
+        source: FactorSource,
+        lower: NDArray[Any],
+        gram_lower: NDArray[Any],
+        columns: NDArray[np.float32],
+        residual_diagonal: FloatArray,
+    ) -> None:
+        self.context = source.context
+        self.noise_variance = source.noise_variance
+        self.evaluator = TileEvaluator(source.context.kernel, "double")
+        self.landmarks = self.evaluator.prepare(source.landmark_inputs)
+        self.lower, self.gram_lower = lower, gram_lower
+        self.columns, self.residual_diagonal = columns, residual_diagonal
+
+    @classmethod
+    def of(cls, source: FactorSource) -> NystromFactor:
+        """Load the factor where it is kept, or build it."""
+        stored = source.stored
+        if stored is None:
+            return cls._build(source)
+        # Kept in float64 either way; what is proven depends on which precision it was computed in.
+        dtype = np.float32 if source.precision == "single" else np.float64
+        columns = np.empty((stored.n, stored.rank), np.float32)
+        for start, stop in stored.row_chunks():
+            columns[start:stop] = stored.columns(start, stop)
+        return cls(
+            source,
+            np.asfortranarray(stored.lower(), dtype=dtype),
+            np.asfortranarray(stored.gram_lower(), dtype=dtype),
+            columns,
+            stored.residual_diagonal(),
+        )
+
+    @classmethod
+    def _build(cls, source: FactorSource) -> NystromFactor:
+        """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
+        context, kernel = source.context, source.context.kernel
+        evaluator = TileEvaluator(kernel, "double")
+        landmarks = evaluator.prepare(source.landmark_inputs)
+        rank, n = landmarks.n, context.n
+        dtype = np.float32 if source.precision == "single" else np.float64
+        matrix = np.array(evaluator.tile(landmarks, landmarks))
+        matrix[np.diag_indices(rank)] += jitter(rank, float(matrix.diagonal().max()))
+        lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False).astype(dtype, order="F")
+        del matrix
+        columns = np.empty((n, rank), np.float32)
+        diagonal = np.empty(n)
+        prior = float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
+        pieces = list(_pieces(context))
+
+        def fill(index: int) -> None:
+            rows, start, stop = pieces[index]
+            right = np.asfortranarray(evaluator.tile(rows(), landmarks).T, dtype=dtype)
+            block = scipy.linalg.solve_triangular(lower, right, lower=True, overwrite_b=True, check_finite=False)
+            columns[start:stop] = block.T
+            diagonal[start:stop] = np.maximum(prior - np.einsum("ri,ri->i", block, block), 0.0)
+
+        in_parallel(fill, len(pieces), process_threads())
+        gram = np.zeros((rank, rank), order="F")
+        edges = [*range(0, rank, GRAM_TILE), rank]
+        tiles = [(i, j) for i in range(len(edges) - 1) for j in range(i + 1)]
+
+        def multiply(index: int) -> None:
+            i, j = tiles[index]
+            left, right = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
+            total = gram[left, right]
+            for start in range(0, n, 4 * PIECE_ROWS):
+                part = columns[start : start + 4 * PIECE_ROWS]
+                total += part[:, left].astype(dtype, copy=False).T @ part[:, right].astype(dtype, copy=False)
+
+        in_parallel(multiply, len(tiles), process_threads())
+        gram[np.diag_indices(rank)] += source.noise_variance
+        gram_lower = scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
+        return cls(source, lower, gram_lower.astype(dtype, order="F", copy=False), columns, diagonal)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal)
+        return sum(array.nbytes for array in held) + self.landmarks.nbytes
+
+    @property
+    def rank(self) -> int:
+        """Number of landmarks, R."""
+        return self.landmarks.n
+
+    @property
+    def n(self) -> int:
+        """Number of training samples."""
+        return self.context.n
+
+    def pieces(self) -> list[tuple[Features, slice]]:
+        """Training inputs in short runs, in order: prepared features and the rows that they are."""
+        return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
+
+    def solve_gram(self, projected: FloatArray) -> FloatArray:
+        """Return z = (F'F + s2 I)^-1 a for a (R, t), in the factor's precision."""
+        return np.asarray(
+            scipy.linalg.cho_solve((self.gram_lower, True), projected.astype(self.lower.dtype), check_finite=False)
+        )
+
+    def project(self, residual: FloatArray, threads: int = 1) -> FloatArray:
+        """F' r for r (n, t), in float32 arithmetic a run of rows at a time: (R, t)."""
+        total = np.zeros((self.rank, residual.shape[1]))
+        single = residual.astype(np.float32)
+
+        def multiply(index: int) -> None:
+            part = slice(index * GRAM_TILE, (index + 1) * GRAM_TILE)
+            for start in range(0, self.n, PIECE_ROWS):
+                rows = slice(start, start + PIECE_ROWS)
+                total[part] += self.columns[rows, part].T @ single[rows]
+
+        in_parallel(multiply, -(-self.rank // GRAM_TILE), threads)
+        return total
+
+    def precondition(self, residual: FloatArray, threads: int = 1) -> tuple[FloatArray, FloatArray]:
+        """M^-1 r for r (n, t), and the z that it came from: (n, t) and (R, t)."""
+        z = self.solve_gram(self.project(residual, threads))
+        single = z.astype(np.float32)
+        result = np.empty_like(residual)
+
+        def expand(index: int) -> None:
+            rows = slice(index * PIECE_ROWS, (index + 1) * PIECE_ROWS)
+            np.subtract(residual[rows], self.columns[rows] @ single, out=result[rows])
+            result[rows] /= self.noise_variance
+
+        in_parallel(expand, -(-self.n // PIECE_ROWS), threads)
+        return result, z
+
+    def landmark_weights(self, z: FloatArray) -> FloatArray:
+        """Return beta = L^-T z, so that F z = K_nI beta: (R, t) float64."""
+        right = np.asfortranarray(z, dtype=self.lower.dtype)
+        beta = scipy.linalg.solve_triangular(self.lower, right, lower=True, trans=1, check_finite=False)
+        return np.asarray(beta, dtype=np.float64)
+
+
+def _pieces(context: BlockContext) -> Iterator[tuple[Any, int, int]]:
+    for block in range(context.n_blocks):
+        first, last = context.bounds(block)
+        for start in range(first, last, PIECE_ROWS):
+            stop = min(start + PIECE_ROWS, last)
+
+            def rows(block: int = block, start: int = start - first, stop: int = stop - first) -> Features:
+                return context.block_features(block, "double").slice(start, stop)
+
+            yield rows, start, stop

@@ -1,0 +1,63 @@
+"""A stored model's support inputs where they are needed: on whichever worker predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.data import ModelRecord, open_model
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+__all__ = ["SupportInputs", "predicted_means"]
+
+
+@dataclass(frozen=True)
+class _CachedModel:
+    record: ModelRecord
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.record.alpha.nbytes)
+
+
+@dataclass(frozen=True)
+class SupportInputs:
+    """A stored model's support inputs as an input source; travels as a URL and opens where it is used.
+
+    Attributes
+    ----------
+    url : str
+        Of the model store.
+    version : str
+        Tells one run's use of a URL from the next in a worker's cache.
+    n_samples, n_features : int
+    """
+
+    url: str
+    version: str
+    n_samples: int
+    n_features: int
+
+    def record(self) -> ModelRecord:
+        """Open the model, or take it from this worker's cache."""
+        return worker_cache().get((self.version, "model"), lambda: _CachedModel(open_model(self.url))).record
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised support inputs start:stop."""
+        return self.record().inputs(start, stop)
+
+
+def predicted_means(context: BlockContext, inputs: FloatArray) -> FloatArray:
+    """k_x' alpha for standardised test inputs (rows, d), in float64: (rows, p), standardised."""
+    assert isinstance(context.source, SupportInputs)
+    alpha = context.source.record().alpha
+    evaluator = context.evaluator("double")
+    rows = evaluator.prepare(inputs)
+    mean = np.zeros((rows.n, alpha.shape[1]))
+    for block in range(context.n_blocks):
+        first, last = context.bounds(block)
+        mean += evaluator.matmat(rows, context.block_features(block, "double"), alpha[first:last])
+    return mean

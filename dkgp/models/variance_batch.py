@@ -1,0 +1,262 @@
+"""Variances of one batch of test samples: all their linear systems Kbar v = k_x at once, on one worker.
+
+The factor gives v = M^-1 k_x to start from. Where that does not certify a sample, block conjugate gradients,
+preconditioned by M, go on: the residuals of all samples of the batch together span the next directions P, and one
+product Kbar P serves all of them (kin40k, n = 30,000, rank 4,000, 250 samples: gaps below 0.6 % in three passes).
+Samples that have met the gap leave. Everything is float64, so the residual that the recursion carries is the true one
+up to a rounding error that is accounted for.
+
+References
+----------
+L. Bo, C. Sminchisescu, Greedy block coordinate descent for large scale Gaussian process regression (2008), section 2.3.
+D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features
+from dkgp.models.nystrom import NystromFactor
+from dkgp.models.variance_bounds import EPS, additions, factor_interval, residual_bound
+from dkgp.operators.base import FloatArray, IndexArray
+
+__all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch"]
+
+# Residuals, solutions, directions and images, both twice while the next are made, the preconditioner's result, and what
+# NumPy holds in between.
+ARRAYS_PER_SAMPLE = 9
+# Directions that the others span to this share of their length are left out.
+DEPENDENT = 1e-7
+# A sample whose bound has not halved in this many passes has come down to rounding; it leaves too.
+STALLED_PASSES = 6
+STALLED_FACTOR = 0.5
+# The proof is attempted where the expected width is within this factor of what is wanted.
+PROMISING = 1.25
+
+
+def batch_bytes(n: int, samples: int) -> int:
+    """Bytes that a batch takes while it is solved."""
+    return 8 * n * samples * ARRAYS_PER_SAMPLE
+
+
+@dataclass(frozen=True)
+class BatchVariance:
+    """Proven bounds for the samples of a batch, on the standardised scale.
+
+    Attributes
+    ----------
+    lower, upper : (t,) float64
+        lower <= exact variance <= upper.
+    passes : (t,) float64
+        Products with the whole kernel matrix that each sample took part in.
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    passes: FloatArray
+
+
+def relative_gap(lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """(upper - lower) / upper; zero where both are zero."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap: FloatArray = np.where(upper > lower, (upper - lower) / upper, 0.0)
+    return gap
+
+
+class _Bounds:
+    """The best bounds so far, clipped to what is known beforehand."""
+
+    def __init__(self, prior: FloatArray, noise_variance: float, latent: bool, gap: float) -> None:
+        self._shift = noise_variance if latent else 0.0
+        self._gap = gap
+        self.lower = np.full(prior.shape, noise_variance)
+        self.upper = prior + noise_variance
+
+    def tighten(self, which: IndexArray, lower: FloatArray, upper: FloatArray) -> None:
+        self.lower[which] = np.maximum(self.lower[which], lower)
+        self.upper[which] = np.maximum(np.minimum(self.upper[which], upper), self.lower[which])
+
+    def unmet(self) -> IndexArray:
+        return np.flatnonzero(self.gaps() > self._gap)
+
+    def allowance(self, which: IndexArray) -> FloatArray:
+        """Widths at which these samples would be done."""
+        return np.asarray(self._gap * (self.upper[which] - self._shift))
+
+    def gaps(self) -> FloatArray:
+        return relative_gap(self.lower - self._shift, self.upper - self._shift)
+
+    def reported(self, passes: FloatArray) -> BatchVariance:
+        return BatchVariance(self.lower - self._shift, self.upper - self._shift, passes)
+
+
+def solve_batch(
+    factor: NystromFactor,
+    inputs: FloatArray,
+    *,
+    gap: float,
+    max_passes: float,
+    latent: bool = False,
+    factor_first: bool = True,
+    together: int | None = None,
+    threads: int = 1,
+) -> BatchVariance:
+    """Bound the variances at a batch of test inputs.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+    inputs : (t, d) float64
+        Standardised test inputs.
+    gap : float
+        Relative gap at which a sample is done.
+    max_passes : float
+        Products with the whole kernel matrix at most; with 0 the factor alone has to do.
+    latent : bool
+        Bounds on the function's variance (the noise left out) and gaps relative to it.
+    together : int, optional
+        Samples that share a block of directions at most, for memory's sake; all by default.
+    threads : int
+        Of this process, to share the work of a pass; the result does not depend on their number.
+    factor_first : bool
+        Try the factor's own bounds first; they cost little and suffice on smooth problems.
+
+    Returns
+    -------
+    BatchVariance
+    """
+    kernel, s2 = factor.context.kernel, factor.noise_variance
+    prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
+    test = factor.evaluator.prepare(inputs)
+    bounds = _Bounds(prior, s2, latent, gap)
+    passes = np.zeros(len(prior))
+    if factor_first or max_passes < 1:
+        bounds.tighten(np.arange(len(prior)), *factor_interval(factor, test, prior))
+    todo = bounds.unmet()
+    if max_passes >= 1:
+        most = together or max(1, len(todo))
+        for start in range(0, len(todo), most):
+            group = todo[start : start + most]
+            _BlockConjugateGradient(factor, test, prior, bounds, passes, group, threads).run(max_passes)
+    return bounds.reported(passes)
+
+
+class _BlockConjugateGradient:
+    def __init__(
+        self,
+        factor: NystromFactor,
+        test: Features,
+        prior: FloatArray,
+        bounds: _Bounds,
+        passes: FloatArray,
+        todo: IndexArray,
+        threads: int,
+    ) -> None:
+        self._factor, self._bounds, self._passes, self._prior = factor, bounds, passes, prior
+        self._threads = threads
+        self._largest = float(prior.max())
+        self._test, self._todo = test.take(todo), todo
+        self._best = np.full(len(todo), np.inf)
+        self._age = np.zeros(len(todo), dtype=np.intp)
+
+    def run(self, max_passes: float) -> None:
+        factor = self._factor
+        r = np.concatenate([factor.evaluator.tile(rows, self._test) for rows, _ in factor.pieces()])
+        v, _ = factor.precondition(r, self._threads)
+        along = np.einsum("it,it->t", v, r)  # v'k_x
+        absolute = np.abs(v).sum(axis=0)
+        r -= self._multiply(v)
+        rounding = additions(factor.n) * EPS * self._largest * absolute
+        p: FloatArray | None = None
+        q = r
+        done = 1
+        while True:
+            self._passes[self._todo] += 1
+            z, keep = self._certify(v, r, along, absolute, rounding, last=done + 1 > max_passes)
+            if not len(keep):
+                return
+            if len(keep) < v.shape[1]:
+                v, r, z, along, rounding = v[:, keep], r[:, keep], z[:, keep], along[keep], rounding[keep]
+                self._test, self._todo = self._test.take(keep), self._todo[keep]
+                self._best, self._age = self._best[keep], self._age[keep]
+            p, q = self._directions(z, p, q)
+            step = _solve(p.T @ q, p.T @ r)
+            v += p @ step
+            r -= q @ step
+            along += np.einsum("jt,jt->t", self._against_test(p), step)
+            # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r.
+            lengths = np.abs(p).sum(axis=0) @ np.abs(step)
+            absolute = np.abs(v).sum(axis=0)
+            rounding += (additions(factor.n) + p.shape[1]) * EPS * self._largest * (lengths + absolute)
+            done += 1
+
+    def _certify(
+        self,
+        v: FloatArray,
+        r: FloatArray,
+        along: FloatArray,
+        absolute: FloatArray,
+        rounding: FloatArray,
+        *,
+        last: bool,
+    ) -> tuple[FloatArray, IndexArray]:
+        """Tighten the bounds; return M^-1 r, and which of the samples have not met the gap and may still do so."""
+        factor, s2 = self._factor, self._factor.noise_variance
+        raw = self._prior[self._todo] + s2 - along - np.einsum("it,it->t", v, r)
+        slack = 2.0 * absolute * rounding + 8.0 * additions(factor.n) * EPS * self._largest * (1.0 + absolute)
+        self._bounds.tighten(self._todo, np.zeros_like(raw), raw + slack)
+        preconditioned, z = factor.precondition(r, self._threads)
+        # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
+        expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
+        shorter = expected < STALLED_FACTOR * self._best
+        self._best = np.where(shorter, expected, self._best)
+        self._age = np.where(shorter, 0, self._age + 1)
+        ending = self._age >= STALLED_PASSES
+        worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
+        if len(worth):
+            width = residual_bound(factor, r[:, worth], z[:, worth], rounding[worth], self._threads)
+            self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth])
+        unmet = np.isin(self._todo, self._bounds.unmet())
+        return preconditioned, np.flatnonzero(unmet & ~ending & (not last))
+
+    def _directions(self, z: FloatArray, p: FloatArray | None, q: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the next directions, from z = M^-1 r: independent, conjugate to the last ones; and their images."""
+        if p is not None:
+            z = z - p @ _solve(p.T @ q, q.T @ z)
+        z = z / np.maximum(np.linalg.norm(z, axis=0), np.finfo(np.float64).tiny)
+        values, vectors = scipy.linalg.eigh(z.T @ z, check_finite=False)
+        independent = values > DEPENDENT**2 * values[-1]
+        directions = z @ (vectors[:, independent] / np.sqrt(values[independent]))
+        return directions, self._multiply(directions)
+
+    def _multiply(self, vectors: FloatArray) -> FloatArray:
+        """Kbar V for V (n, t), in float64: one pass over the kernel matrix, never more of it than a tile."""
+        evaluator = self._factor.evaluator
+        result = self._factor.noise_variance * vectors
+        pieces = self._factor.pieces()
+
+        def multiply(index: int) -> None:
+            rows, where = pieces[index]
+            total = result[where]
+            for columns, which in pieces:
+                total += evaluator.tile(rows, columns) @ vectors[which]
+
+        in_parallel(multiply, len(pieces), self._threads)
+        return result
+
+    def _against_test(self, vectors: FloatArray) -> FloatArray:
+        """P' k_x for each sample: (columns of P, t)."""
+        total = np.zeros((vectors.shape[1], self._test.n))
+        for rows, where in self._factor.pieces():
+            total += vectors[where].T @ self._factor.evaluator.tile(rows, self._test)
+        return total
+
+
+def _solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve with the small symmetric matrix P' Kbar P."""
+    return np.asarray(scipy.linalg.solve((matrix + matrix.T) / 2.0, right, assume_a="pos", check_finite=False))

@@ -1,0 +1,169 @@
+"""Proven bounds on the exact predictive variance, evaluated in float64 with their own rounding errors added.
+
+The exact variance of a new observation at x is V = k(x, x) + s2 - k_x' Kbar^-1 k_x. For any v with r = k_x - Kbar v,
+
+    V = u - r' Kbar^-1 r,    u = k(x, x) + s2 - v'(k_x + r),
+
+so u is never below V. For any weights beta of the landmarks' kernel columns,
+
+    r' Kbar^-1 r <= ||r - K_nI beta||^2 / s2 + beta' K_II beta,                                     (lower bound)
+
+which is Smola and Bartlett's second quadratic form; its minimum over beta is r' (Q + s2 I)^-1 r with the Nystrom
+minorant Q <= K. It holds for whatever beta comes out of float32 work. With E = K - Q, a positive semidefinite matrix
+with diagonal e, |v' E v| <= (sum |v_i| sqrt(e_i))^2, and therefore, without any product with K,
+
+    k_x' Kbar^-1 k_x >= 2 v'k_x - ||L^-1 K_In v||^2 - s2 ||v||^2 - (sum |v_i| sqrt(e_i))^2.         (upper bound)
+
+Kernel entries are float64 throughout. A computed sum of products is off by at most `additions` * eps * sum |products|;
+products with K run over PIECE_ROWS terms in BLAS and over the pieces outside it.
+
+References
+----------
+A. J. Smola, P. Bartlett, Sparse greedy Gaussian process regression (2001), section 3, theorem 1 and equation (10).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features
+from dkgp.models.landmarks import jitter
+from dkgp.models.nystrom import PIECE_ROWS, NystromFactor
+from dkgp.operators.base import FloatArray
+
+__all__ = ["EPS", "additions", "factor_interval", "residual_bound"]
+
+EPS = float(np.finfo(np.float64).eps)
+# A kernel value itself: a squared distance of d terms and an exponential, in units of eps.
+ENTRY_ERROR = 32.0
+
+
+def additions(n: int) -> float:
+    """Roundings on the way of one entry of K v to its sum over n samples, in units of eps * k * |v|."""
+    return PIECE_ROWS + n / PIECE_ROWS + ENTRY_ERROR
+
+
+def factor_interval(factor: NystromFactor, test: Features, prior: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Bounds from the factor alone: n R kernel entries and 5 n R multiply-adds a sample, nothing quadratic in n.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+    test : Features
+        t test samples, prepared in float64.
+    prior : (t,) float64
+        k(x, x).
+
+    Returns
+    -------
+    lower, upper : (t,) float64
+        lower <= V <= upper, noise included.
+    """
+    evaluator, s2, t = factor.evaluator, factor.noise_variance, test.n
+    projected = np.zeros((factor.rank, t))
+    for rows, where in factor.pieces():
+        projected += factor.columns[where].T @ evaluator.tile(rows, test).astype(np.float32)
+    z = factor.solve_gram(projected)
+    beta = factor.landmark_weights(z)
+    square, cross, spread, absolute = np.zeros(t), np.zeros(t), np.zeros(t), np.zeros(t)
+    image = np.zeros((factor.rank, t))
+    for rows, where in factor.pieces():
+        columns = evaluator.tile(rows, factor.landmarks)
+        kernel = evaluator.tile(rows, test)
+        v = kernel - columns @ beta
+        v /= s2
+        square += np.einsum("it,it->t", v, v)
+        cross += np.einsum("it,it->t", v, kernel)
+        np.abs(v, out=kernel)
+        absolute += kernel.sum(axis=0)
+        spread += np.sqrt(factor.residual_diagonal[where] + _diagonal_slack(factor)) @ kernel
+        image += columns.T @ v
+    largest = float(prior.max(initial=0.0))
+    lower_triangle = factor.lower
+    whitened = scipy.linalg.solve_triangular(lower_triangle, image, lower=True, check_finite=False)
+    # L w = c is solved to a residual; what that, and the rounding of c itself, may add to ||w||.
+    remainder = np.linalg.norm(image - lower_triangle @ whitened, axis=0)
+    rounded = additions(factor.n) * EPS * largest * absolute * np.sqrt(factor.rank)
+    gain = 1.0 / np.sqrt(jitter(factor.rank, largest))  # ||L^-1||: K_II + jitter is at least the jitter
+    norm = np.linalg.norm(whitened, axis=0) + gain * (remainder + rounded)
+    upper = prior + s2 - 2.0 * cross + norm**2 + s2 * square + spread**2
+    upper += 4.0 * additions(factor.n) * EPS * (largest * absolute + s2 * square + spread**2)
+    # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
+    off = _column_rounding(factor, beta, largest) + ENTRY_ERROR * EPS * largest
+    quadratic = _landmark_quadratic(factor, beta)
+    lower = prior + s2 - (s2 * np.sqrt(square) + np.sqrt(factor.n) * off) ** 2 / s2 - quadratic
+    lower -= 4.0 * additions(factor.n) * EPS * (largest + s2)
+    return lower, upper
+
+
+def residual_bound(
+    factor: NystromFactor, residual: FloatArray, z: FloatArray, rounding: FloatArray, threads: int = 1
+) -> FloatArray:
+    """Upper bound on r' Kbar^-1 r.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+    residual : (n, t) float64
+        r as computed.
+    z : (R, t)
+        What preconditioning r gave; any other makes the bound wider, not wrong.
+    rounding : (t,) float64
+        By how much an entry of it may miss the exact r.
+    threads : int
+        Of this process, to share the work.
+
+    Returns
+    -------
+    (t,) float64
+    """
+    evaluator, s2 = factor.evaluator, factor.noise_variance
+    beta = factor.landmark_weights(z)
+    pieces = factor.pieces()
+    squares = np.empty((len(pieces), residual.shape[1]))
+
+    def measure(index: int) -> None:
+        rows, where = pieces[index]
+        left = residual[where] - evaluator.tile(rows, factor.landmarks) @ beta
+        squares[index] = np.einsum("it,it->t", left, left)
+
+    in_parallel(measure, len(pieces), threads)
+    square = squares.sum(axis=0)
+    largest = float(factor.evaluator.kernel.diagonal(np.zeros((1, factor.evaluator.kernel.n_features)))[0])
+    off = rounding + _column_rounding(factor, beta, largest)
+    norm = np.sqrt(square) * (1.0 + additions(factor.n) * EPS) + np.sqrt(factor.n) * off
+    bound: FloatArray = norm**2 / s2 + _landmark_quadratic(factor, beta)
+    return bound
+
+
+def _landmark_quadratic(factor: NystromFactor, beta: FloatArray) -> FloatArray:
+    """Upper bound on beta' K_II beta: ||L' beta||^2 with a float64 L, since the jitter makes L L' the larger one."""
+    if factor.lower.dtype == np.float64:
+        half = factor.lower.T @ beta
+        squared: FloatArray = np.einsum("rt,rt->t", half, half) * (1.0 + 2.0 * (factor.rank + 2) * EPS)
+        return squared
+    quadratic = np.zeros(beta.shape[1])
+    for start in range(0, factor.rank, PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, factor.rank)
+        columns = factor.evaluator.tile(factor.landmarks.slice(start, stop), factor.landmarks)
+        quadratic += np.einsum("rt,rt->t", beta[start:stop], columns @ beta)
+    largest = float(factor.evaluator.kernel.diagonal(np.zeros((1, factor.evaluator.kernel.n_features)))[0])
+    bound: FloatArray = quadratic + 2.0 * _column_rounding(factor, beta, largest) * np.abs(beta).sum(axis=0)
+    return bound
+
+
+def _column_rounding(factor: NystromFactor, beta: FloatArray, largest: float) -> FloatArray:
+    """Bound on the rounding error of one entry of K_nI beta."""
+    bound: FloatArray = (factor.rank + ENTRY_ERROR) * EPS * largest * np.abs(beta).sum(axis=0)
+    return bound
+
+
+def _diagonal_slack(factor: NystromFactor) -> float:
+    """By how much a computed entry of diag(K - Q) may be too small: 2 |f||df| with f = L^-1 k_i, |f|^2 <= k(x, x)."""
+    largest = float(factor.lower[0, 0] ** 2)
+    gain = 1.0 / math.sqrt(jitter(factor.rank, largest))
+    return 2.0 * gain * math.sqrt(factor.rank) * ENTRY_ERROR * EPS * largest * math.sqrt(largest)
