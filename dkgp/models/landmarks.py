@@ -32,6 +32,7 @@ FIRST_CHECK_RANK = 128
 CHECK_GROWTH = 1.4
 # Pivots whose own residual has sunk to this share of k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
+LEAST_JITTER = 1e-9
 # A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
 SINGLE_FROM_RANK = 1024
 LEAST_PIVOT_SINGLE = 1e-5
@@ -62,11 +63,13 @@ class Landmarks:
 
 
 def jitter(rank: int, largest_diagonal: float) -> float:
-    """Return what is added to K_II's diagonal: ten times the rounding error of its Cholesky factorisation.
+    """Return what is added to K_II's diagonal: a billionth, or ten times its factorisation's rounding error.
 
-    It makes the factor's Q smaller than the exact one, never larger, so Q <= K stays true.
+    It makes the factor's Q smaller than the exact one, never larger, so Q <= K stays true; and it bounds ||L^-1||,
+    by which rounding errors grow on their way through the factor.
     """
-    return 10.0 * (rank + 10) * float(np.finfo(np.float64).eps) * largest_diagonal
+    rounding = 10.0 * (rank + 10) * float(np.finfo(np.float64).eps)
+    return max(LEAST_JITTER, rounding) * largest_diagonal
 
 
 def choose_landmarks(

@@ -32,7 +32,7 @@ from dkgp.kernels.tiles import Precision
 from dkgp.models.landmarks import Landmarks, choose_landmarks, is_enough
 from dkgp.models.nystrom import FactorSource, factor_bytes
 from dkgp.models.support import predicted_means
-from dkgp.models.variance_batch import batch_bytes, relative_gap, solve_batch
+from dkgp.models.variance_batch import batch_bytes, relative_gap, solve_batch, value_error_goal
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -188,6 +188,8 @@ class VarianceRun:
             raise InputError(
                 f"the prediction to resume was started with {was}, not {asked}; repeat these, or --overwrite"
             )
+        if stored is not None:
+            self._require_plan(stored, model.n_samples)
         largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, test.n_samples)
         kept, self._trouble = _kept_factor(model, settings)
         landmarks = (
@@ -196,7 +198,7 @@ class VarianceRun:
             else choose_landmarks(
                 model,
                 kernel,
-                gap=settings.gap,
+                gap=value_error_goal(settings.gap),
                 largest_rank=largest,
                 latent=settings.latent,
                 fixed=settings.rank is not None,
@@ -207,12 +209,12 @@ class VarianceRun:
             landmarks.residual_trace,
             landmarks.effective_dimension,
             model.noise_variance,
-            settings.gap,
+            value_error_goal(settings.gap),
             model.n_samples,
             latent=settings.latent,
         )
         self._landmarks = landmarks
-        self._precision = _precision(kept, smooth, kernel, model)
+        self._precision = _precision(kept, smooth or settings.max_passes < 1, kernel, model)
         self._source = FactorSource(
             context, model.noise_variance, model.input_rows(landmarks.indices), self._precision, kept
         )
@@ -315,6 +317,20 @@ class VarianceRun:
             "seconds_per_sample": seconds / count,
         }
 
+    def _require_plan(self, stored: dict[str, Any], n: int) -> None:
+        """What was chosen then stays chosen; what is asked for now must be the same."""
+        settings = self._settings
+        sizes = (
+            ("rank", settings.rank, stored["largest_rank"], n),
+            ("batch size", settings.batch_size, stored["batch_size"], self._test.n_samples),
+        )
+        for name, asked, was, most in sizes:
+            if asked is not None and min(asked, most) != was:
+                raise InputError(
+                    f"the prediction to resume was started with a variance {name} of {was:,}, not {asked:,}; "
+                    "leave it out, or --overwrite"
+                )
+
     def _largest_rank(self, n: int, n_test: int) -> int:
         settings = self._settings
         budget = int(FACTOR_SHARE * _memory_bytes(settings, n))
@@ -368,15 +384,18 @@ def _kept_factor(model: ModelRecord, settings: VarianceSettings) -> tuple[Factor
         kept = open_factor(model.url, fingerprint=model.fingerprint)
     except StoreError as error:
         return None, f"; the factor kept with the model is of no use: {error}"
-    return (kept, "") if kept is not None and settings.rank in (None, kept.rank) else (None, "")
+    if kept is None or settings.rank not in (None, kept.rank):
+        return None, ""
+    proves = settings.max_passes >= 1 or kept.metadata["precision"] == "double"
+    return (kept, "") if proves else (None, "")
 
 
-def _precision(kept: FactorRecord | None, smooth: bool, kernel: Kernel, model: ModelRecord) -> Precision:
+def _precision(kept: FactorRecord | None, certifies: bool, kernel: Kernel, model: ModelRecord) -> Precision:
     if kept is not None:
         return "double" if kept.metadata["precision"] == "double" else "single"
     largest = model.n_samples * float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
     hopeless = float(np.finfo(np.float32).eps) * largest > SINGLE_PRECISION_UP_TO * model.noise_variance
-    return "double" if smooth or hopeless else "single"
+    return "double" if certifies or hopeless else "single"
 
 
 def _landmarks_of(kept: FactorRecord) -> Landmarks:

@@ -47,7 +47,8 @@ def some_landmarks(problem: VarianceProblem, rank: int) -> np.ndarray:
 
 def interval(problem: VarianceProblem, factor: NystromFactor) -> tuple[np.ndarray, np.ndarray]:
     prior = problem.kernel.diagonal(problem.T)
-    return factor_interval(factor, factor.evaluator.prepare(problem.T), prior)
+    lower, upper, _ = factor_interval(factor, factor.evaluator.prepare(problem.T), prior)
+    return lower, upper
 
 
 def kbar(problem: VarianceProblem) -> np.ndarray:
@@ -89,11 +90,13 @@ def test_the_factors_interval_contains_the_exact_variance(name: str, rank: int) 
 
 @pytest.mark.parametrize("rank", [1, 5, 60])
 @pytest.mark.parametrize("name", ["smooth", "rough", "clusters", "large noise", "large amplitude"])
-def test_so_does_the_lower_bound_of_a_single_precision_factor(name: str, rank: int) -> None:
+def test_so_does_that_of_a_single_precision_factor(name: str, rank: int) -> None:
+    """Its Q may exceed K: from above it proves nothing but the prior."""
     problem = REGIMES[name]
-    lower, _ = interval(problem, problem.factor(some_landmarks(problem, rank), precision="single"))
-    digit = np.spacing(problem.kernel.variance + problem.noise_variance)
-    assert (lower - problem.exact_of(latent=False)).max() <= digit
+    lower, upper = interval(problem, problem.factor(some_landmarks(problem, rank), precision="single"))
+    prior = problem.kernel.variance + problem.noise_variance
+    assert (lower - problem.exact_of(latent=False)).max() <= np.spacing(prior)
+    assert (upper == prior).all()
 
 
 @pytest.mark.parametrize("name", ["smooth", "rough", "many features", "large noise", "large amplitude"])
@@ -128,7 +131,7 @@ def test_the_stated_inequalities_in_numbers() -> None:
     v = np.linalg.solve(Q + s2 * np.eye(150), k)
     spread = np.sqrt(np.maximum(np.diag(K - Q), 0.0)) @ np.abs(v)
     form = np.einsum("it,it->t", v, Q @ v + s2 * v) + spread**2
-    np.testing.assert_allclose(upper, 1.0 + s2 - 2.0 * np.einsum("it,it->t", v, k) + form, rtol=1e-4)
+    np.testing.assert_allclose(upper, 1.0 + s2 - 2.0 * np.einsum("it,it->t", v, k) + form, rtol=1e-3)
     np.testing.assert_allclose(lower, 1.0 + s2 - np.einsum("it,it->t", k, v), rtol=1e-4)
 
 

@@ -1,0 +1,169 @@
+"""Variances on threads, workers and processes: the same bits for the same plan, through a lost worker too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
+from dkgp.cluster.threads import available_cores, process_threads
+from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
+from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.synthetic import friedman1
+from dkgp.models.exact import save
+from dkgp.models.prediction import predict
+from dkgp.models.variance import VarianceSettings
+from dkgp.solvers import MaxIterations
+from tests.engine.helpers import Problem, opened
+
+# Six batches that take several passes each, and a plan that depends on no executor.
+SETTINGS = VarianceSettings(gap=1e-3, rank=150, batch_size=30)
+SMOOTH = VarianceSettings(gap=0.9, rank=700, batch_size=30)
+TESTS = 170
+
+Content = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> ModelRecord:
+    url = str(tmp_path_factory.mktemp("variances") / "model.zarr")
+    executor = LocalExecutor(1)
+    save(problem.train(executor, stopping=MaxIterations(1)), url, problem.dataset)
+    executor.close()
+    return open_model(url)
+
+
+@pytest.fixture(scope="module")
+def tests(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    X, _ = friedman1(TESTS, n_features=6, seed=8, test=True)
+    return dataset_from_arrays(str(tmp_path_factory.mktemp("tests") / "test.zarr"), X, None)
+
+
+def content(url: Path) -> Content:
+    stored = open_prediction(str(url))
+    return {name: stored.read(name).tobytes() for name in stored.variables}
+
+
+def threads_of(group: list[int]) -> list[int]:
+    return [process_threads() for _ in group]
+
+
+@pytest.fixture(scope="module")
+def expected(model: ModelRecord, tests: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Content]:
+    """The bits of one thread without Dask, by conjugate gradients and by the factor alone."""
+    folder, found = tmp_path_factory.mktemp("expected"), {}
+    executor = LocalExecutor(1)
+    for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
+        summary = predict(model, tests, str(folder / str(smooth)), executor, variance=settings).variance
+        assert summary is not None
+        assert summary["unmet"] == 0
+        assert summary["smooth"] is smooth
+        assert (summary["column_passes"] > 2.0) is not smooth
+        found[smooth] = content(folder / str(smooth))
+    executor.close()
+    return found
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("none", 2), ("none", 3), ("local", 2), ("processes", 2)])
+def test_the_same_bits_whoever_computes(
+    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, kind: str, workers: int
+) -> None:
+    with opened(kind, workers) as executor:
+        assert executor.parallelism == workers
+        assert executor.threads_per_process == (1 if kind == "processes" else workers)
+        for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
+            predict(model, tests, str(tmp_path / str(smooth)), executor, variance=settings)
+            assert content(tmp_path / str(smooth)) == expected[smooth]
+        if kind == "processes":  # a worker keeps its own threads busy, and no more
+            assert executor.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
+            assert process_threads() == available_cores()
+
+
+def test_the_plan_decides_and_not_the_bits_alone(
+    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path
+) -> None:
+    """Other batches are other bits, otherwise equal ones would say little; and still the means are the same."""
+    with opened("none", 2) as executor:
+        other = VarianceSettings(gap=1e-3, rank=150, batch_size=47)
+        predict(model, tests, str(tmp_path / "p"), executor, variance=other)
+    found = content(tmp_path / "p")
+    assert found["variance"] != expected[False]["variance"]
+    assert found["mean"] == expected[False]["mean"]
+    interval = {name: np.frombuffer(found[name]) for name in ("variance_lower", "variance_upper")}
+    before = {name: np.frombuffer(expected[False][name]) for name in interval}
+    assert (interval["variance_lower"] <= before["variance_upper"]).all()
+    assert (before["variance_lower"] <= interval["variance_upper"]).all()
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+class AfterSubmit:
+    """An executor that does something once, just after so many rounds of a name have gone out to the workers."""
+
+    def __init__(self, executor: BlockExecutor, name: str, count: int, deed: Callable[[], None]) -> None:
+        self._executor, self._name, self._count, self._deed = executor, name, count, deed
+        self.submitted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
+        pending = self._executor.submit(name, task, arguments, groups)
+        if name == self._name:
+            self.submitted += 1
+            if self.submitted == self._count:
+                self._deed()
+        return pending
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("quiet_dask")
+@pytest.mark.parametrize(("name", "count"), [pytest.param("kfactor", 1, marks=pytest.mark.slow), ("kvariance", 4)])
+def test_a_worker_killed_in_mid_batch(
+    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, name: str, count: int
+) -> None:
+    with opened("processes", 2) as executor:
+        client: Client = executor._client  # type: ignore[attr-defined]
+        before = set(client.run(os.getpid).values())
+        faulty = AfterSubmit(executor, name, count, lambda: os.kill(min(before), signal.SIGKILL))
+        predict(model, tests, str(tmp_path / "p"), faulty, variance=SETTINGS)
+        assert faulty.submitted >= count
+        assert not psutil.pid_exists(min(before))
+    assert content(tmp_path / "p") == expected[False]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def one_thread() -> Iterator[BlockExecutor]:
+    executor = LocalExecutor(1)
+    yield executor
+    executor.close()
+
+
+def test_memory_does_not_grow_with_the_number_of_tests(
+    model: ModelRecord, one_thread: BlockExecutor, tmp_path: Path
+) -> None:
+    """NumPy reports its arrays to tracemalloc."""
+    peaks = []
+    for rows in (40, 40, 400, 800):  # the first fills caches and imports
+        X, _ = friedman1(rows, n_features=6, seed=9, test=True)
+        dataset = dataset_from_arrays(str(tmp_path / f"{len(peaks)}.zarr"), X, None, chunk_rows=40)
+        tracemalloc.start()
+        settings = VarianceSettings(gap=0.5, max_passes=0, rank=20, batch_size=40)
+        predict(model, dataset, str(tmp_path / f"p{len(peaks)}"), one_thread, variance=settings)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.5 * peaks[1]
+    assert peaks[3] < 1.1 * peaks[2]
