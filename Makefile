@@ -68,10 +68,11 @@ format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, Dask overhead
+bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, variances, Dask overhead
 	@mkdir -p $(BENCH_OUTPUT)
 	$(BIN)/dkgp bench tiles --out $(BENCH_OUTPUT)/tiles.json $(BENCH_ARGS)
 	$(BIN)/dkgp bench solve --out $(BENCH_OUTPUT)/solve.json $(BENCH_ARGS)
+	$(BIN)/dkgp bench variance --out $(BENCH_OUTPUT)/variance.json $(BENCH_ARGS)
 	$(BIN)/dkgp bench overhead --out $(BENCH_OUTPUT)/overhead.json $(BENCH_ARGS)
 
 lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 can install

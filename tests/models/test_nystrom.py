@@ -210,7 +210,8 @@ def test_what_was_kept_comes_back_as_it_was(
     for name in ("columns", "lower", "gram_lower", "residual_diagonal"):
         assert getattr(loaded, name).dtype == getattr(factor, name).dtype, name
         assert np.array_equal(getattr(loaded, name), getattr(factor, name)), name
-    options = {"gap": 1e-4, "max_passes": 3.0, "factor_first": False}
-    here, there = (solve_batch(each, problem.T, **options) for each in (factor, loaded))
+    here, there = (
+        solve_batch(each, problem.T, gap=1e-4, max_passes=3.0, factor_first=False) for each in (factor, loaded)
+    )
     assert here.lower.tobytes() == there.lower.tobytes()
     assert here.upper.tobytes() == there.upper.tobytes()

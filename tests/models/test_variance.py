@@ -210,6 +210,14 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert open_prediction(str(tmp_path / "p")).attributes == open_prediction(str(whole[0])).attributes
 
 
+def test_sizes_left_out_are_those_of_the_run_to_resume(
+    world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
+) -> None:
+    interrupt(world, executor, tmp_path / "p")
+    predict(world.model, world.test, str(tmp_path / "p"), executor, variance=VarianceSettings(gap=0.01), resume=True)
+    assert content(tmp_path / "p") == content(whole[0])
+
+
 def test_a_failed_run_keeps_what_was_done(
     world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ def kbar(problem: VarianceProblem) -> np.ndarray:
 def explained(problem: VarianceProblem, r: np.ndarray) -> np.ndarray:
     """r' Kbar^-1 r, dense."""
     factor = scipy.linalg.cho_factor(kbar(problem))
-    return np.einsum("it,it->t", r, scipy.linalg.cho_solve(factor, r))
+    return np.asarray(np.einsum("it,it->t", r, scipy.linalg.cho_solve(factor, r)))
 
 
 # -------------------------------------------------------------------------------------------------------- the reference

@@ -140,7 +140,7 @@ def test_a_test_store_with_a_nan_is_refused(
     """Ingest lets none through; whoever writes Zarr by hand may, and once a store is open nobody looks at its sizes."""
     shutil.copytree(world.folder / "test", tmp_path / "test")
     test = open_dataset(str(tmp_path / "test"))
-    inputs = zarr.open_group(str(tmp_path / "test"), mode="r+")["X"]
+    inputs = zarr.open_array(str(tmp_path / "test" / "X"), mode="r+")
     inputs[57, 1] = value
     with pytest.raises(InputError, match="row 57|rows 40 to 79") as caught:
         predict(world.model, test, str(tmp_path / "p"), executor, variance=QUICK)

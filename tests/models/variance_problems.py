@@ -104,7 +104,8 @@ def exact_in_50_digits(problem: VarianceProblem) -> list[decimal.Decimal]:
         rows = [[number(float(value)) for value in row] for row in problem.X]
 
         def k(a: list[decimal.Decimal], b: list[decimal.Decimal]) -> decimal.Decimal:
-            return variance * (-sum(g * (u - v) ** 2 for g, u, v in zip(gamma, a, b, strict=True))).exp()
+            distance = sum((g * (u - v) ** 2 for g, u, v in zip(gamma, a, b, strict=True)), number(0))
+            return variance * (-distance).exp()
 
         noise = number(problem.noise_variance)
         K = [[k(a, b) + (noise if i == j else 0) for j, b in enumerate(rows)] for i, a in enumerate(rows)]
@@ -145,6 +146,8 @@ def draw(
         X = X[rng.integers(0, max(1, n // 3), n)]
     elif kind == "clusters":
         X = rng.normal(size=(3, d))[rng.integers(0, 3, n)] + 1e-4 * X
+    elif kind == "outliers":  # a third of them far out, close together
+        X = np.where(np.arange(n)[:, None] % 3 == 0, 100.0 * X[:1] + 1e-2 * X, X)
     elif kind == "grid":
         X = np.round(2.0 * X) / 2.0
     gammas = gamma / d * rng.uniform(0.3, 2.0, d)

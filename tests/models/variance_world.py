@@ -52,7 +52,8 @@ def dense_variance(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> tuple[np
     Z, Z_test = ((values - X.mean(axis=0)) / X.std(axis=0) for values in (X, X_test))
 
     def k(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-        return AMPLITUDE * np.exp(-sum(g * (A[:, None, l] - B[None, :, l]) ** 2 for l, g in enumerate(GAMMA)))
+        distance = sum(g * (A[:, None, l] - B[None, :, l]) ** 2 for l, g in enumerate(GAMMA))
+        return np.asarray(AMPLITUDE * np.exp(-np.asarray(distance)))
 
     half = scipy.linalg.cholesky(k(Z, Z) + NOISE * np.eye(len(Z)), lower=True)
     left = AMPLITUDE - np.sum(scipy.linalg.solve_triangular(half, k(Z, Z_test), lower=True) ** 2, axis=0)
@@ -62,7 +63,7 @@ def dense_variance(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> tuple[np
 def make_world(folder: Path, executor: BlockExecutor) -> World:
     """Train on N samples for two rounds, which is all that variances need."""
     (X, y), (X_test, y_test) = draw(N, 1), draw(TESTS, 2)
-    names = {"feature_names": NAMES, "target_names": TARGETS}
+    names: dict[str, Any] = {"feature_names": NAMES, "target_names": TARGETS}
     train_set = dataset_from_arrays(folder / "train", X, y, chunk_rows=170, **names)
     test_set = dataset_from_arrays(folder / "test", X_test, y_test, chunk_rows=40, **names)
     save(train(train_set, KERNEL, NOISE, executor, stopping=MaxIterations(2)), str(folder / "model"), train_set)
