@@ -29,11 +29,12 @@ import psutil
 
 from dkgp.cluster.executors import BlockExecutor, PendingRound
 from dkgp.cluster.threads import process_threads
-from dkgp.data import Dataset, FactorRecord, FactorWriter, ModelRecord, open_factor
+from dkgp.data import Dataset, FactorRecord, ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles import Precision
-from dkgp.models.landmarks import Landmarks, choose_landmarks, is_enough
+from dkgp.models.kept_factor import keep_factor, kept_factor, landmarks_of
+from dkgp.models.landmarks import choose_landmarks, is_enough
 from dkgp.models.nystrom import FactorSource, factor_bytes
 from dkgp.models.support import predicted_means
 from dkgp.models.variance_batch import batch_bytes, relative_gap, solve_batch, value_error_goal
@@ -45,9 +46,9 @@ __all__ = ["VarianceRun", "VarianceSettings", "variance_task"]
 GIBIBYTE = 1024**3
 LEAST_MEMORY_BYTES = int(1.3 * GIBIBYTE)
 # Of it, the factor has this share; the vectors of the batches under way have the rest.
-FACTOR_SHARE = 0.6
+FACTOR_SHARE = 0.5
 MEMORY_BYTES_PER_SAMPLE = 8192
-LARGEST_BATCH, LEAST_BATCH = 512, 32
+LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
 # Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
 FREE_OPERATIONS = 1e11
 # One pass evaluates n^2 kernel entries however few samples share it; an entry costs as much as this many samples do.
@@ -74,7 +75,7 @@ class VarianceSettings:
     batch_size : int, optional
         Samples of a task; chosen from memory by default.
     memory_bytes : int, optional
-        Working memory of one worker process, 60 % for the factor, the rest for the batches under way. By default
+        Working memory of one worker process, half for the factor, the rest for the batches under way. By default
         1.3 GiB, more for more than 170,000 training samples, up to a third of what is free.
     keep_factor : bool
         Keep the factor with the model, and use it next time.
@@ -195,9 +196,9 @@ class VarianceRun:
         if stored is not None:
             self._require_plan(stored, model.n_samples)
         largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, test.n_samples)
-        kept, self._trouble = _kept_factor(model, settings)
+        kept, self._trouble = kept_factor(model, settings.rank, proving=settings.max_passes < 1)
         landmarks = (
-            _landmarks_of(kept)
+            landmarks_of(kept)
             if kept
             else choose_landmarks(
                 model,
@@ -267,7 +268,7 @@ class VarianceRun:
         trouble = self._trouble
         if self._settings.keep_factor and not loaded:
             try:
-                _keep_factor(model, self._source, self._landmarks, self._settings)
+                keep_factor(model, self._source, self._landmarks, gap=self._settings.gap, seed=self._settings.seed)
             except (StorageError, StoreError) as error:
                 trouble = f"; it could not be kept with the model: {error}"
         self._factor_seconds = time.perf_counter() - started
@@ -363,7 +364,7 @@ class VarianceRun:
                 f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise --variance-memory, use fewer "
                 "threads a worker, or let the factor alone do with --max-passes 0"
             )
-        return int(min(LARGEST_BATCH, max(1, fits)))
+        return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))
 
     def _batch_size(self, together: int, smooth: bool) -> int:
         if self._settings.batch_size is not None:
@@ -382,52 +383,9 @@ def _memory_bytes(settings: VarianceSettings, n: int) -> int:
     return max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, int(psutil.virtual_memory().available) // 3))
 
 
-def _kept_factor(model: ModelRecord, settings: VarianceSettings) -> tuple[FactorRecord | None, str]:
-    """Return the factor that is kept with the model, if it is of the rank asked for; and what is wrong with it."""
-    try:
-        kept = open_factor(model.url, fingerprint=model.fingerprint)
-    except StoreError as error:
-        return None, f"; the factor kept with the model is of no use: {error}"
-    if kept is None or settings.rank not in (None, kept.rank):
-        return None, ""
-    proves = settings.max_passes >= 1 or kept.metadata["precision"] == "double"
-    return (kept, "") if proves else (None, "")
-
-
 def _precision(kept: FactorRecord | None, certifies: bool, kernel: Kernel, model: ModelRecord) -> Precision:
     if kept is not None:
         return "double" if kept.metadata["precision"] == "double" else "single"
     largest = model.n_samples * float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
     hopeless = float(np.finfo(np.float32).eps) * largest > SINGLE_PRECISION_UP_TO * model.noise_variance
     return "double" if certifies or hopeless else "single"
-
-
-def _landmarks_of(kept: FactorRecord) -> Landmarks:
-    return Landmarks(
-        np.asarray(kept.indices, dtype=np.intp),
-        float(kept.metadata["residual_trace"]),
-        float(kept.metadata["effective_dimension"]),
-    )
-
-
-def _keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, settings: VarianceSettings) -> None:
-    factor = source.factor()
-    metadata = {
-        "kernel": model.kernel,
-        "noise_variance": model.noise_variance,
-        "fingerprint": model.fingerprint,
-        "precision": source.precision,
-        "residual_trace": landmarks.residual_trace,
-        "effective_dimension": landmarks.effective_dimension,
-        "gap": settings.gap,
-        "seed": settings.seed,
-    }
-    with FactorWriter.create(model.url, metadata, factor.n, factor.rank) as writer:
-        for start, stop in writer.row_chunks():
-            writer.write_columns(start, factor.columns[start:stop])
-        writer.commit(
-            landmarks.indices,
-            factor.lower.astype(np.float64),
-            factor.gram_lower.astype(np.float64),
-            factor.residual_diagonal,
-        )

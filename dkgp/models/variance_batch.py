@@ -14,10 +14,13 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.linalg
+from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
@@ -27,9 +30,11 @@ from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
 
-# Residuals, solutions, directions and images, both twice while the next are made, the preconditioner's result, and what
-# NumPy holds in between.
-ARRAYS_PER_SAMPLE = 9
+# Residuals, solutions, images and the preconditioner's result; directions and the preconditioner's input in float32.
+ARRAYS_PER_SAMPLE = 5
+RUN_ROWS = 4096
+# Runs of rows of a product that are under way together, and held until they are added up.
+ROUND_PIECES = 8
 # Directions that the others span to this share of their length are left out.
 DEPENDENT = 1e-7
 # A sample whose bound has not halved in this many passes has come down to rounding; it leaves too.
@@ -182,14 +187,17 @@ class _BlockConjugateGradient:
 
     def run(self, max_passes: float) -> None:
         factor = self._factor
-        r = np.concatenate([factor.evaluator.tile(rows, self._test) for rows, _ in factor.pieces()])
+        r = np.empty((factor.n, self._test.n))
+        for rows, where in factor.pieces():
+            r[where] = factor.evaluator.tile(rows, self._test)
         v, _ = factor.precondition(r, self._threads)
         along = np.einsum("it,it->t", v, r)  # v'k_x
-        absolute = np.abs(v).sum(axis=0)
-        r -= self._multiply(v)
+        absolute = _lengths(v)
+        for where, image in self._products(v):
+            r[where] -= image
         rounding = additions(factor.n) * EPS * self._largest * absolute
-        p: FloatArray | None = None
-        q = r
+        p: NDArray[np.float32] | None = None
+        q: FloatArray | None = None
         done = 1
         while True:
             self._passes[self._todo] += 1
@@ -197,19 +205,29 @@ class _BlockConjugateGradient:
             if not len(keep):
                 return
             if len(keep) < v.shape[1]:
-                v, r, z, along, rounding = v[:, keep], r[:, keep], z[:, keep], along[keep], rounding[keep]
+                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
+                r = r[:, keep]
+                z = z[:, keep]
+                along, rounding = along[keep], rounding[keep]
                 self._test, self._todo = self._test.take(keep), self._todo[keep]
                 self._best, self._age = self._best[keep], self._age[keep]
                 self._upper, self._expected = self._upper[keep], self._expected[keep]
-            p, q = self._directions(z, p, q)
-            step = _solve(p.T @ q, p.T @ r)
-            v += p @ step
-            r -= q @ step
+            if p is not None and q is not None:
+                _subtract(z, p, _solve(_cross(p, q), _cross(q, z)))  # conjugate to the last directions
+            del q
+            p = _independent(z)
+            del z
+            q = np.empty(p.shape)
+            for where, image in self._products(p):
+                q[where] = image
+            step = _solve(_cross(p, q), _cross(p, r))
+            _subtract(v, p, -step)
+            _subtract(r, q, step)
             along += np.einsum("jt,jt->t", self._against_test(p), step)
             # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r.
-            lengths = np.abs(p).sum(axis=0) @ np.abs(step)
-            absolute = np.abs(v).sum(axis=0)
-            rounding += (additions(factor.n) + p.shape[1]) * EPS * self._largest * (lengths + absolute)
+            spread = _lengths(p) @ np.abs(step)
+            absolute = _lengths(v)
+            rounding += (additions(factor.n) + p.shape[1]) * EPS * self._largest * (spread + absolute)
             done += 1
 
     def _certify(
@@ -241,42 +259,76 @@ class _BlockConjugateGradient:
         ending = self._age >= STALLED_PASSES
         worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
         if len(worth):
-            width = residual_bound(factor, r[:, worth], z[:, worth], rounding[worth], self._threads)
+            width = residual_bound(factor, r, z[:, worth], rounding[worth], worth, self._threads)
             self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth], error[worth])
         unmet = np.isin(self._todo, self._bounds.unfinished())
         return preconditioned, np.flatnonzero(unmet & ~ending & (not last))
 
-    def _directions(self, z: FloatArray, p: FloatArray | None, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the next directions, from z = M^-1 r: independent, conjugate to the last ones; and their images."""
-        if p is not None:
-            z = z - p @ _solve(p.T @ q, q.T @ z)
-        z = z / np.maximum(np.linalg.norm(z, axis=0), np.finfo(np.float64).tiny)
-        values, vectors = scipy.linalg.eigh(z.T @ z, check_finite=False)
-        independent = values > DEPENDENT**2 * values[-1]
-        directions = z @ (vectors[:, independent] / np.sqrt(values[independent]))
-        return directions, self._multiply(directions)
-
-    def _multiply(self, vectors: FloatArray) -> FloatArray:
-        """Kbar V for V (n, t), in float64: one pass over the kernel matrix, never more of it than a tile."""
-        evaluator = self._factor.evaluator
-        result = self._factor.noise_variance * vectors
+    def _products(self, vectors: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
+        """Kbar V for V (n, t), in float64, in runs of rows: one pass over the kernel matrix, never more than a tile."""
+        evaluator, noise = self._factor.evaluator, self._factor.noise_variance
         pieces = self._factor.pieces()
+        for first in range(0, len(pieces), ROUND_PIECES):
+            some = pieces[first : first + ROUND_PIECES]
+            totals = [noise * vectors[where].astype(np.float64) for _, where in some]
 
-        def multiply(index: int) -> None:
-            rows, where = pieces[index]
-            total = result[where]
-            for columns, which in pieces:
-                total += evaluator.tile(rows, columns) @ vectors[which]
+            def multiply(index: int, some: list[Any] = some, totals: list[FloatArray] = totals) -> None:
+                for columns, which in pieces:
+                    tile = evaluator.tile(some[index][0], columns)
+                    totals[index] += tile @ vectors[which].astype(np.float64, copy=False)
 
-        in_parallel(multiply, len(pieces), self._threads)
-        return result
+            in_parallel(multiply, len(some), self._threads)
+            for (_, where), total in zip(some, totals, strict=True):
+                yield where, total
 
-    def _against_test(self, vectors: FloatArray) -> FloatArray:
+    def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""
         total = np.zeros((vectors.shape[1], self._test.n))
         for rows, where in self._factor.pieces():
-            total += vectors[where].T @ self._factor.evaluator.tile(rows, self._test)
+            total += vectors[where].T.astype(np.float64) @ self._factor.evaluator.tile(rows, self._test)
         return total
+
+
+# The following work through their tall arrays in runs of rows, so that nothing as tall is made on the way.
+
+
+def _runs(n: int) -> Iterator[slice]:
+    return (slice(start, start + RUN_ROWS) for start in range(0, n, RUN_ROWS))
+
+
+def _cross(left: NDArray[Any], right: FloatArray) -> FloatArray:
+    """A'B, in float64."""
+    total = np.zeros((left.shape[1], right.shape[1]))
+    for rows in _runs(len(left)):
+        total += left[rows].T.astype(np.float64, copy=False) @ right[rows]
+    return total
+
+
+def _subtract(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None:
+    """Take A B off the target, in place."""
+    for rows in _runs(len(tall)):
+        target[rows] -= tall[rows].astype(np.float64, copy=False) @ small
+
+
+def _lengths(tall: NDArray[Any]) -> FloatArray:
+    """Sums of absolute values down the columns."""
+    total = np.zeros(tall.shape[1])
+    for rows in _runs(len(tall)):
+        total += np.abs(tall[rows]).sum(axis=0)
+    return total
+
+
+def _independent(z: FloatArray) -> NDArray[np.float32]:
+    """Directions that span what z does, nearly orthonormal. Any will do, so float32 may round them: (n, at most t)."""
+    gram = _cross(z, z)
+    scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
+    values, vectors = scipy.linalg.eigh(scale[:, None] * gram * scale, check_finite=False)
+    kept = values > DEPENDENT**2 * values[-1]
+    mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
+    directions = np.empty((len(z), mixing.shape[1]), np.float32)
+    for rows in _runs(len(z)):
+        directions[rows] = z[rows] @ mixing
+    return directions
 
 
 def _solve(matrix: FloatArray, right: FloatArray) -> FloatArray:

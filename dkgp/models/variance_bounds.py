@@ -33,7 +33,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.models.landmarks import jitter
 from dkgp.models.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["EPS", "additions", "factor_interval", "residual_bound"]
 
@@ -108,19 +108,26 @@ def factor_interval(
 
 
 def residual_bound(
-    factor: NystromFactor, residual: FloatArray, z: FloatArray, rounding: FloatArray, threads: int = 1
+    factor: NystromFactor,
+    residual: FloatArray,
+    z: FloatArray,
+    rounding: FloatArray,
+    chosen: IndexArray | None = None,
+    threads: int = 1,
 ) -> FloatArray:
     """Upper bound on r' Kbar^-1 r.
 
     Parameters
     ----------
     factor : NystromFactor
-    residual : (n, t) float64
+    residual : (n, columns) float64
         r as computed.
     z : (R, t)
         What preconditioning r gave; any other makes the bound wider, not wrong.
     rounding : (t,) float64
         By how much an entry of it may miss the exact r.
+    chosen : (t,) int, optional
+        Which columns of `residual` are meant; all by default.
     threads : int
         Of this process, to share the work.
 
@@ -131,11 +138,12 @@ def residual_bound(
     evaluator, s2 = factor.evaluator, factor.noise_variance
     beta = factor.landmark_weights(z)
     pieces = factor.pieces()
-    squares = np.empty((len(pieces), residual.shape[1]))
+    which = np.arange(residual.shape[1]) if chosen is None else chosen
+    squares = np.empty((len(pieces), len(which)))
 
     def measure(index: int) -> None:
         rows, where = pieces[index]
-        left = residual[where] - evaluator.tile(rows, factor.landmarks) @ beta
+        left = residual[where][:, which] - evaluator.tile(rows, factor.landmarks) @ beta
         squares[index] = np.einsum("it,it->t", left, left)
 
     in_parallel(measure, len(pieces), threads)

@@ -137,6 +137,23 @@ def test_summary_is_what_the_store_says(whole: tuple[Path, PredictSummary]) -> N
     assert json.loads(json.dumps(whole[1].to_json()))["variance"] == summary
 
 
+def test_those_that_miss_the_gap_are_counted(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+    """Without passes the intervals do not depend on the gap, so it can be put in the middle of what they are."""
+    found, summary = np.zeros(0), None
+    for number, share in enumerate((0.5, 0.5, 0.1, 0.3)):
+        gap = float(np.quantile(found, share)) if number else 0.5
+        settings = VarianceSettings(gap=gap, max_passes=0, rank=60)
+        summary = predict(
+            world.model, world.test, str(tmp_path / str(number)), executor, variance=settings
+        ).variance  # fmt: skip
+        found = gaps(open_prediction(str(tmp_path / str(number))))
+        assert summary is not None
+        assert summary["unmet"] == np.sum(found > gap)
+        assert summary["met"] + summary["unmet"] == TESTS
+    assert summary is not None
+    assert 0 < summary["unmet"] < TESTS
+
+
 def test_means_are_those_of_a_run_without_variances(
     world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
 ) -> None:

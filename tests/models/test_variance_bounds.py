@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.models import variance_bounds
 from dkgp.models.nystrom import NystromFactor
 from dkgp.models.variance_bounds import EPS, additions, factor_interval, residual_bound
-from tests.models.variance_problems import Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
+from tests.models.variance_problems import Coarse, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
 
 PRECISIONS = pytest.mark.parametrize("precision", ["single", "double"])
 REGIMES = {
@@ -210,3 +212,44 @@ def test_a_product_with_the_matrix_rounds_to_less_than_allowed_for(n: int, rng: 
     k, v = rng.uniform(0.0, 1.0, n), rng.normal(size=n)
     exact = np.sum(k.astype(Long) * v.astype(Long))
     assert abs(float(np.float64(k @ v) - exact)) <= additions(n) * EPS * np.abs(v).sum()
+
+
+# ---------------------------------------------------------------------------------------- were arithmetic much coarser
+
+
+@pytest.mark.parametrize("coarseness", [1e-9, 1e-7, 1e-5])
+@pytest.mark.parametrize("name", ["smooth", "one feature", "clusters", "tiny noise", "tinier noise", "large amplitude"])
+def test_the_factors_interval_allows_for_roundings(
+    monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float
+) -> None:
+    problem = REGIMES[name]
+    exact, digit = problem.exact_of(latent=False), np.spacing(problem.kernel.variance + problem.noise_variance)
+    monkeypatch.setattr(variance_bounds, "EPS", coarseness / variance_bounds.ENTRY_ERROR)
+    for rank, of_landmarks, of_tests in itertools.product((5, 60, 10**6), (-1.0, 1.0), (-1.0, 1.0)):
+        factor = problem.factor(some_landmarks(problem, rank), precision="double")
+        test = factor.evaluator.prepare(problem.T)
+        coarse = Coarse(factor, coarseness, of_landmarks=of_landmarks, of_tests=of_tests, n_tests=len(problem.T))
+        monkeypatch.setattr(factor, "evaluator", coarse)
+        lower, upper, _ = factor_interval(factor, test, problem.kernel.diagonal(problem.T))
+        assert (lower - exact).max() <= digit
+        assert (exact - upper).max() <= digit
+
+
+@PRECISIONS
+@pytest.mark.parametrize("coarseness", [1e-7, 1e-5])
+def test_the_residuals_bound_allows_for_roundings(
+    monkeypatch: pytest.MonkeyPatch, precision: str, coarseness: float
+) -> None:
+    """A residual that the weights seem to leave nothing of, because both are off in the same way."""
+    problem = REGIMES["tinier noise"]
+    factor = problem.factor(np.arange(problem.n), precision=precision)
+    monkeypatch.setattr(variance_bounds, "EPS", coarseness / variance_bounds.ENTRY_ERROR)
+    for z in (np.eye(problem.n)[:, :3], np.linalg.eigh(factor.lower.T @ factor.lower)[1][:, -3:]):
+        beta = factor.landmark_weights(z)
+        for sign in (-1.0, 1.0):
+            coarse = Coarse(factor, coarseness, of_landmarks=sign, of_tests=sign)
+            r = np.concatenate([coarse.tile(rows, factor.landmarks) @ beta for rows, _ in factor.pieces()])
+            truth = explained(problem, r)
+            with monkeypatch.context() as patch:
+                patch.setattr(factor, "evaluator", coarse)
+                assert (residual_bound(factor, r, z, np.zeros(3)) >= truth).all()

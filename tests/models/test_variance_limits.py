@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
 from dkgp.data import ModelRecord, open_dataset, open_factor, open_model, open_prediction
 from dkgp.errors import ExitCode, InputError, InterruptedRunError, MemoryBudgetError, StoreError
 from dkgp.kernels import SquaredExponential
@@ -156,6 +156,13 @@ def by_reference(world: World, executor: BlockExecutor, folder: Path) -> tuple[P
     return folder / "model", folder / "train"
 
 
+class Unused(Counting):
+    """No task is to be started: on a cluster it would be tried again and again."""
+
+    def submit(self, name: str, *rest: Any) -> PendingRound:
+        raise AssertionError(f"{name} was started")
+
+
 def test_a_model_by_reference_predicts_the_same(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
     model, _ = by_reference(world, executor, tmp_path)
     for name, url in (("a", model), ("b", world.folder / "model")):
@@ -165,9 +172,10 @@ def test_a_model_by_reference_predicts_the_same(world: World, executor: BlockExe
     assert here["variance_upper"] == there["variance_upper"]
 
 
+@pytest.mark.parametrize("settings", [None, QUICK], ids=["means", "variances"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_model_by_reference_without_its_training_set(
-    world: World, executor: BlockExecutor, tmp_path: Path, when: str
+    world: World, executor: BlockExecutor, tmp_path: Path, when: str, settings: VarianceSettings | None
 ) -> None:
     """Gone before the model is opened, or between that and the prediction."""
     model, training = by_reference(world, executor, tmp_path)
@@ -176,7 +184,7 @@ def test_a_model_by_reference_without_its_training_set(
     with pytest.raises(StoreError) as caught:
         predict(
             open_model(str(model)) if when == "before" else opened,
-            world.test, str(tmp_path / "p"), executor, variance=QUICK,
+            world.test, str(tmp_path / "p"), Unused(executor), variance=settings,
         )  # fmt: skip
     assert caught.value.exit_code is ExitCode.BAD_INPUT
     assert str(training) in str(caught.value)

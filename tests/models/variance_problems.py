@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import Features, SquaredExponential
 from dkgp.models.nystrom import FactorSource, NystromFactor
 from dkgp.models.variance_batch import BatchVariance, solve_batch
 from dkgp.operators import ArrayInputs
@@ -82,6 +82,7 @@ class VarianceProblem:
         above, below = bounds.lower.astype(Long) - truth, truth - bounds.upper.astype(Long)
         assert above.max() <= digit, f"lower bound of sample {int(above.argmax())} is too high by {above.max():.3g}"
         assert below.max() <= digit, f"upper bound of sample {int(below.argmax())} is too low by {below.max():.3g}"
+        assert (bounds.lower <= bounds.upper).all()
         assert (bounds.lower >= (0.0 if latent else self.noise_variance)).all()
         assert (bounds.upper <= self.kernel.variance + (0.0 if latent else self.noise_variance) + digit).all()
 
@@ -153,6 +154,42 @@ def draw(
     gammas = gamma / d * rng.uniform(0.3, 2.0, d)
     kernel = SquaredExponential(tuple(float(g) for g in gammas), variance)
     return VarianceProblem(X, query_inputs(X, rng, fresh), kernel, noise * variance)
+
+
+class Coarse:
+    """Kernel values off by a relative `share`, in one of the directions for each use: float64 with half its digits.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+        Whose evaluator this stands in for.
+    share : float
+    of_landmarks, of_tests, of_samples : float
+        Signs, for products with columns of the landmarks, of the test samples, and of the training samples.
+    n_tests : int
+        Tells test samples from training samples.
+    """
+
+    def __init__(
+        self,
+        factor: NystromFactor,
+        share: float,
+        *,
+        of_landmarks: float,
+        of_tests: float,
+        of_samples: float = 0.0,
+        n_tests: int = 0,
+    ) -> None:
+        self._evaluator, self._landmarks, self._n_tests = factor.evaluator, factor.landmarks, n_tests
+        self._landmark_share, self._test_share = 1.0 + share * of_landmarks, 1.0 + share * of_tests
+        self._sample_share = 1.0 + share * of_samples
+        self.kernel, self.prepare = factor.evaluator.kernel, factor.evaluator.prepare
+
+    def tile(self, A: Features, B: Features) -> FloatArray:
+        share = self._landmark_share if B is self._landmarks else self._sample_share
+        if B.n == self._n_tests:
+            share = self._test_share
+        return np.asarray(self._evaluator.tile(A, B) * share)
 
 
 def solve(problem: VarianceProblem, factor: NystromFactor, **options: Any) -> BatchVariance:
