@@ -37,7 +37,7 @@ RUN_ROWS = 4096
 ROUND_PIECES = 8
 # Directions that the others span to this share of their length are left out.
 DEPENDENT = 1e-7
-# A sample whose bound has not halved in this many passes has come down to rounding; it leaves too.
+# A sample that has come down to rounding, and whose bound has not halved in this many passes, leaves too.
 STALLED_PASSES = 6
 STALLED_FACTOR = 0.5
 # The proof is attempted where the expected width is within this factor of what is wanted.
@@ -256,7 +256,7 @@ class _BlockConjugateGradient:
         shorter = expected < STALLED_FACTOR * self._best
         self._best = np.where(shorter, expected, self._best)
         self._age = np.where(shorter, 0, self._age + 1)
-        ending = self._age >= STALLED_PASSES
+        ending = (self._age >= STALLED_PASSES) & (4.0 * slack >= expected)  # it is mostly rounding, and no plateau
         worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
         if len(worth):
             width = residual_bound(factor, r, z[:, worth], rounding[worth], worth, self._threads)

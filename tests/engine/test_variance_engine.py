@@ -73,19 +73,34 @@ def expected(model: ModelRecord, tests: Dataset, tmp_path_factory: pytest.TempPa
     return found
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("none", 2), ("none", 3), ("local", 2), ("processes", 2)])
-def test_the_same_bits_whoever_computes(
+@pytest.fixture(scope="module")
+def processes() -> Iterator[BlockExecutor]:
+    """Two worker processes of one thread each."""
+    with opened("processes", 2) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("none", 2), ("none", 3), ("local", 2)])
+def test_the_same_bits_on_any_threads(
     model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, kind: str, workers: int
 ) -> None:
     with opened(kind, workers) as executor:
-        assert executor.parallelism == workers
-        assert executor.threads_per_process == (1 if kind == "processes" else workers)
+        assert executor.parallelism == executor.threads_per_process == workers
         for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
             predict(model, tests, str(tmp_path / str(smooth)), executor, variance=settings)
             assert content(tmp_path / str(smooth)) == expected[smooth]
-        if kind == "processes":  # a worker keeps its own threads busy, and no more
-            assert executor.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
-            assert process_threads() == available_cores()
+
+
+def test_the_same_bits_in_other_processes(
+    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, processes: BlockExecutor
+) -> None:
+    assert (processes.parallelism, processes.threads_per_process) == (2, 1)
+    for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
+        predict(model, tests, str(tmp_path / str(smooth)), processes, variance=settings)
+        assert content(tmp_path / str(smooth)) == expected[smooth]
+    # A worker keeps its own threads busy, and no more.
+    assert processes.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
+    assert process_threads() == available_cores()
 
 
 def test_the_plan_decides_and_not_the_bits_alone(
@@ -128,17 +143,23 @@ class AfterSubmit:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("quiet_dask")
-@pytest.mark.parametrize(("name", "count"), [pytest.param("kfactor", 1, marks=pytest.mark.slow), ("kvariance", 4)])
+@pytest.mark.parametrize(("name", "count"), [("kfactor", 1), ("kvariance", 4)])
 def test_a_worker_killed_in_mid_batch(
-    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, name: str, count: int
+    model: ModelRecord,
+    tests: Dataset,
+    expected: dict[bool, Content],
+    tmp_path: Path,
+    processes: BlockExecutor,
+    name: str,
+    count: int,
 ) -> None:
-    with opened("processes", 2) as executor:
-        client: Client = executor._client  # type: ignore[attr-defined]
-        before = set(client.run(os.getpid).values())
-        faulty = AfterSubmit(executor, name, count, lambda: os.kill(min(before), signal.SIGKILL))
-        predict(model, tests, str(tmp_path / "p"), faulty, variance=SETTINGS)
-        assert faulty.submitted >= count
-        assert not psutil.pid_exists(min(before))
+    client: Client = processes._client  # type: ignore[attr-defined]
+    client.wait_for_workers(2, timeout=30)
+    before = set(client.run(os.getpid).values())
+    faulty = AfterSubmit(processes, name, count, lambda: os.kill(min(before), signal.SIGKILL))
+    predict(model, tests, str(tmp_path / "p"), faulty, variance=SETTINGS)
+    assert faulty.submitted >= count
+    assert not psutil.pid_exists(min(before))
     assert content(tmp_path / "p") == expected[False]
 
 

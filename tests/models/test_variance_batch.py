@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import SquaredExponential
-from dkgp.models import variance_batch, variance_bounds
+from dkgp.models import nystrom, variance_batch, variance_bounds
 from dkgp.models.variance_batch import BatchVariance, batch_bytes, relative_gap
 from tests.models.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
 
@@ -271,6 +271,17 @@ def test_a_gap_below_rounding_ends_by_itself() -> None:
         assert bounds.passes.max() < 200.0
 
 
+def test_a_plateau_is_not_the_end() -> None:
+    """Conjugate gradients may get nowhere for many passes before they go on; nothing but the limit stops them."""
+    problem = draw(3, 400, 3, gamma=2.0, noise=1e-3)
+    factor = problem.factor(landmarks(problem, 40))
+    plateau = solve(problem, factor, gap=0.02, max_passes=10, factor_first=False)
+    assert np.median(gaps(plateau)) > 0.5
+    bounds = solve(problem, factor, gap=0.02, max_passes=200, factor_first=False)
+    assert gaps(bounds).max() <= 0.02
+    problem.assert_holds(bounds)
+
+
 def test_further_passes_go_on_where_few_end() -> None:
     problem = REGIMES["several blocks"]
     factor = problem.factor(landmarks(problem, 40), precision="double")
@@ -292,17 +303,37 @@ def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None
     assert found == pytest.approx((upper - lower) / upper if upper > lower else 0.0)
 
 
-def test_bytes_of_a_batch_are_those_it_takes() -> None:
-    """Measured: numpy reports its allocations to tracemalloc."""
-    problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=57)
+def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
+    monkeypatch.setattr(variance_batch, "RUN_ROWS", 300)  # as short against n as they are where memory matters
+    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 1)
+    problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     factor = problem.factor(landmarks(problem, 8))
-    solve(problem, factor, gap=0.5, max_passes=1, factor_first=False)  # features and compiled code
-    tracemalloc.start()
-    solve(problem, factor, gap=1e-9, max_passes=3, factor_first=False)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    # On top of them: a few tiles of 512 x 512 kernel entries.
-    assert 0.6 * batch_bytes(3000, len(problem.T)) < peak < batch_bytes(3000, len(problem.T)) + 6 * 8 * 512**2
+    peaks = []
+    for samples in (20, 94, 194):  # the first prepares features
+        tracemalloc.start()
+        solve(problem, factor, gap=1e-9, max_passes=3, factor_first=False, inputs=problem.T[:samples])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert 0.8 * batch_bytes(3000, 100) < peaks[2] - peaks[1] < 1.15 * batch_bytes(3000, 100)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """Each run, piece and tile is shorter than the problem here, as they are on large ones."""
+    problem = REGIMES["several blocks"]
+    options = {"gap": 1e-4, "factor_first": precision == "double"}
+    whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
+    monkeypatch.setattr(variance_batch, "RUN_ROWS", 100)
+    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 2)
+    for module in (nystrom, variance_bounds):
+        monkeypatch.setattr(module, "PIECE_ROWS", 15)
+    monkeypatch.setattr(nystrom, "GRAM_TILE", 16)
+    cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)
+    problem.assert_holds(cut)
+    assert gaps(cut).max() <= 1e-4
+    np.testing.assert_allclose(cut.upper, whole.upper, rtol=1e-4)
+    np.testing.assert_allclose(cut.passes, whole.passes, atol=6.0)
 
 
 def test_a_feature_that_is_switched_off_changes_nothing() -> None:
