@@ -3,8 +3,8 @@
 The factor gives v = M^-1 k_x to start from. Where that does not certify a sample, block conjugate gradients,
 preconditioned by M, go on: the residuals of all samples of the batch together span the next directions P, and one
 product Kbar P serves all of them (kin40k with gamma = 0.12, n = 30,000, rank 4,000, 250 samples: gaps below 0.6 % in
-three passes). Samples that have met the gap leave. Everything is float64, so the residual that the recursion carries is the true one
-up to a rounding error that is accounted for.
+three passes). Samples that have met the gap leave. Everything is float64, so the residual that the recursion carries is
+the true one up to a rounding error that is accounted for.
 
 References
 ----------
