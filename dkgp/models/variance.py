@@ -30,7 +30,6 @@ import numpy as np
 import psutil
 
 from dkgp.cluster.executors import BlockExecutor, PendingRound
-from dkgp.cluster.threads import process_threads
 from dkgp.data import Dataset, FactorRecord, ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
@@ -97,8 +96,8 @@ class VarianceSettings:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.gap) and self.gap > 0.0):
             raise InputError(f"the variance gap must be a positive number, such as 0.02 for 2 %; got {self.gap}")
-        if not self.max_passes >= 0.0:
-            raise InputError(f"the number of passes for variances must not be negative; got {self.max_passes}")
+        if not (math.isfinite(self.max_passes) and self.max_passes >= 0.0):
+            raise InputError(f"the passes for variances must be a number that is not negative; got {self.max_passes}")
         for name, value in (("rank", self.rank), ("batch size", self.batch_size), ("memory", self.memory_bytes)):
             if value is not None and value < 1:
                 raise InputError(f"the variance {name} must be at least 1; got {value}")
@@ -113,7 +112,7 @@ class _BatchOptions:
     latent: bool
     factor_first: bool
     together: int
-    joint: bool
+    threads: int
 
 
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
@@ -138,7 +137,7 @@ def variance_task(
             latent=options.latent,
             factor_first=options.factor_first,
             together=options.together,
-            threads=process_threads() if options.joint else 1,
+            threads=options.threads,
         )
         results.append((predicted_means(source.context, inputs), bounds.lower, bounds.upper, bounds.passes))
     return results
@@ -229,7 +228,8 @@ class VarianceRun:
         self._joint = executor.shares_memory and not smooth
         together = stored["together"] if stored else self._together(model.n_samples, landmarks.rank, smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
-        self._options = _BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, self._joint)
+        threads = executor.threads_per_process if self._joint else 1
+        self._options = _BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
         self.plan = {
             **asked,
             "largest_rank": int(largest),
@@ -245,7 +245,7 @@ class VarianceRun:
             )
         self._met = self._unmet = 0
         self._gap_sum = self._gap_max = self._passes = 0.0
-        self._seconds = self._factor_seconds = 0.0
+        self._factor_seconds = 0.0
 
     @property
     def region_rows(self) -> int:

@@ -96,7 +96,7 @@ def factor_interval(
     gain = 1.0 / np.sqrt(jitter(factor.rank, largest))  # ||L^-1||: K_II + jitter is at least the jitter
     norm = np.linalg.norm(whitened, axis=0) + gain * (remainder + rounded)
     upper = prior + s2 - 2.0 * cross + norm**2 + s2 * square + spread**2
-    upper += 4.0 * additions(factor.n) * EPS * (largest * absolute + s2 * square + spread**2)
+    upper += 4.0 * additions(factor.n) * EPS * (largest + s2 + largest * absolute + s2 * square + spread**2)
     if factor.lower.dtype != np.float64:
         upper = prior + s2  # the Q of a float32 L may exceed K: from above it proves nothing
     # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
