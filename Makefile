@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-slow lint types format bench lock clean
+.PHONY: help install demo test test-faults test-slow lint types format bench lock clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -50,11 +50,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, model, predictions, table and plot
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
-test: $(STAMP) ## Run the tests, except the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+test: $(STAMP) ## Run the tests, except the slow ones and those of faults
+	$(BIN)/python -m pytest -m "not slow and not faults" $(PYTEST_ARGS)
 
-test-slow: $(STAMP) ## Run the slow tests
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
+	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## Run the slow tests (slow faults are in test-faults)
+	$(BIN)/python -m pytest -m "slow and not faults" $(PYTEST_ARGS)
 
 lint: $(STAMP) ## Check formatting, lint rules and the direction of imports
 	$(BIN)/ruff format --check .
@@ -79,7 +82,7 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,s3,gcs]'
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh]'
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
 	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new

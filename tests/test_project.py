@@ -183,12 +183,12 @@ class TestMake:
 
     def test_help_is_the_default_and_lists_the_targets(self) -> None:
         listed = self.make().stdout
-        for target in ("demo", "test", "test-slow", "lint", "types", "bench", "lock", "clean"):
+        for target in ("demo", "test", "test-faults", "test-slow", "lint", "types", "bench", "lock", "clean"):
             assert re.search(rf"^  {target} +\S", listed, flags=re.MULTILINE), f"{target} is missing:\n{listed}"
 
-    def test_tests_leave_out_the_slow_ones(self, tmp_path: Path) -> None:
+    def test_tests_leave_out_the_slow_ones_and_faults(self, tmp_path: Path) -> None:
         commands = self.make("-n", "test", f"VENV={tmp_path / 'venv'}").stdout
-        assert '-m pytest -m "not slow"' in commands
+        assert '-m pytest -m "not slow and not faults"' in commands
         assert "-m venv" in commands
 
     def test_unfit_interpreter_is_named(self, tmp_path: Path) -> None:
