@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.fault_table import FaultTable
+
 # Compiled code is slow when first called, so a deadline per example would say nothing; derandomised, a failure
 # in continuous integration is the same failure by hand.
 settings.register_profile("dkgp", deadline=None, derandomize=True, max_examples=50)
@@ -18,3 +20,13 @@ settings.load_profile("dkgp")
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator whose seed is the test's own name: the same numbers in every run and any order."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault-table", metavar="FILE", help="write the table of faults, outcomes and seconds as Markdown"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FaultTable(config.getoption("--fault-table")))

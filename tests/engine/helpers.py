@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from distributed import Client
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.data import Dataset
@@ -55,3 +61,32 @@ class ManualCluster:
     scheduler_file: str
     scheduler: subprocess.Popen[str]
     workers: list[subprocess.Popen[str]]
+
+
+def client_of(executor: Any) -> Client:
+    client: Client = executor._client
+    return client
+
+
+def worker_pids(client: Client) -> list[int]:
+    return [int(pid) for pid in client.run(os.getpid).values()]
+
+
+def hyperparameters(problem: Problem, folder: Path) -> Path:
+    path = folder / "hyper.json"
+    path.write_text(json.dumps({"kernel": problem.kernel.to_json(), "noise_variance": problem.noise_variance}))
+    return path
+
+
+def train_command(problem: Problem, folder: Path, *more: object) -> list[str]:
+    given = ("dkgp.cli", "train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
+    given += ("--out", folder / "model.zarr", "--log-json", folder / "run.jsonl", "--json")
+    return [str(argument) for argument in (*given, "--block-size", 150, "--tol", 1e-3, *more)]
+
+
+def wait_for_rounds(process: subprocess.Popen[str], log: Path, rounds: int) -> None:
+    until = time.monotonic() + 120.0
+    while not (log.exists() and log.read_bytes().count(b"\n") >= rounds):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, f"the run did not get to round {rounds}"
+        time.sleep(0.01)

@@ -20,20 +20,21 @@ from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_execu
 from dkgp.data import CheckpointStore, open_model
 from dkgp.errors import ClusterError, ExitCode
 from dkgp.solvers import Checkpointing, Progress
-from tests.engine.helpers import Bits, ManualCluster, Problem, bits, opened
+from tests.engine.helpers import (
+    Bits,
+    ManualCluster,
+    Problem,
+    bits,
+    client_of,
+    opened,
+    train_command,
+    wait_for_rounds,
+    worker_pids,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
 
 StartProcess = Callable[..., subprocess.Popen[str]]
-
-
-def client_of(executor: Any) -> Client:
-    client: Client = executor._client
-    return client
-
-
-def worker_pids(client: Client) -> list[int]:
-    return [int(pid) for pid in client.run(os.getpid).values()]
 
 
 class AfterSubmit:
@@ -180,26 +181,6 @@ def test_a_lost_scheduler_is_an_error_in_time_and_can_be_resumed(
 
 
 # ------------------------------------------------------------------------------------------------ the command in whole
-
-
-def hyperparameters(problem: Problem, folder: Path) -> Path:
-    path = folder / "hyper.json"
-    path.write_text(json.dumps({"kernel": problem.kernel.to_json(), "noise_variance": problem.noise_variance}))
-    return path
-
-
-def train_command(problem: Problem, folder: Path, *more: object) -> list[str]:
-    given = ("dkgp.cli", "train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
-    given += ("--out", folder / "model.zarr", "--log-json", folder / "run.jsonl", "--json")
-    return [str(argument) for argument in (*given, "--block-size", 150, "--tol", 1e-3, *more)]
-
-
-def wait_for_rounds(process: subprocess.Popen[str], log: Path, rounds: int) -> None:
-    until = time.monotonic() + 60.0
-    while not (log.exists() and log.read_bytes().count(b"\n") >= rounds):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, f"the run did not get to round {rounds}"
-        time.sleep(0.01)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,270 @@
+"""Workers frozen, coming, going, short of memory; a full disk; a shared cluster: the same bits or a clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.data import CheckpointStore, open_model
+from dkgp.errors import ClusterError, ExitCode
+from dkgp.solvers import Checkpointing, Progress
+from tests.engine.helpers import (
+    Bits,
+    ManualCluster,
+    Problem,
+    bits,
+    client_of,
+    opened,
+    train_command,
+    wait_for_rounds,
+    worker_pids,
+)
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
+
+StartProcess = Callable[..., subprocess.Popen[str]]
+StartCluster = Callable[..., ManualCluster]
+
+
+@contextlib.contextmanager
+def joined(cluster: ManualCluster, workers: int, **options: Any) -> Iterator[tuple[Any, Client]]:
+    """An executor on a cluster started by hand, all of whose workers have come."""
+    chosen = ClusterOptions(scheduler_file=cluster.scheduler_file, **options)
+    with open_executor(chosen, 1) as executor:
+        client = client_of(executor)
+        client.wait_for_workers(workers, timeout=60)
+        yield executor, client
+
+
+def test_a_worker_frozen_for_longer_than_its_time_out(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP leaves its connections open: only its silence tells. It comes back when others have done its work."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL", "2s")
+    cluster = manual_cluster(2, "--no-nanny")
+    frozen: list[int] = []
+
+    def freeze(progress: Progress) -> None:
+        if progress.iteration == 15:
+            frozen.append(cluster.workers[0].pid)
+            os.kill(frozen[0], signal.SIGSTOP)
+        if progress.iteration == 30:
+            os.kill(frozen[0], signal.SIGCONT)
+
+    with joined(cluster, 2, round_deadline_seconds=90.0) as (executor, _client):
+        started = time.monotonic()
+        assert bits(problem.train(executor, callback=freeze)) == reference
+        assert frozen
+        assert time.monotonic() - started < 90.0
+
+
+def test_all_workers_killed_at_once_and_started_again_by_their_nannies(problem: Problem, reference: Bits) -> None:
+    with opened("processes", 2) as executor:
+        client = client_of(executor)
+        killed: list[int] = []
+
+        def kill_all(progress: Progress) -> None:
+            if progress.iteration == 20:
+                killed.extend(worker_pids(client))
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+
+        assert bits(problem.train(executor, callback=kill_all)) == reference
+        assert len(killed) == 2
+        assert not set(worker_pids(client)) & set(killed)
+
+
+def test_a_worker_joins_and_another_leaves_every_few_seconds(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    cluster = manual_cluster(2, "--no-nanny")
+    workers = list(cluster.workers)
+    changes = itertools.count(1)
+    happened = [0]
+    command = ("dask", "worker", "--scheduler-file", cluster.scheduler_file, "--nthreads", 1, "--no-dashboard")
+    command += ("--no-nanny", "--local-directory", tmp_path)
+
+    with joined(cluster, 2) as (executor, client):
+
+        def change() -> None:
+            workers.append(start_process(*command))
+            client.wait_for_workers(3, timeout=60)
+            # By turns as a machine that fails, and as one that is asked to go.
+            number = next(changes)
+            workers.pop(0).send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
+            until = time.monotonic() + 60.0
+            while len(client.scheduler_info(n_workers=-1)["workers"]) > 2 and time.monotonic() < until:
+                time.sleep(0.05)
+            happened[0] = number
+
+        changing: list[threading.Thread] = []
+
+        def come_and_go(progress: Progress) -> None:
+            if progress.iteration % 8 == 0 and len(changing) < 6:
+                if changing:
+                    changing[-1].join(timeout=120.0)
+                changing.append(threading.Thread(target=change, daemon=True))
+                changing[-1].start()
+
+        assert bits(problem.train(executor, callback=come_and_go)) == reference
+        changing[-1].join(timeout=120.0)
+        assert happened[0] == 6
+
+
+def test_a_worker_without_enough_memory_leaves_the_work_to_the_others(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    """Its nanny stops and restarts it over and over: 120 MB do not even hold the interpreter and its libraries."""
+    cluster = manual_cluster(1)
+    poor = ("dask", "worker", "--scheduler-file", cluster.scheduler_file, "--nthreads", 1, "--no-dashboard")
+    start_process(*poor, "--memory-limit", "120MB", "--local-directory", tmp_path / "poor")
+    with joined(cluster, 2) as (executor, _client):
+        started = time.monotonic()
+        assert bits(problem.train(executor)) == reference
+        assert time.monotonic() - started < 120.0
+
+
+def test_workers_all_out_of_memory_are_an_error_in_time_and_can_be_resumed(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, tmp_path: Path
+) -> None:
+    cluster = manual_cluster(1, "--memory-limit", "120MB")
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    started = time.monotonic()
+    with (
+        pytest.raises(ClusterError) as caught,
+        joined(cluster, 1, round_deadline_seconds=15.0) as (executor, _client),
+    ):
+        problem.train(executor, checkpointing=Checkpointing(store, every_seconds=0.0))
+    assert time.monotonic() - started < 120.0
+    assert caught.value.exit_code is ExitCode.CLUSTER_LOST
+    with opened("none", 2) as executor:
+        resumed = problem.train(executor, checkpointing=Checkpointing(store, 1000.0, resume=True))
+    assert bits(resumed) == reference
+
+
+def test_a_scheduler_killed_under_a_command_is_exit_code_5_and_another_takes_over(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    cluster = manual_cluster(1)
+    options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02)
+    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rounds(process, tmp_path / "run.jsonl", 20)
+    cluster.scheduler.kill()
+    stdout, stderr = process.communicate(timeout=90)
+    assert process.returncode == ExitCode.CLUSTER_LOST, stderr
+    assert "Traceback" not in stderr
+    assert "resume" in json.loads(stdout)["error"]["message"]
+    assert not (tmp_path / "model.zarr").exists()
+    Path(cluster.scheduler_file).unlink()
+    another = manual_cluster(1)
+    resumed = start_process(
+        *train_command(problem, tmp_path, "--resume", "--scheduler-file", another.scheduler_file),
+        stdout=subprocess.PIPE,
+    )
+    document = json.loads(resumed.communicate(timeout=120)[0])
+    assert resumed.returncode == 0, document
+    assert document["resumed"] is True
+    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+
+
+def test_two_jobs_at_once_on_one_cluster(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    cluster = manual_cluster(2)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    processes = [
+        start_process(
+            *train_command(problem, folder, "--scheduler-file", cluster.scheduler_file),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for folder in folders
+    ]
+    for process, folder in zip(processes, folders, strict=True):
+        stdout, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr
+        assert json.loads(stdout)["iterations"] == reference[2]
+        assert open_model(folder / "model.zarr").alpha.tobytes() == reference[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills_up_leaves_a_checkpoint_that_resumes(
+    problem: Problem, reference: Bits, start_process: StartProcess, small_disk: Path, tmp_path: Path
+) -> None:
+    checkpoints = small_disk / "checkpoints"
+    ballast = small_disk / "ballast"
+    options = ("--checkpoint", checkpoints, "--checkpoint-every", 0.02)
+    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rounds(process, tmp_path / "run.jsonl", 10)
+    with contextlib.suppress(OSError):
+        ballast.write_bytes(bytes(16 * 1024**2))
+    stdout, stderr = process.communicate(timeout=90)
+    assert process.returncode == ExitCode.BAD_INPUT, stderr
+    error = json.loads(stdout)["error"]
+    assert error["type"] == "StorageError"
+    assert "the disk is full" in error["message"]
+    assert not (tmp_path / "model.zarr").exists()
+    ballast.unlink()
+    resumed = start_process(*train_command(problem, tmp_path, *options, "--resume"), stdout=subprocess.PIPE)
+    document = json.loads(resumed.communicate(timeout=120)[0])
+    assert resumed.returncode == 0, document
+    assert document["resumed"] is True
+    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+
+
+def test_a_disk_too_full_for_the_model_keeps_the_checkpoint(
+    problem: Problem, reference: Bits, start_process: StartProcess, small_disk: Path, tmp_path: Path
+) -> None:
+    """The model does not fit where it is to go; nothing that looks like one is left, and the work is not lost."""
+    ballast = small_disk / "ballast"
+    free = os.statvfs(small_disk)
+    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 16 * 1024))
+    (small_disk / "out").mkdir()
+    options = (
+        "--checkpoint",
+        tmp_path / "checkpoints",
+        "--checkpoint-every",
+        0.02,
+        "--out",
+        small_disk / "out/model.zarr",
+    )
+    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.BAD_INPUT, stderr
+    assert "the disk is full" in json.loads(stdout)["error"]["message"]
+    ballast.unlink()
+    resumed = start_process(
+        *train_command(problem, tmp_path, *options, "--resume", "--overwrite"), stdout=subprocess.PIPE
+    )
+    document = json.loads(resumed.communicate(timeout=120)[0])
+    assert resumed.returncode == 0, document
+    assert document["resumed"] is True
+    assert open_model(small_disk / "out/model.zarr").alpha.tobytes() == reference[0]
