@@ -6,6 +6,7 @@ from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.stopping import (
+    DualityGap,
     GradientInfNorm,
     MaxIterations,
     MaxPasses,
@@ -20,6 +21,7 @@ from dkgp.solvers.stopping import (
 __all__ = [
     "Checkpointing",
     "CyclicSelection",
+    "DualityGap",
     "GradientInfNorm",
     "GradientSelection",
     "GreedyBlockCoordinateDescent",

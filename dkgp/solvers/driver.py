@@ -319,6 +319,10 @@ class _Loop:
     def _measure(self, state: SolverState, timings: dict[str, float]) -> Progress:
         largest, squares, objective = measures(state.alpha, state.gradient, self.rhs)
         norms = np.sqrt(squares)
+        # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
+        lower = -self.operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(self.scale**2))
+        width = 0.5 * float(np.sum(squares))
+        middle = 0.5 * (abs(lower) + abs(lower + width))
         return Progress(
             iteration=state.iteration,
             column_passes=state.columns / self.operator.n,
@@ -332,6 +336,7 @@ class _Loop:
             objective=float(np.sum(objective)),
             objective_gap_bound=float(np.sum(squares)) / (2.0 * self.operator.noise_variance),
             timings=timings,
+            duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
         )
 
     def _seconds(self) -> float:
