@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dkgp.solvers.conjugate_gradient import ConjugateGradient
 from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
+from dkgp.solvers.preconditioner import PartialCholesky
 from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.stopping import (
     DualityGap,
@@ -20,16 +23,20 @@ from dkgp.solvers.stopping import (
 
 __all__ = [
     "Checkpointing",
+    "ConjugateGradient",
     "CyclicSelection",
     "DualityGap",
     "GradientInfNorm",
     "GradientSelection",
     "GreedyBlockCoordinateDescent",
     "GreedySelection",
+    "KernelConjugateGradient",
     "MaxIterations",
     "MaxPasses",
     "MaxSeconds",
     "ObjectiveGap",
+    "ParameterConjugateGradient",
+    "PartialCholesky",
     "Progress",
     "RelativeResidual",
     "Selection",

@@ -22,6 +22,9 @@ from dkgp.solvers.state import SolverState
 
 __all__ = ["KernelConjugateGradient", "ParameterConjugateGradient", "RiskState"]
 
+# Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
+NULL_SHARE = 1e-13
+
 
 @dataclass
 class RiskState(SolverState):
@@ -137,14 +140,31 @@ class KernelConjugateGradient(_RiskSolver):
             state.direction, state.image
         )
         step = ratio(-column_products(slope, state.image), curvature)
+        self._leave_the_null_space(operator, state, slope, slope_image, step)
         state.slope, state.slope_image = slope, slope_image
         _move(operator, state, step)
         return {"update": time.perf_counter() - started}
+
+    def _leave_the_null_space(
+        self, operator: KernelOperator, state: RiskState, slope: FloatArray, slope_image: FloatArray, step: FloatArray
+    ) -> None:
+        """Where K g vanishes the function is the best there is, and g is what its coefficients still lack, times s2.
+
+        Equal samples make K singular: the risk does not see how alpha is shared out among them, Kbar alpha = y does.
+        """
+        squares = column_products(slope, slope)
+        lost = (squares > 0.0) & (column_products(slope, slope_image) <= NULL_SHARE * squares)
+        if lost.any():
+            state.direction[:, lost], state.image[:, lost] = -slope[:, lost], -slope_image[:, lost]
+            step[lost] = 1.0 / operator.noise_variance
 
 
 @dataclass(frozen=True)
 class ParameterConjugateGradient(_RiskSolver):
     """Conjugate gradients on the risk's parameters, Hessian K'K + s2 K: what kernel CG is compared with.
+
+    Its gradient is K g: where K is nearly singular, as of a smooth kernel, it cannot see what is left of g, and max |g|
+    comes down slowly or not at all. It is here to be measured, not to be used.
 
     Parameters
     ----------
