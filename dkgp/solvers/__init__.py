@@ -8,6 +8,7 @@ from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
 from dkgp.solvers.preconditioner import PartialCholesky
 from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
     DualityGap,
     GradientInfNorm,
@@ -40,6 +41,7 @@ __all__ = [
     "Progress",
     "RelativeResidual",
     "Selection",
+    "SequentialMinimalOptimization",
     "Solution",
     "Solver",
     "StopReason",

@@ -25,6 +25,7 @@ from dkgp.solvers import (
     MaxPasses,
     ParameterConjugateGradient,
     PartialCholesky,
+    SequentialMinimalOptimization,
     Solution,
     solve,
 )
@@ -34,6 +35,7 @@ SOLVERS: dict[str, Any] = {
     "gbcd": GreedyBlockCoordinateDescent(block_size=40),
     "bcdc": GreedyBlockCoordinateDescent(block_size=40, selection=CyclicSelection()),
     "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection()),
+    "smo": SequentialMinimalOptimization(),
     "cg": ConjugateGradient(),
     "pcg": ConjugateGradient(PartialCholesky(rank=30)),
     "pcg-nystrom": ConjugateGradient(PartialCholesky(rank=30, landmarks="uniform")),
