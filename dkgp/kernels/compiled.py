@@ -25,6 +25,7 @@ __all__ = [
     "PROFILE_EXP2",
     "TILE_COLUMNS",
     "gather_columns",
+    "profile_value",
     "squared_norms",
     "tile_into",
     "tile_matmat",
@@ -224,6 +225,14 @@ def apply_profile(tile, width, count, profile):  # type: ignore[no-untyped-def]
         for j in range(width):
             for i in range(count):
                 tile[j, i] = exp2(tile[j, i])
+
+
+@njit(nogil=True, cache=True)
+def profile_value(squared_distance, profile):  # type: ignore[no-untyped-def]
+    """Kernel value of unit amplitude at one squared distance of scaled inputs; what `apply_profile` does to many."""
+    if profile == PROFILE_EXP2:
+        return 2.0 ** (-squared_distance)
+    return np.nan
 
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
