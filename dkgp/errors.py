@@ -20,20 +20,23 @@ __all__ = [
     "NotConvergedError",
     "NumericalError",
     "OutputExistsError",
+    "ServiceError",
     "StorageError",
     "StoreError",
     "UsageError",
+    "WaitTimeoutError",
 ]
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line (DESIGN: 0, 2, 3, 4, 5, 130)."""
+    """Exit codes of the command line (0, 2, 3, 4, 5, 130; 124 of `dkgp wait --timeout` alone)."""
 
     DONE = 0
     USAGE = 2
     BAD_INPUT = 3
     NOT_CONVERGED = 4
     CLUSTER_LOST = 5
+    TIMED_OUT = 124
     INTERRUPTED = 130
 
 
@@ -99,6 +102,18 @@ class ClusterError(DkgpError):
     """The cluster could not be reached, has no workers, or was lost in mid-run."""
 
     exit_code = ExitCode.CLUSTER_LOST
+
+
+class ServiceError(DkgpError):
+    """The jobs service could not be reached, or answered what no dkgp service answers."""
+
+    exit_code = ExitCode.CLUSTER_LOST
+
+
+class WaitTimeoutError(DkgpError):
+    """A job that was waited for was not done in the time given; it goes on."""
+
+    exit_code = ExitCode.TIMED_OUT
 
 
 class InterruptedRunError(DkgpError):

@@ -17,6 +17,7 @@ from dkgp.cli.options import (
     overwrite_option,
     seed_option,
 )
+from dkgp.cli.plan import whole_numbers
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ PROBLEM_NAMES = ("data", "n", "n_test", "target", "hyper", "subset", "seed")
         "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
         "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
         "dkgp bench overhead --samples 30000",
+        "dkgp bench scaling --samples 100000 --workers 1,2",
     )
 )
 def bench() -> None:
@@ -160,6 +162,41 @@ def overhead(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
             block_size=options.pop("block_size"), tolerance=options.pop("tolerance"), seed=problem.seed
         )
         return run_bench_overhead(BenchOverheadJob(problem=problem, solver=solver, **options), reporter)
+
+    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@bench.command(
+    epilog=examples(
+        "dkgp bench scaling --samples 100000 --workers 1,2 --out scaling.json",
+        "dkgp bench scaling --data kin40k.npz --samples 30000 --workers 1,2,4",
+    )
+)
+@problem_options()
+@block_option
+@tolerance_option
+@repeats_option
+@click.option(
+    "--workers", type=whole_numbers, default="1,2", show_default=True, metavar="N,N,...", help="Worker processes."
+)
+@out_option
+@output_options
+def scaling(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """The update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
+
+    Beside the update's speed-up stands what the machine itself allows: as many independent processes on the same
+    kernel entries, against one. The cost model's figures for the same runs are said too.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.bench_scaling import BenchScalingJob, run_bench_scaling
+        from dkgp.jobs.solver_options import SolverOptions
+
+        problem = problem_from(options)
+        solver = SolverOptions(
+            block_size=options.pop("block_size"), tolerance=options.pop("tolerance"), seed=problem.seed
+        )
+        return run_bench_scaling(BenchScalingJob(problem=problem, solver=solver, **options), reporter)
 
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
 

@@ -8,8 +8,12 @@ from dkgp import __version__
 from dkgp.cli.bench import bench
 from dkgp.cli.demo import demo
 from dkgp.cli.ingest import ingest
+from dkgp.cli.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.options import examples
+from dkgp.cli.plan import plan
 from dkgp.cli.predict import evaluate, info, predict
+from dkgp.cli.serve import serve
+from dkgp.cli.submit import submit
 from dkgp.cli.train import train
 from dkgp.cli.tune import tune
 
@@ -25,14 +29,18 @@ __all__ = ["main"]
         "dkgp train train.zarr --out model.zarr --hyper hyper.json",
         "dkgp predict model.zarr test.zarr --out pred.zarr",
         "dkgp evaluate pred.zarr test.zarr",
+        "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
     )
-    + "\n\n\b\nExit codes: 0 done, 2 usage, 3 bad input, 4 not converged, 5 cluster lost,\n130 interrupted "
-    "(checkpoint saved). Every command takes --json.",
+    + "\n\n\b\nExit codes: 0 done, 2 usage, 3 bad input, 4 not converged, 5 cluster or jobs "
+    "service lost,\n130 interrupted (checkpoint saved). Every command takes --json.",
 )
 @click.version_option(__version__, prog_name="dkgp")
 def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-for command in (ingest, tune, train, predict, evaluate, info, demo, bench):
+HERE = (ingest, tune, plan, train, predict, evaluate, info, demo, bench)
+AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
+
+for command in (*HERE, *AS_JOBS):
     main.add_command(command)

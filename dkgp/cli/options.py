@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +29,22 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
-CLUSTER_NAMES = ("scheduler", "scheduler_file", "cluster", "workers", "threads_per_worker")
+CLUSTER_KINDS = ["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
+CLUSTER_NAMES = (
+    "scheduler",
+    "scheduler_file",
+    "cluster",
+    "workers",
+    "adaptive",
+    "threads_per_worker",
+    "worker_memory_bytes",
+    "worker_wait_seconds",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "settings",
+    "config_file",
+)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
@@ -73,31 +89,78 @@ def output_options(function: F) -> F:
     )(function)
 
 
+def setting(value: str) -> tuple[str, Any]:
+    """Type of `--cluster-option`: KEY=VALUE, the value JSON where it is, else text."""
+    name, separator, text = value.partition("=")
+    if not separator or not name.strip():
+        raise click.BadParameter("expected KEY=VALUE, such as queue=short; there is no '='.")
+    try:
+        return name.strip(), json.loads(text)
+    except ValueError:
+        return name.strip(), text
+
+
 def cluster_options(function: F) -> F:
     """Where the work runs; `cluster_from` takes the values."""
     return _together(
-        click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port."),
+        click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
         click.option(
             "--cluster",
-            type=click.Choice(["auto", "none", "local", "processes"]),
-            default="auto",
-            show_default=True,
+            type=click.Choice(CLUSTER_KINDS),
             help="none: this process's threads, no Dask; local: a Dask cluster in this process; processes: worker "
-            "processes; auto: the scheduler in dask's configuration (DASK_SCHEDULER_ADDRESS), else none for small "
-            "problems and local for the rest. Precedence: --scheduler, --scheduler-file, --cluster.",
+            "processes; slurm, pbs, lsf: workers are jobs of that queueing system; kubernetes: of the Dask operator; "
+            "gateway: of a Dask Gateway; ssh: started on hosts; auto: the scheduler in dask's configuration "
+            "(DASK_SCHEDULER_ADDRESS), else none for small problems and local for the rest. Precedence: --scheduler, "
+            "--scheduler-file, --cluster, dkgp.cluster in dask's configuration.  [default: auto]",
         ),
-        click.option("--workers", type=int, help="Workers of a cluster started here."),
-        click.option("--threads-per-worker", type=int, help="Threads of each of them."),
+        click.option("--workers", type=int, metavar="N", help="Workers to start, or to wait for at a scheduler."),
+        click.option(
+            "--adaptive", type=int, nargs=2, metavar="MIN MAX", help="As many workers as the work needs, instead."
+        ),
+        click.option("--threads-per-worker", type=int, metavar="N", help="Threads of each worker started here."),
+        click.option(
+            "--worker-memory",
+            "worker_memory_bytes",
+            type=byte_count,
+            metavar="SIZE",
+            help="Memory of each worker started here, such as 8GiB.",
+        ),
+        click.option(
+            "--worker-wait",
+            "worker_wait_seconds",
+            type=float,
+            metavar="SECONDS",
+            help="How long workers may take to come.  [default: 120; 600 from a queue]",
+        ),
+        click.option("--tls-ca", metavar="FILE", help="Authority that signed the cluster's certificates (PEM)."),
+        click.option("--tls-cert", metavar="FILE", help="Certificate of this process and of workers started here."),
+        click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"),
+        click.option(
+            "--cluster-option",
+            "settings",
+            type=setting,
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="For the class that starts the cluster, by its own names, such as queue=short; VALUE may be JSON. May "
+            "be repeated.",
+        ),
+        click.option(
+            "--cluster-config",
+            "config_file",
+            metavar="FILE",
+            help="YAML file with these options under dkgp.cluster, and anything else that dask's configuration knows.",
+        ),
     )(function)
 
 
 def cluster_from(options: dict[str, Any]) -> ClusterOptions:
-    """Take the cluster options out of a command's options."""
-    from dkgp.cluster import ClusterOptions
+    """Take the cluster options out of a command's options; what was not given may be configured."""
+    from dkgp.cluster import configured_options
 
     values = {name: options.pop(name) for name in CLUSTER_NAMES}
-    return ClusterOptions(kind=values.pop("cluster"), **values)
+    values |= {"kind": values.pop("cluster"), "settings": dict(values["settings"])}
+    return configured_options(values)
 
 
 def overwrite_option(function: F) -> F:

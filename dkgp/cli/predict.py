@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +20,11 @@ from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
     from dkgp.jobs.documents import Document
+    from dkgp.jobs.evaluate import EvaluateJob
+    from dkgp.jobs.predict import PredictJob
     from dkgp.jobs.progress import Reporter
 
-__all__ = ["evaluate", "info", "predict"]
+__all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
 
 
 # The option of each setting of the variances.
@@ -103,14 +106,22 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.predict import PredictJob, run_predict, variance_settings
+        from dkgp.jobs.predict import run_predict
 
         cluster = cluster_from(options)
-        given = {name: (option, options.pop(name)) for name, option in VARIANCE_OPTIONS.items()}
-        variance = variance_settings(options.pop("variance"), options.pop("seed"), given)
-        return run_predict(PredictJob(cluster=cluster, variance=variance, **options), reporter)
+        return run_predict(replace(predict_job(options), cluster=cluster), reporter)
 
     execute("predict", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+def predict_job(options: dict[str, Any]) -> PredictJob:
+    """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
+    from dkgp.jobs.predict import PredictJob, variance_settings
+
+    given = {name: (option, options[name]) for name, option in VARIANCE_OPTIONS.items()}
+    variance = variance_settings(options["variance"], options["seed"], given)
+    others = {name: value for name, value in options.items() if name not in (*VARIANCE_OPTIONS, "variance", "seed")}
+    return PredictJob(variance=variance, **others)
 
 
 @click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))
@@ -135,11 +146,18 @@ def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.evaluate import EvaluateJob, run_evaluate
+        from dkgp.jobs.evaluate import run_evaluate
 
-        return run_evaluate(EvaluateJob(**options), reporter)
+        return run_evaluate(evaluate_job(options), reporter)
 
     execute("evaluate", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
+    """Return the job that the options of `dkgp evaluate` describe."""
+    from dkgp.jobs.evaluate import EvaluateJob
+
+    return EvaluateJob(**options)
 
 
 @click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,22 +12,26 @@ import click
 from dkgp.errors import DkgpError, ExitCode
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from dkgp.jobs.documents import Document
     from dkgp.jobs.progress import Reporter
 
-__all__ = ["execute"]
+__all__ = ["execute", "print_parts"]
 
 UNEXPECTED = 1
 
 
 def execute(
     command: str,
-    job: Callable[[Reporter], Document],
+    job: Callable[[Reporter], Document | None],
     *,
     as_json: bool,
     quiet: bool,
     debug: bool,
     must_converge: bool = False,
+    show: Callable[[Document], None] | None = None,
+    exit_code: Callable[[Document], int] | None = None,
 ) -> None:
     """Run a job and leave with its exit code.
 
@@ -36,11 +40,15 @@ def execute(
     command : str
         Its name, for the document of an error.
     job : callable
-        Imports what it needs, runs, returns the document.
+        Imports what it needs, runs, returns the document; or None, where it has printed all there is to print.
     as_json, quiet, debug : bool
         The options of the same names.
     must_converge : bool
         Whether a document with `converged` false means exit code 4.
+    show : callable, optional
+        Prints the document for people. Default: as tables.
+    exit_code : callable, optional
+        The exit code that the document means.
     """
     failure: tuple[str, str, int, str | None]
     try:
@@ -75,27 +83,38 @@ def execute(
         failure = (type(error).__name__, message, UNEXPECTED, None)
         _show_traceback(debug)
     else:
-        _print_document(document, as_json)
+        if document is None:
+            sys.exit(int(ExitCode.DONE))
+        _print_document(document, as_json, show)
+        if exit_code is not None:
+            sys.exit(exit_code(document))
         unconverged = must_converge and not document["converged"]
         sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
     _print_failure(command, failure, as_json)
     sys.exit(failure[2])
 
 
-def _print_document(document: Document, as_json: bool) -> None:
+def print_parts(parts: Iterable[RenderableType]) -> None:
+    """Print tables and the like on standard output."""
+    from rich.console import Console
+
+    # A file or pipe has no width: leave room for the widest table.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    for part in parts:
+        console.print(part)
+
+
+def _print_document(document: Document, as_json: bool, show: Callable[[Document], None] | None) -> None:
     if as_json:
         from dkgp.jobs.documents import dump
 
         click.echo(dump(document))
-        return
-    from rich.console import Console
+    elif show is not None:
+        show(document)
+    else:
+        from dkgp.jobs.tables import tables
 
-    from dkgp.jobs.tables import tables
-
-    # A file or pipe has no width: leave room for the widest table.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    for part in tables(document):
-        console.print(part)
+        print_parts(tables(document))
 
 
 def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,8 +25,9 @@ from dkgp.cli.running import execute
 if TYPE_CHECKING:
     from dkgp.jobs.documents import Document
     from dkgp.jobs.progress import Reporter
+    from dkgp.jobs.train import TrainJob
 
-__all__ = ["train"]
+__all__ = ["train", "train_job"]
 
 SOLVER_NAMES = (
     "solver",
@@ -102,11 +104,18 @@ def train(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.solver_options import SolverOptions
-        from dkgp.jobs.train import TrainJob, run_train
+        from dkgp.jobs.train import run_train
 
         cluster = cluster_from(options)
-        solver = SolverOptions(**{name: options.pop(name) for name in SOLVER_NAMES})
-        return run_train(TrainJob(solver=solver, cluster=cluster, **options), reporter)
+        return run_train(replace(train_job(options), cluster=cluster), reporter)
 
     execute("train", job, as_json=as_json, quiet=quiet, debug=debug, must_converge=True)
+
+
+def train_job(options: dict[str, Any]) -> TrainJob:
+    """Return the job that the command's options describe, but for the cluster's."""
+    from dkgp.jobs.solver_options import SolverOptions
+    from dkgp.jobs.train import TrainJob
+
+    solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
+    return TrainJob(solver=solver, **{name: value for name, value in options.items() if name not in SOLVER_NAMES})

@@ -12,8 +12,9 @@ from dkgp.cli.running import execute
 if TYPE_CHECKING:
     from dkgp.jobs.documents import Document
     from dkgp.jobs.progress import Reporter
+    from dkgp.jobs.tune import TuneJob
 
-__all__ = ["tune"]
+__all__ = ["tune", "tune_job"]
 
 
 @click.command(epilog=examples("dkgp tune train.zarr --out hyper.json --kernel rbf --subset 2000"))
@@ -31,8 +32,15 @@ def tune(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """Find length scales and noise for the store DATASET by maximum marginal likelihood on a random subset."""
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.tune import TuneJob, run_tune
+        from dkgp.jobs.tune import run_tune
 
-        return run_tune(TuneJob(**options), reporter)
+        return run_tune(tune_job(options), reporter)
 
     execute("tune", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+def tune_job(options: dict[str, Any]) -> TuneJob:
+    """Return the job that the command's options describe."""
+    from dkgp.jobs.tune import TuneJob
+
+    return TuneJob(**options)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dkgp.cluster.announcer import Announcer
 from dkgp.cluster.cache import FeatureCache, worker_cache
+from dkgp.cluster.configuration import configured_options
 from dkgp.cluster.connect import ClusterOptions, open_executor
 from dkgp.cluster.executors import BlockExecutor, LocalExecutor, PendingRound
 
 __all__ = [
+    "Announcer",
     "BlockExecutor",
     "ClusterOptions",
     "FeatureCache",
     "LocalExecutor",
     "PendingRound",
+    "configured_options",
     "open_executor",
     "worker_cache",
 ]

@@ -1,4 +1,4 @@
-"""Finding or starting a cluster: by address, by scheduler file, from dask's configuration, or one in this process.
+"""Finding or starting a cluster: by address, by scheduler file, of any kind that can be started, or from configuration.
 
 Precedence: scheduler > scheduler file > kind > dask configuration (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`) >
 default. A cluster started here is always closed; one that was found never is.
@@ -7,88 +7,38 @@ default. A cluster started here is always closed; one that was found never is.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from dkgp.cluster.announcer import Announcer, LogAnnouncer
+from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors import BlockExecutor, LocalExecutor
-from dkgp.cluster.threads import available_cores
-from dkgp.errors import ClusterError, InputError, UsageError
+from dkgp.cluster.options import QUEUEING_KINDS, ClusterKind, ClusterOptions, UnreachableSchedulerError
+from dkgp.cluster.security import plain_text_warning, secure_address, security_from
+from dkgp.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
 
 __all__ = ["ClusterKind", "ClusterOptions", "UnreachableSchedulerError", "open_executor"]
-
-ClusterKind = Literal["auto", "none", "local", "processes"]
 
 # Below this many samples a round is shorter than the scheduler's round trip.
 SMALL_PROBLEM_SAMPLES = 20_000
 WORKERS_WAIT_SECONDS = 120.0
-
-
-class UnreachableSchedulerError(InputError):
-    """No scheduler answered at the address given."""
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Where rounds run.
-
-    Parameters
-    ----------
-    scheduler : str, optional
-        Address of a running scheduler, tcp://host:port.
-    scheduler_file : str, optional
-        A file that a scheduler wrote its address to.
-    kind : {"auto", "none", "local", "processes"}
-        "none" runs without Dask, on this process's threads; "local" starts an in-process cluster; "processes" one
-        worker process for each core; "auto" takes a configured scheduler, else "none" for small problems and "local"
-        for the rest.
-    workers, threads_per_worker : int, optional
-        Of a cluster that is started here.
-    connect_timeout_seconds : float
-        How long a scheduler may take to answer.
-    round_deadline_seconds : float
-        How long one round may take.
-    cache_bytes : int
-        Feature cache of each worker process.
-    """
-
-    scheduler: str | None = None
-    scheduler_file: str | None = None
-    kind: ClusterKind = "auto"
-    workers: int | None = None
-    threads_per_worker: int | None = None
-    connect_timeout_seconds: float = 20.0
-    round_deadline_seconds: float = 900.0
-    cache_bytes: int = 2 * 1024**3
-
-    def __post_init__(self) -> None:
-        for name, value in (("workers", self.workers), ("threads per worker", self.threads_per_worker)):
-            if value is not None and value < 1:
-                raise UsageError(f"the number of {name} must be at least 1; got {value}")
-        if self.kind not in ("auto", "none", "local", "processes"):
-            raise UsageError(f"unknown cluster kind {self.kind!r}; known: auto, none, local, processes")
-
-    def address(self) -> str | None:
-        """Return the address of the scheduler to use, where one was named or configured."""
-        if self.scheduler:
-            return self.scheduler
-        if self.scheduler_file:
-            return _address_from_file(self.scheduler_file)
-        if self.kind == "auto":
-            configured = dask.config.get("scheduler-address", None)
-            return str(configured) if configured else None
-        return None
+QUEUE_WAIT_SECONDS = 600.0
+_POLL_SECONDS = (0.05, 1.0)
+_NOTE_SECONDS = 5.0
 
 
 @contextmanager
-def open_executor(options: ClusterOptions, n_samples: int) -> Iterator[BlockExecutor]:
+def open_executor(
+    options: ClusterOptions, n_samples: int, announcer: Announcer | None = None
+) -> Iterator[BlockExecutor]:
     """Find or start what the options ask for.
 
     Parameters
@@ -96,6 +46,8 @@ def open_executor(options: ClusterOptions, n_samples: int) -> Iterator[BlockExec
     options : ClusterOptions
     n_samples : int
         Size of the problem; decides whether "auto" needs Dask at all.
+    announcer : Announcer, optional
+        Told of workers that are waited for and of all that may need attention; such as a job's reporter.
 
     Yields
     ------
@@ -105,26 +57,30 @@ def open_executor(options: ClusterOptions, n_samples: int) -> Iterator[BlockExec
     ------
     UnreachableSchedulerError
         The scheduler did not answer in time.
+    UsageError, InputError
+        Settings or certificates that cannot be used.
+    MissingExtraError
+        The package that starts clusters of this kind is not installed.
     ClusterError
-        It answered, but no worker came.
+        It could not be started; it answered, but no worker came; or it runs other versions than this process.
     """
-    address = options.address()
-    small = n_samples <= SMALL_PROBLEM_SAMPLES
-    if address is None and (options.kind == "none" or (options.kind == "auto" and small)):
-        executor = LocalExecutor(options.workers or options.threads_per_worker)
-        try:
-            yield executor
-        finally:
-            executor.close()
-        return
     with ExitStack() as stack:
-        yield _dask(options, address, stack)
+        if options.config_file is not None:
+            stack.enter_context(set_config_file(options.config_file))
+        address = options.address()
+        small = n_samples <= SMALL_PROBLEM_SAMPLES
+        if address is None and (options.kind == "none" or (options.kind == "auto" and small)):
+            executor: BlockExecutor = LocalExecutor(options.workers or options.threads_per_worker)
+        else:
+            executor = _dask(options, address, stack, announcer or LogAnnouncer())
+        stack.callback(executor.close)
+        yield executor
 
 
-def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> BlockExecutor:
-    from distributed import Client, LocalCluster
-
+def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announcer: Announcer) -> BlockExecutor:
     from dkgp.cluster.dask_executor import DaskExecutor
+    from dkgp.cluster.versions import compare_versions, fetch_versions
+    from dkgp.cluster.worker_setup import forget_orphans
 
     # A torn connection is retried and a cluster without workers gives up, where dask's defaults would wait for ever.
     stack.enter_context(
@@ -136,56 +92,73 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack) -> Blo
             }
         )
     )
-    in_process = False
+    security = security_from(options)
     if address is None:
-        in_process = options.kind in ("auto", "local")
-        cores = available_cores()
-        workers = options.workers or (1 if in_process else cores)
-        threads = options.threads_per_worker or max(1, cores // workers)
-        cluster = stack.enter_context(
-            LocalCluster(
-                n_workers=workers,
-                threads_per_worker=threads,
-                processes=not in_process,
-                dashboard_address="127.0.0.1:0",  # any free port, this machine only
-                host=None if in_process else "127.0.0.1",
-                memory_limit=0,  # memory is planned before the run; spilling a stateless task's results helps nobody
-                silence_logs=logging.ERROR,
-            )
-        )
-        client = stack.enter_context(Client(cluster, timeout=options.connect_timeout_seconds))
+        client = _started(options, security, stack)
     else:
-        try:
-            _knock(address, options.connect_timeout_seconds)
-            client = stack.enter_context(Client(address, timeout=options.connect_timeout_seconds, set_as_default=False))
-        except (OSError, TimeoutError, ValueError) as error:
-            raise UnreachableSchedulerError(
-                f"no scheduler answered at {address} within {options.connect_timeout_seconds:.0f} s ({error}). "
-                "Check the address and that `dask scheduler` runs there, or leave the option out to run on this machine"
-            ) from error
-    try:
-        client.wait_for_workers(1, timeout=WORKERS_WAIT_SECONDS)
-    except TimeoutError:
-        raise ClusterError(
-            f"the scheduler at {client.scheduler.address} has had no workers for {WORKERS_WAIT_SECONDS:.0f} s; "
-            "start some with `dask worker ADDRESS`"
-        ) from None
+        client = _found(secure_address(address, security), options.connect_timeout_seconds, security, stack)
+    in_process = address is None and options.kind in ("auto", "local")
+    if not in_process and (plain := plain_text_warning(_address(client))):
+        announcer.warn(plain)
+    if address is not None:
+        with suppress(Exception):  # some schedulers run no code of others; what is wrong besides is found below
+            client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
+    _wait_for_workers(client, options, address, announcer)
+    if not in_process:
+        for warning in compare_versions(fetch_versions(client)):
+            announcer.warn(warning)
     return DaskExecutor(
         client,
         round_deadline_seconds=options.round_deadline_seconds,
         cache_bytes=options.cache_bytes,
         in_process=in_process,
-        owns_workers=address is None and not in_process,
+        owns_workers=address is None and options.kind == "processes",
     )
 
 
-def _knock(address: str, timeout_seconds: float) -> None:
+def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:
+    from distributed import Client
+
+    from dkgp.cluster.starters import start_cluster
+
+    cluster = start_cluster(options, security, stack)
+    seconds = options.connect_timeout_seconds
+    try:
+        client: Client = stack.enter_context(Client(cluster, timeout=seconds))
+        return client
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(
+            f"the {options.kind} cluster was started, but its scheduler did not answer within {seconds:.0f} s ({error})"
+        ) from error
+
+
+def _found(address: str, seconds: float, security: Security | None, stack: ExitStack) -> Client:
+    from distributed import Client
+
+    try:
+        _knock(address, seconds, security)
+        client: Client = stack.enter_context(Client(address, timeout=seconds, set_as_default=False, security=security))
+        return client
+    except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+        tls = (
+            " It must have been started with certificates, and those of both sides must come from the same authority."
+            if address.startswith("tls://")
+            else " Where it was started with certificates, its address begins with tls:// and it needs --tls-ca, "
+            "--tls-cert and --tls-key."
+        )
+        raise UnreachableSchedulerError(
+            f"no scheduler answered at {address} within {seconds:.0f} s ({error}). Check the address and that `dask "
+            f"scheduler` runs there, or leave the option out to run on this machine.{tls}"
+        ) from error
+
+
+def _knock(address: str, timeout_seconds: float, security: Security | None) -> None:
     """See that a scheduler answers: dask's own client would wait for ever on a port that accepts and says nothing."""
     from distributed import Security
     from distributed.comm.core import connect
 
     async def shake_hands() -> None:
-        arguments = Security().get_connection_args("client")
+        arguments = (security or Security()).get_connection_args("client")
         comm = await asyncio.wait_for(connect(address, timeout=timeout_seconds, **arguments), timeout_seconds)
         await comm.close()
 
@@ -194,14 +167,54 @@ def _knock(address: str, timeout_seconds: float) -> None:
         pool.submit(asyncio.run, shake_hands()).result()
 
 
-def _address_from_file(path: str) -> str:
-    """Read a scheduler file now: dask's own client would wait for a missing one for ever."""
+def _wait_for_workers(client: Client, options: ClusterOptions, address: str | None, announcer: Announcer) -> None:
+    """Wait for as many workers as were asked for; go on with fewer when time is up, but not with none."""
+    wanted = options.workers or (options.adaptive or (1, 1))[0]
+    queued = address is None and options.kind in QUEUEING_KINDS
+    patience = options.worker_wait_seconds or (QUEUE_WAIT_SECONDS if queued else WORKERS_WAIT_SECONDS)
+    started = time.monotonic()
+    pause, most_pause = _POLL_SECONDS
+    said, said_at = -1, started
+    while True:
+        count = _count_workers(client)
+        now = time.monotonic()
+        if count >= wanted:
+            if said >= 0:
+                announcer.note(f"{count} of {wanted} workers are there after {now - started:.0f} s")
+            return
+        if now - started >= patience:
+            break
+        if count != said and now - said_at >= (_NOTE_SECONDS if said >= 0 else 1.0):
+            announcer.note(f"waiting for workers: {count} of {wanted}, at most {patience - (now - started):.0f} s more")
+            said, said_at = count, now
+        time.sleep(min(pause, max(0.0, patience - (now - started))))
+        pause = min(most_pause, 1.5 * pause)
+    hint = _no_workers_hint(options, address)
+    if count:
+        announcer.warn(
+            f"{count} of {wanted} workers came within {patience:.0f} s; going on with these, and with others as they "
+            f"come. For the missing ones {hint}"
+        )
+        return
+    raise ClusterError(f"the scheduler at {_address(client)} has had no workers for {patience:.0f} s; {hint}")
+
+
+def _address(client: Client) -> str:
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
+
+
+def _count_workers(client: Client) -> int:
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        return str(document["address"])
-    except FileNotFoundError:
-        raise UnreachableSchedulerError(
-            f"the scheduler file {path} does not exist. Start one with `dask scheduler --scheduler-file {path}`"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnreachableSchedulerError(f"the scheduler file {path} cannot be read: {error}") from error
+        scheduler: Any = client.scheduler
+        return len(client.sync(scheduler.ncores, callback_timeout=30.0))
+    except (OSError, TimeoutError, AttributeError) as error:
+        raise ClusterError(f"the scheduler stopped answering while workers were waited for: {error}") from error
+
+
+def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
+    from dkgp.cluster.starters import NO_WORKERS_HINTS
+
+    if address is not None:
+        return "start some with `dask worker ADDRESS`, or look at what those that should be there say"
+    return NO_WORKERS_HINTS["local" if options.kind == "auto" else options.kind]

@@ -7,24 +7,21 @@ is submitted again; what the scheduler can repair by itself (a worker dies in mi
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distributed import Client, Future, KilledWorker, WorkerPlugin, wait
+from distributed import Client, Future, KilledWorker, wait
 
-from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockTask, PendingRound
 from dkgp.cluster.mailbox import Mailbox, deliver
-from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas, set_process_threads
+from dkgp.cluster.worker_setup import WorkerSetup
 from dkgp.errors import ClusterError
 
 __all__ = ["DaskExecutor", "WorkerSetup"]
@@ -41,39 +38,9 @@ FIRST_FETCH_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
 CLIENT_BATCH_SECONDS = 0.001
 RESUMABLE = "the last checkpoint can be resumed"
-
-
-class WorkerSetup(WorkerPlugin):
-    """Prepares a worker for block tasks, late joiners included: one BLAS thread, a feature cache within a budget.
-
-    Parameters
-    ----------
-    cache_bytes : int
-        What prepared features may take in the worker's process.
-    ignore_interrupts : bool
-        Leave a terminal's Ctrl-C to the coordinator, which stops in good order; for worker processes that it started
-        itself.
-    """
-
-    name = "dkgp-worker-setup"
-    idempotent = False
-
-    def __init__(self, cache_bytes: int, *, ignore_interrupts: bool = False) -> None:
-        self._cache_bytes = cache_bytes
-        self._ignore_interrupts = ignore_interrupts
-        self._coordinator = (socket.gethostname(), os.getpid())
-
-    def setup(self, worker: Any) -> None:
-        """Set this worker's process up; the coordinator's own keeps its BLAS threads, which a solve limits itself."""
-        worker_cache().budget_bytes = self._cache_bytes
-        if (socket.gethostname(), os.getpid()) != self._coordinator:
-            if self._ignore_interrupts and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            set_process_threads(int(worker.state.nthreads))
-            limit_blas_threads(1)
-            require_single_threaded_blas(f"worker {worker.address}")
 
 
 class DaskExecutor:
@@ -108,6 +75,7 @@ class DaskExecutor:
         self._deadline = round_deadline_seconds
         self._run = uuid.uuid4().hex[:8]
         self._round = 0
+        self._setup = WorkerSetup(cache_bytes, ignore_interrupts=owns_workers, client_id=client.id, run=self._run)
         self._lock = threading.Lock()
         self._threads: list[int] = []
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
@@ -118,7 +86,7 @@ class DaskExecutor:
         if batch is not None and hasattr(batch, "interval"):
             batch.interval = min(batch.interval, CLIENT_BATCH_SECONDS)
         try:
-            client.register_plugin(WorkerSetup(cache_bytes, ignore_interrupts=owns_workers))
+            client.register_plugin(self._setup)
         except Exception as error:
             raise ClusterError(
                 f"workers could not be set up: {error}. They need the same dkgp, Python and NumPy as this process"
@@ -165,7 +133,11 @@ class DaskExecutor:
         return _DaskRound(self._client, label, task, arguments, groups, self._deadline)
 
     def close(self) -> None:
-        """Nothing: the client belongs to whoever made it."""
+        """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""
+        if self._client.status == "running":
+            with suppress(Exception):  # a cluster that is lost has nothing to be taken off
+                forget: Any = partial(self._client._unregister_worker_plugin, name=self._setup.name)
+                self._client.sync(forget, callback_timeout=CLOSE_SECONDS)
 
 
 def _threads_by_worker(client: Client) -> dict[str, int]:

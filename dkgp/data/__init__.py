@@ -12,8 +12,9 @@ from dkgp.data.ingest import IngestReport, ingest
 from dkgp.data.model_store import ModelRecord, open_model, save_model
 from dkgp.data.prediction_store import Prediction, PredictionWriter, open_prediction
 from dkgp.data.standardisation import RunningMoments, Standardisation
-from dkgp.data.storage import ensure_writable, exists
+from dkgp.data.storage import exists
 from dkgp.data.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
+from dkgp.data.writable import ensure_writable
 
 __all__ = [
     "Checkpoint",

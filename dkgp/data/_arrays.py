@@ -6,6 +6,7 @@ dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any, Literal, TypeAlias
 
@@ -16,8 +17,10 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from dkgp.data._manifest import chunk_keys, chunk_rows_of_key, store_attributes
 from dkgp.data._types import FloatArray, IntArray, Json
-from dkgp.data.storage import join, normalise_url, translate_write_errors
-from dkgp.errors import InputError, StoreError
+from dkgp.data.claims import Claim
+from dkgp.data.storage import is_local, join, normalise_url, translate_write_errors
+from dkgp.data.zarr_store import zarr_place
+from dkgp.errors import InputError, StorageError, StoreError
 
 __all__ = [
     "StoredArray",
@@ -50,18 +53,22 @@ def even_chunk_rows(n_rows: int, most: int) -> int:
     return -(-max(n_rows, 1) // n_chunks)
 
 
-def create_group(url: str, kind: str, attributes: Json) -> None:
-    """An empty Zarr v3 group that is marked as a dkgp store of `kind`."""
+def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = None) -> None:
+    """A Zarr v3 group, marked as a dkgp store of `kind`, at a place that is empty but for the writer's claim."""
     with translate_write_errors(url):
-        zarr.open_group(
-            normalise_url(url), mode="w", zarr_format=3, attributes={**store_attributes(kind), **attributes}
+        zarr.create_group(
+            zarr_place(url, claim),
+            zarr_format=3,
+            attributes={**store_attributes(kind), **attributes},
+            # On an object store, a writer that was taken over may just have put its own there.
+            overwrite=not is_local(url),
         )
 
 
-def set_attributes(url: str, attributes: Json) -> None:
+def set_attributes(url: str, attributes: Json, claim: Claim | None = None) -> None:
     """Add attributes to the root of a group, for those who look at it with xarray."""
     with translate_write_errors(url):
-        zarr.open_group(normalise_url(url), mode="r+").attrs.update(attributes)
+        zarr.open_group(zarr_place(url, claim), mode="r+", zarr_format=3).attrs.update(attributes)
 
 
 def create_array(
@@ -72,16 +79,17 @@ def create_array(
     dimension_names: tuple[str, ...],
     attributes: Json | None = None,
     dtype: StoredType = "float64",
+    claim: Claim | None = None,
 ) -> StoredArray:
     """An array in the group at `url`, chunked by rows, all its chunks still to be written.
 
-    An int64 array is one of row numbers: it may not hold a negative.
+    An int64 array is one of row numbers: it may not hold a negative. The array writes under the claim.
     """
     shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
     with translate_write_errors(url):
         # By its own address, not through the group, which Zarr would write at the same time (see `StoredArray.write`).
         zarr.create_array(
-            join(url, name),
+            zarr_place(join(url, name), claim),
             shape=shape,
             chunks=(chunk_rows, *shape[1:]),
             dtype=dtype,
@@ -91,21 +99,25 @@ def create_array(
             attributes=attributes,
             zarr_format=3,
             config={"write_empty_chunks": True},
+            overwrite=not is_local(url),
         )
-    return StoredArray(url, name, shape, chunk_rows)
+    return StoredArray(url, name, shape, chunk_rows, claim)
 
 
 class StoredArray:
     """A handle on one array; picklable, opened in whichever process uses it.
 
-    `shape` is (n,) or (n, columns); reads and writes are by whole rows.
+    `shape` is (n,) or (n, columns); reads and writes are by whole rows. A writer's has its claim.
     """
 
-    def __init__(self, url: str, name: str, shape: tuple[int, ...], chunk_rows: int) -> None:
+    def __init__(
+        self, url: str, name: str, shape: tuple[int, ...], chunk_rows: int, claim: Claim | None = None
+    ) -> None:
         self.url = normalise_url(url)
         self.name = name
         self.shape = shape
         self.chunk_rows = chunk_rows
+        self._claim = claim
         self._opened: Any = None
 
     @classmethod
@@ -177,24 +189,27 @@ class StoredArray:
         self.shape = (n_rows, *self.shape[1:])
 
     def _handle(self, mode: Literal["r", "r+"]) -> Any:
-        if self._opened is None or self._opened[0] != mode:
-            address = join(self.url, self.name)
+        # A forked process must not use its parent's connections.
+        if self._opened is None or self._opened[0] != (mode, os.getpid()):
+            place = zarr_place(join(self.url, self.name), self._claim)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", category=UserWarning)
-                array = zarr.open_array(address, mode=mode, config={"write_empty_chunks": True})
-            self._opened = (mode, array)
+                array = zarr.open_array(place, mode=mode, zarr_format=3, config={"write_empty_chunks": True})
+            self._opened = ((mode, os.getpid()), array)
         return self._opened[1]
 
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
             block = self._get(selection)
-        except StoreError:
+        except (StoreError, StorageError):
             raise
         except Exception as error:
             self._blame(selection, start, stop)
             # No chunk fails on its own: the failure was the array's, or it has passed.
             try:
                 block = self._get(selection)
+            except StorageError:
+                raise
             except Exception:
                 raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
         if _holds_fill_value(block):
@@ -204,6 +219,8 @@ class StoredArray:
     def _get(self, selection: slice | IntArray) -> NDArray[Any]:
         try:
             array = self._handle("r")
+        except StorageError:
+            raise
         except Exception as error:
             raise StoreError(
                 f"The metadata of the array '{self.name}' of '{self.url}' cannot be read: {error}. "
@@ -228,7 +245,7 @@ class StoredArray:
             where = f"Chunk {self.name}/{keys[index]} (rows {first} to {last - 1}) of '{self.url}'"
             try:
                 block = self._get(slice(first, last))
-            except StoreError:
+            except (StoreError, StorageError):
                 raise
             except Exception as error:
                 reason = " ".join(str(error).split()) or type(error).__name__

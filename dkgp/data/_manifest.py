@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 
 from dkgp.data._types import Json
+from dkgp.data.claims import CLAIM_NAME, Claim
 from dkgp.data.storage import (
     exists,
     join,
@@ -27,7 +28,8 @@ from dkgp.data.storage import (
     translate_write_errors,
     write_object,
 )
-from dkgp.errors import StoreError
+from dkgp.data.zarr_store import zarr_place
+from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 __all__ = [
     "FORMAT_VERSION",
@@ -55,11 +57,18 @@ def store_attributes(kind: str) -> Json:
 
 def recognise(url: str) -> str | None:
     """The kind of dkgp store at a place, finished or not; None for anything else."""
-    for name, path in ((MANIFEST_NAME, ("kind",)), ("zarr.json", ("attributes", _KIND_ATTRIBUTE))):
+    for name, path in (
+        (MANIFEST_NAME, ("kind",)),
+        ("zarr.json", ("attributes", _KIND_ATTRIBUTE)),
+        (CLAIM_NAME, ("kind",)),
+    ):
         try:
             found: Any = json.loads(read_object(join(url, name)))
             for key in path:
                 found = found[key]
+        except StorageError:
+            # A store that does not answer is no reason to call what lies there nobody's.
+            raise
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if isinstance(found, str):
@@ -79,7 +88,13 @@ def chunk_rows_of_key(key: str, n_rows: int, chunk_rows: int) -> tuple[int, int]
     return start, min(start + chunk_rows, n_rows)
 
 
-def commit(url: str, kind: str, metadata: Json, arrays: dict[str, tuple[tuple[int, ...], int]]) -> None:
+def commit(
+    url: str,
+    kind: str,
+    metadata: Json,
+    arrays: dict[str, tuple[tuple[int, ...], int]],
+    claim: Claim | None = None,
+) -> None:
     """Write the manifest of a store whose arrays are complete. The store exists from here on.
 
     Parameters
@@ -92,18 +107,20 @@ def commit(url: str, kind: str, metadata: Json, arrays: dict[str, tuple[tuple[in
         What the store wants to remember; JSON.
     arrays
         Name -> (shape, chunk rows) of every array.
+    claim
+        The writer's, where the place is one that two writers could share.
 
     Raises
     ------
     StoreError
         A chunk is missing.
     StorageError
-        The storage refused the write.
+        The storage refused the write, or another writer has taken the place over.
     """
     with warnings.catch_warnings(), translate_write_errors(url):
         # Consolidated metadata is no part of the Zarr v3 text yet, but it is what lets xarray open a store in one read.
         warnings.simplefilter("ignore")
-        zarr.consolidate_metadata(url)
+        zarr.consolidate_metadata(zarr_place(url, claim))
     sizes = list_object_bytes(url)
     entries: Json = {}
     for name, (shape, chunk_rows) in arrays.items():
@@ -121,6 +138,18 @@ def commit(url: str, kind: str, metadata: Json, arrays: dict[str, tuple[tuple[in
     # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
     content = json.loads(json_bytes(content))
     content["checksum"] = checksum(content)
+    if claim is not None:
+        claim.require()
+    try:
+        write_object(join(url, MANIFEST_NAME), json_bytes(content), replace=claim is None or not claim.writer)
+    except OutputExistsError:
+        _settle(url, content, claim)
+
+
+def _settle(url: str, content: Json, claim: Claim | None) -> None:
+    """Decide between two manifests: that of the claim's holder counts, and a writer that was taken over gives way."""
+    if claim is not None:
+        claim.require()
     write_object(join(url, MANIFEST_NAME), json_bytes(content))
 
 
@@ -136,6 +165,8 @@ def read_manifest(url: str, kind: str) -> Json:
         content = read_object(join(url, MANIFEST_NAME))
     except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(url, kind) from None
+    except StorageError:
+        raise
     except OSError as error:
         raise StoreError(f"The {kind} store '{url}' cannot be read: {error}.") from error
     try:

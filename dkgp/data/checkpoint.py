@@ -22,7 +22,7 @@ from dkgp.data._manifest import json_bytes
 from dkgp.data._types import Json, Location
 from dkgp.data.storage import (
     TEMPORARY_PREFIX,
-    exists,
+    is_local,
     join,
     list_object_bytes,
     normalise_url,
@@ -30,7 +30,7 @@ from dkgp.data.storage import (
     remove_object,
     write_object,
 )
-from dkgp.errors import CheckpointError, InputError
+from dkgp.errors import CheckpointError, InputError, StorageError
 
 __all__ = ["Checkpoint", "CheckpointStore"]
 
@@ -75,7 +75,8 @@ class CheckpointStore:
     def save(self, sequence_number: int, arrays: Mapping[str, NDArray[Any]], metadata: Json) -> str:
         """Write a checkpoint, then drop all but the last two.
 
-        On object stores the content is held in memory once more while it is sent.
+        On object stores the content is held in memory once more while it is sent, and is looked for afterwards: a
+        store that has lost it gets it again.
 
         Parameters
         ----------
@@ -110,6 +111,8 @@ class CheckpointStore:
         ------
         CheckpointError
             There are checkpoints, and all of them are damaged.
+        StorageError
+            The storage does not answer.
         """
         reasons: dict[str, str] = {}
         for sequence_number, name in sorted(self._names(), reverse=True):
@@ -117,6 +120,9 @@ class CheckpointStore:
                 found = _decoded(read_object(join(self.url, name)))
                 if found.sequence_number != sequence_number:
                     raise CheckpointError(f"it holds the checkpoint {found.sequence_number}")
+            except StorageError:
+                # A store that does not answer says nothing about its checkpoints.
+                raise
             except (CheckpointError, OSError) as error:
                 reasons[name] = str(error)
                 continue
@@ -135,8 +141,6 @@ class CheckpointStore:
         self._drop_temporaries()
 
     def _names(self) -> list[tuple[int, str]]:
-        if not exists(self.url):
-            return []
         matches = (_NAME.fullmatch(name) for name in list_object_bytes(self.url))
         return [(int(match.group(1)), match.group(0)) for match in matches if match]
 
@@ -150,7 +154,7 @@ class CheckpointStore:
 
     def _drop_temporaries(self) -> None:
         # Left by a process that was killed while it wrote. There is one writer, so none of them is alive.
-        for name in list_object_bytes(self.url) if exists(self.url) else ():
+        for name in list_object_bytes(self.url) if is_local(self.url) else ():
             if name.startswith(TEMPORARY_PREFIX):
                 remove_object(join(self.url, name))
 

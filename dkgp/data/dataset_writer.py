@@ -17,9 +17,11 @@ from numpy.typing import ArrayLike
 from dkgp.data._arrays import StoredArray, create_array, create_group, default_chunk_rows, set_attributes
 from dkgp.data._manifest import commit, json_bytes
 from dkgp.data._types import FloatArray, Location
+from dkgp.data.claims import Claim
 from dkgp.data.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.standardisation import RunningMoments, Standardisation
-from dkgp.data.storage import ensure_writable, normalise_url, remove_tree
+from dkgp.data.storage import normalise_url, remove_store
+from dkgp.data.writable import ensure_writable
 from dkgp.errors import InputError
 
 __all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_from_arrays"]
@@ -45,8 +47,10 @@ class DatasetWriter:
         target_names: tuple[str, ...],
         chunk_rows: int,
         expected_samples: int | None,
+        claim: Claim,
     ) -> None:
         self.url = url
+        self._claim = claim
         self.feature_names = feature_names
         self.target_names = target_names
         self.chunk_rows = chunk_rows
@@ -97,13 +101,15 @@ class DatasetWriter:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         address = normalise_url(url)
         ensure_writable(address, overwrite, DATASET_KIND)
-        remove_tree(address)
+        claim = Claim.take(address, DATASET_KIND, over=overwrite)
         rows = chunk_rows or default_chunk_rows(n_samples, len(names[0]) + len(names[1]))
+        attributes = {"feature_names": list(names[0]), "target_names": list(names[1])}
         try:
-            create_group(address, DATASET_KIND, {"feature_names": list(names[0]), "target_names": list(names[1])})
-            return cls(address, names[0], names[1], rows, n_samples)
+            remove_store(claim, keep_claim=True)
+            create_group(address, DATASET_KIND, attributes, claim)
+            return cls(address, names[0], names[1], rows, n_samples, claim)
         except BaseException:
-            remove_tree(address)
+            remove_store(claim)
             raise
 
     def __enter__(self) -> DatasetWriter:
@@ -185,9 +191,9 @@ class DatasetWriter:
                 "standardisation": standardisation.to_json(),
                 "fingerprint": self._fingerprint(),
             }
-            set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")})
+            set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
             arrays = {array.name: (array.shape, array.chunk_rows) for array in self._arrays}
-            commit(self.url, DATASET_KIND, metadata, arrays)
+            commit(self.url, DATASET_KIND, metadata, arrays, self._claim)
             self._finished = True
         except BaseException:
             self.abort()
@@ -198,16 +204,22 @@ class DatasetWriter:
         """Remove what was written. Nothing happens after `finish`."""
         if not self._finished:
             self._pending = []
-            remove_tree(self.url)
+            remove_store(self._claim)
 
     def _create_arrays(self, n_samples: int) -> list[StoredArray]:
         d, p = len(self.feature_names), len(self.target_names)
         attributes: dict[str, Any] = {"names": list(self.feature_names)}
-        arrays = [create_array(self.url, "X", (n_samples, d), self.chunk_rows, ("sample", "feature"), attributes)]
+        arrays = [
+            create_array(
+                self.url, "X", (n_samples, d), self.chunk_rows, ("sample", "feature"), attributes, claim=self._claim
+            )
+        ]
         if p:
             shape, dimensions = ((n_samples,), ("sample",)) if p == 1 else ((n_samples, p), ("sample", "target"))
             attributes = {"names": list(self.target_names)}
-            arrays.append(create_array(self.url, "y", shape, self.chunk_rows, dimensions, attributes))
+            arrays.append(
+                create_array(self.url, "y", shape, self.chunk_rows, dimensions, attributes, claim=self._claim)
+            )
         return arrays
 
     def _write_pending(self, whole_chunks_only: bool) -> None:

@@ -20,7 +20,8 @@ from dkgp.data.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter, ch
 from dkgp.data.open_source import expand_locations, open_source
 from dkgp.data.sources import Block, Column, Source, find_columns, quoted
 from dkgp.data.split import check_split, mask_from_column, random_mask
-from dkgp.data.storage import ensure_writable, normalise_url, remove_tree
+from dkgp.data.storage import normalise_url, remove_tree
+from dkgp.data.writable import ensure_writable
 from dkgp.errors import InputError, UsageError
 
 __all__ = ["IngestReport", "ingest"]

@@ -16,9 +16,11 @@ import numpy as np
 from dkgp.data._arrays import StoredArray, create_array, create_group, default_chunk_rows
 from dkgp.data._manifest import check_complete, commit, read_manifest
 from dkgp.data._types import FloatArray, IntArray, Json, Location
+from dkgp.data.claims import Claim
 from dkgp.data.dataset import Dataset, open_dataset
 from dkgp.data.standardisation import Standardisation
-from dkgp.data.storage import ensure_writable, normalise_url, remove_tree
+from dkgp.data.storage import normalise_url, remove_store
+from dkgp.data.writable import ensure_writable
 from dkgp.errors import InputError, NumericalError, StoreError
 
 __all__ = ["MODEL_KIND", "ModelRecord", "open_model", "save_model"]
@@ -178,29 +180,30 @@ def save_model(
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
     }
-    remove_tree(address)
+    claim = Claim.take(address, MODEL_KIND, over=overwrite)
     try:
-        _write(address, content, coefficients, dataset)
+        remove_store(claim, keep_claim=True)
+        _write(address, content, coefficients, dataset, claim)
     except BaseException:
-        remove_tree(address)
+        remove_store(claim)
         raise
 
 
-def _write(url: str, content: Json, alpha: FloatArray, dataset: Dataset) -> None:
+def _write(url: str, content: Json, alpha: FloatArray, dataset: Dataset, claim: Claim) -> None:
     rows = int(content["chunk_rows"])
     n, p = alpha.shape
     shown = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
-    create_group(url, MODEL_KIND, {name: content[name] for name in shown})
+    create_group(url, MODEL_KIND, {name: content[name] for name in shown}, claim)
     shape, dimensions = ((n,), ("sample",)) if p == 1 else ((n, p), ("sample", "target"))
-    arrays = [create_array(url, "alpha", shape, default_chunk_rows(n, p), dimensions)]
+    arrays = [create_array(url, "alpha", shape, default_chunk_rows(n, p), dimensions, claim=claim)]
     arrays[0].write(0, alpha.reshape(shape))
     if not content["by_reference"]:
         about = {"names": content["feature_names"], "scale": "standardised"}
-        support = create_array(url, "inputs", (n, dataset.n_features), rows, ("sample", "feature"), about)
+        support = create_array(url, "inputs", (n, dataset.n_features), rows, ("sample", "feature"), about, claim=claim)
         for start in range(0, n, rows):
             support.write(start, dataset.inputs(start, min(start + rows, n)))
         arrays.append(support)
-    commit(url, MODEL_KIND, content, {array.name: (array.shape, array.chunk_rows) for array in arrays})
+    commit(url, MODEL_KIND, content, {array.name: (array.shape, array.chunk_rows) for array in arrays}, claim)
 
 
 def open_model(url: Location) -> ModelRecord:

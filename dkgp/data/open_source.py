@@ -10,8 +10,8 @@ from dkgp.data.source_numpy import NpySource, NpzSource
 from dkgp.data.source_parquet import ParquetSource
 from dkgp.data.source_xarray import XarraySource, open_zarr_source
 from dkgp.data.sources import ConcatenatedSource, Source
-from dkgp.data.storage import filesystem, is_local, normalise_url
-from dkgp.errors import InputError
+from dkgp.data.storage import expand_glob, is_file, is_folder, list_folder, normalise_url, open_object, shown
+from dkgp.errors import InputError, StorageError
 
 __all__ = ["expand_locations", "open_source"]
 
@@ -49,47 +49,42 @@ def expand_locations(locations: Location | Sequence[Location]) -> list[str]:
     found: list[str] = []
     for location in given:
         url = normalise_url(location)
-        file_system, path = filesystem(url)
-        file_system.invalidate_cache()
-        if file_system.isfile(path):
+        if is_file(url):
             found.append(url)
-        elif file_system.isdir(path):
+        elif is_folder(url):
             found += _folder(url)
-        elif _GLOB & set(url):
-            matches = sorted(str(match) for match in file_system.glob(path))
+        elif _GLOB & set(url) and shown(url) == url:
+            matches = expand_glob(url)
             if not matches:
-                raise InputError(f"No file matches '{url}'.")
+                raise InputError(f"No file matches '{shown(url)}'.")
             for match in matches:
-                address = match if is_local(url) else str(file_system.unstrip_protocol(match))
-                found += _folder(address) if file_system.isdir(match) else [address]
+                found += _folder(match) if is_folder(match) else [match]
         else:
-            raise InputError(f"There is no file or folder at '{url}'. Check the path.")
+            raise InputError(f"There is no file or folder at '{shown(url)}'. Check the path.")
     return found
 
 
 def _folder(url: str) -> list[str]:
-    file_system, path = filesystem(url)
-    entries = sorted(str(entry) for entry in file_system.ls(path, detail=False))
+    entries = list_folder(url)
     names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries]
     if any(name in _ZARR_MARKS for name in names):
         return [url]
-    files = [
-        entry for entry, name in zip(entries, names, strict=True) if file_system.isfile(entry) and name[0] not in "._"
-    ]
+    files = [entry for entry, name in zip(entries, names, strict=True) if name[0] not in "._" and is_file(entry)]
     if not files:
         raise InputError(f"The folder '{url}' is no Zarr store and holds no files.")
-    return files if is_local(url) else [str(file_system.unstrip_protocol(entry)) for entry in files]
+    return files
 
 
 def _open_one(url: str, header: bool | None) -> Source:
-    file_system, path = filesystem(url)
-    if file_system.isdir(path):
+    if is_folder(url):
         return open_zarr_source(url)
     try:
-        with file_system.open(path, "rb") as file:
+        with open_object(url) as file:
             magic = bytes(file.read(8))
+    except StorageError:
+        raise
     except OSError as error:
-        raise InputError(f"'{url}' cannot be read: {error}") from error
+        raise InputError(f"'{shown(url)}' cannot be read: {error}") from error
     # By content: names lie, and URLs often have no suffix.
     if magic.startswith(b"\x93NUMPY"):
         return NpySource(url)
@@ -101,6 +96,8 @@ def _open_one(url: str, header: bool | None) -> Source:
         return XarraySource(url, "h5netcdf")
     if magic.startswith(b"CDF"):
         return XarraySource(url, "scipy")
-    if url.lower().endswith((".npy", ".npz", ".parquet", ".nc", ".nc4", ".h5", ".zip")):
-        raise InputError(f"'{url}' does not begin as its name's format does; it is damaged or of another format.")
+    if url.split("?", 1)[0].lower().endswith((".npy", ".npz", ".parquet", ".nc", ".nc4", ".h5", ".zip")):
+        raise InputError(
+            f"'{shown(url)}' does not begin as its name's format does; it is damaged or of another format."
+        )
     return CsvSource(url, header)

@@ -16,18 +16,20 @@ import numpy as np
 from dkgp.data._arrays import StoredArray, create_array, create_group, default_chunk_rows
 from dkgp.data._manifest import MANIFEST_NAME, check_complete, chunk_keys, commit, json_bytes, read_manifest, recognise
 from dkgp.data._types import BoolArray, FloatArray, Json, Location
+from dkgp.data.claims import Claim
 from dkgp.data.storage import (
-    ensure_writable,
     exists,
     join,
     list_object_bytes,
     normalise_url,
     read_object,
+    remove_store,
     remove_tree,
     sync_tree,
     write_object,
 )
-from dkgp.errors import InputError, NumericalError, StoreError
+from dkgp.data.writable import ensure_writable
+from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 
 __all__ = ["PREDICTION_KIND", "VARIABLES", "Prediction", "PredictionWriter", "open_prediction"]
 
@@ -50,15 +52,16 @@ class PredictionWriter:
         As given to `create`.
     """
 
-    def __init__(self, url: str, plan: Json) -> None:
+    def __init__(self, url: str, plan: Json, claim: Claim) -> None:
         self.url = url
+        self._claim = claim
         self.n_samples = int(plan["n_samples"])
         self.target_names: tuple[str, ...] = tuple(plan["target_names"])
         self.variables: tuple[str, ...] = tuple(plan["variables"])
         self.chunk_rows = int(plan["chunk_rows"])
         self.attributes: Json = plan["attributes"]
         shape = _shape(self.n_samples, len(self.target_names))
-        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows) for name in self.variables}
+        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows, claim) for name in self.variables}
 
     @classmethod
     def create(
@@ -114,21 +117,25 @@ class PredictionWriter:
             "chunk_rows": int(chunk_rows or default_chunk_rows(n_samples, len(target_names))),
             "attributes": json.loads(json_bytes(attributes or {})),
         }
-        remove_tree(address)
+        claim = Claim.take(address, PREDICTION_KIND, over=overwrite)
         try:
-            create_group(address, PREDICTION_KIND, {_PLAN: plan, "target_names": plan["target_names"]})
+            remove_store(claim, keep_claim=True)
+            create_group(address, PREDICTION_KIND, {_PLAN: plan, "target_names": plan["target_names"]}, claim)
             p = len(target_names)
             dimensions = ("sample",) if p == 1 else ("sample", "target")
             for name in variables:
-                create_array(address, name, _shape(n_samples, p), plan["chunk_rows"], dimensions)
+                create_array(address, name, _shape(n_samples, p), plan["chunk_rows"], dimensions, claim=claim)
         except BaseException:
-            remove_tree(address)
+            remove_store(claim)
             raise
-        return cls(address, plan)
+        return cls(address, plan, claim)
 
     @classmethod
     def open_to_resume(cls, url: Location) -> PredictionWriter:
-        """Go on with a store that `create` started, finished or not. `StoreError` where there is none."""
+        """Go on with a store that `create` started, finished or not. `StoreError` where there is none.
+
+        A process that still writes an unfinished one on an object store is cut off: it ends with an error.
+        """
         address = normalise_url(url)
         if not exists(address):
             raise StoreError(f"There is no prediction store at '{address}' to resume. Check the path.")
@@ -137,7 +144,12 @@ class PredictionWriter:
             what = f"a dkgp {kind} store" if kind else "not a dkgp store"
             raise StoreError(f"'{address}' is {what}; expected a prediction store to resume.")
         try:
-            return cls(address, json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN])
+            plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
+            is_finished = exists(join(address, MANIFEST_NAME))
+            claim = Claim(address, "") if is_finished else Claim.take(address, PREDICTION_KIND, over=True)
+            return cls(address, plan, claim)
+        except StorageError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"The prediction store '{address}' cannot be resumed: {error}. Start it again.") from error
 
@@ -180,6 +192,9 @@ class PredictionWriter:
         chunks = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
         keys = chunk_keys(_shape(self.n_samples, len(self.target_names)), self.chunk_rows)
         sync_tree(self.url, [f"{name}/{keys[index]}" for name in blocks for index in chunks])
+        # Chunks, then this look, then the marker: a writer that was taken over leaves no marker for chunks that its
+        # successor has removed.
+        self._claim.require()
         marker = f"{start:012d}-{stop:012d}.{'+'.join(sorted(blocks))}.json"
         write_object(join(self.url, _REGIONS, marker), json_bytes({"start": start, "stop": stop}))
 
@@ -210,14 +225,14 @@ class PredictionWriter:
             "attributes": self.attributes,
         }
         arrays = {name: (array.shape, array.chunk_rows) for name, array in self._arrays.items()}
-        commit(self.url, PREDICTION_KIND, metadata, arrays)
+        commit(self.url, PREDICTION_KIND, metadata, arrays, self._claim)
         # The manifest has taken over; markers left by a crash just here do no harm.
         remove_tree(join(self.url, _REGIONS))
         return open_prediction(self.url)
 
     def abort(self) -> None:
         """Remove the store."""
-        remove_tree(self.url)
+        remove_store(self._claim)
 
     def _checked(self, name: str, values: FloatArray) -> FloatArray:
         if name not in self.variables:

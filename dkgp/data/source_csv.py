@@ -19,8 +19,8 @@ import pandas as pd
 
 from dkgp.data._types import FloatArray, IntArray
 from dkgp.data.sources import Block, Column, Source, text_error
-from dkgp.data.storage import filesystem
-from dkgp.errors import InputError
+from dkgp.data.storage import object_bytes, open_object, shown
+from dkgp.errors import InputError, StorageError
 
 __all__ = ["CsvSource"]
 
@@ -61,15 +61,15 @@ class CsvSource(Source):
     """
 
     def __init__(self, url: str, header: bool | None = None) -> None:
-        self.url = url
+        self.url = shown(url)
+        self._address = url
         self.groups = {}
         self.warnings = []
         self.unit = "bytes"
-        file_system, path = filesystem(url)
-        self.total = int(file_system.size(path) or 0)
+        self.total = object_bytes(url)
         first_lines = self._first_lines(2)
         if not first_lines:
-            raise InputError(f"'{url}' is empty; expected lines of delimited numbers.")
+            raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
         self._delimiter = _delimiter(first_lines[0])
         rows = [self._fields(line, 1 + index) for index, line in enumerate(first_lines)]
         self._has_header = _looks_like_header(rows) if header is None else header
@@ -205,15 +205,17 @@ class CsvSource(Source):
 
     def _line_blocks(self, read_bytes: int | None = None) -> Iterator[tuple[bytes, int, int]]:
         """Whole lines, each ended by a newline; the number of the first of them; the position in the file."""
-        file_system, path = filesystem(self.url)
-        with file_system.open(path, "rb") as raw:
+        # Opened twice, because some web servers give a file from its beginning only.
+        with open_object(self._address) as raw:
             magic = raw.read(6)
-            raw.seek(0)
+        with open_object(self._address) as raw:
             stream = _decompressed(raw, magic)
             rest, line = b"", 1
             while True:
                 try:
                     piece = stream.read(read_bytes or _READ_BYTES)
+                except StorageError:
+                    raise
                 except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
                     raise InputError(f"'{self.url}' is truncated or damaged: {error}") from error
                 if line == 1 and not rest:

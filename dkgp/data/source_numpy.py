@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dkgp.data._types import FloatArray
 from dkgp.data.sources import Block, Column, Source, block_rows, numbers, row_places
-from dkgp.data.storage import filesystem, is_local
-from dkgp.errors import InputError
+from dkgp.data.storage import is_local, open_object, shown
+from dkgp.errors import InputError, StorageError
 
 __all__ = ["NpySource", "NpzSource"]
 
@@ -48,6 +48,8 @@ class _RowStream:
             if version not in readers:
                 raise InputError(f"{where} has NPY format {version}; expected an array of plain numbers.")
             self.shape, self._fortran, self.dtype = readers[version](file)
+        except StorageError:
+            raise
         except _DAMAGE as error:
             if isinstance(error, InputError):
                 raise
@@ -88,6 +90,8 @@ class _RowStream:
             while wanted and (piece := self._file.read(wanted)):
                 pieces.append(piece)
                 wanted -= len(piece)
+        except StorageError:
+            raise
         except _DAMAGE as error:
             raise InputError(f"{self._where} is damaged: {error}") from error
         if wanted:
@@ -102,13 +106,13 @@ class NpySource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown(url)
+        self._address = url
         self.groups = {}
         self.warnings = []
         self.unit = "rows"
-        file_system, path = filesystem(url)
-        with file_system.open(path, "rb") as file:
-            stream = _RowStream(file, f"'{url}'")
+        with open_object(url) as file:
+            stream = _RowStream(file, f"'{self.url}'")
             stream.check()
             self.total = stream.shape[0]
             width = stream.shape[1] if len(stream.shape) == 2 else 1
@@ -120,10 +124,9 @@ class NpySource(Source):
         """All the samples, of the chosen columns."""
         chosen = [column.index for column in columns]
         rows = block_rows(len(self.columns))
-        file_system, path = filesystem(self.url)
-        with file_system.open(path, "rb") as file:
+        with open_object(self._address) as file:
             stream = _RowStream(file, f"'{self.url}'")
-            mapped = np.load(path, mmap_mode="r") if self._mapped else None
+            mapped = np.load(self._address, mmap_mode="r") if self._mapped else None
             for start in range(0, self.total, rows):
                 block = stream.read(rows) if mapped is None else mapped[start : start + rows]
                 place = row_places(self.url, start)
@@ -145,19 +148,21 @@ class NpzSource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown(url)
+        self._address = url
         self.warnings = []
         self.unit = "rows"
-        file_system, path = filesystem(url)
         try:
-            with file_system.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            with open_object(url) as file, zipfile.ZipFile(file) as archive:
                 members = [name for name in archive.namelist() if name.endswith(".npy")]
                 headers = {name.removesuffix(".npy"): self._header(archive, name) for name in members}
                 names = self._feature_names(archive) if f"{_NAMES}.npy" in members else None
+        except StorageError:
+            raise
         except _DAMAGE as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"'{url}' is not a whole NPZ file: {error}") from error
+            raise InputError(f"'{self.url}' is not a whole NPZ file: {error}") from error
         self._build(headers, names)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
@@ -165,9 +170,8 @@ class NpzSource(Source):
         arrays = list(dict.fromkeys(column.array for column in columns))
         widths = {name: len(self.groups[name]) for name in arrays}
         rows = block_rows(sum(widths.values()))
-        file_system, path = filesystem(self.url)
         with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(file_system.open(path, "rb"))))
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_object(self._address))))
             streams = {}
             for name in arrays:
                 member = cast(BinaryIO, stack.enter_context(archive.open(f"{name}.npy")))

@@ -9,8 +9,8 @@ import numpy as np
 
 from dkgp.data._types import FloatArray
 from dkgp.data.sources import Block, Column, Source, block_rows, row_places, text_error
-from dkgp.data.storage import filesystem
-from dkgp.errors import InputError, MissingExtraError
+from dkgp.data.storage import open_object, shown
+from dkgp.errors import InputError, MissingExtraError, StorageError
 
 __all__ = ["ParquetSource"]
 
@@ -30,19 +30,21 @@ class ParquetSource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown(url)
+        self._address = url
         self.groups = {}
         self.warnings = []
         self.unit = "rows"
         pyarrow, parquet = _pyarrow()
-        file_system, path = filesystem(url)
         try:
-            with file_system.open(path, "rb") as file:
+            with open_object(url) as file:
                 opened = parquet.ParquetFile(file)
                 names = [str(name) for name in opened.schema_arrow.names]
                 self.total = int(opened.metadata.num_rows)
+        except StorageError:
+            raise
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"'{url}' is not a whole Parquet file: {error}") from error
+            raise InputError(f"'{self.url}' is not a whole Parquet file: {error}") from error
         self.columns = tuple(
             Column(name, "", index) for index, name in enumerate(names) if not name.startswith(_PANDAS_INDEX)
         )
@@ -52,10 +54,9 @@ class ParquetSource(Source):
         """All the samples, of the chosen columns."""
         pyarrow, parquet = _pyarrow()
         names = list(dict.fromkeys(column.name for column in columns))
-        file_system, path = filesystem(self.url)
         start = 0
         try:
-            with file_system.open(path, "rb") as file:
+            with open_object(self._address) as file:
                 # Without this it reads ahead through the whole file.
                 opened = parquet.ParquetFile(file, pre_buffer=False)
                 for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):
@@ -66,6 +67,8 @@ class ParquetSource(Source):
                         values[:, position] = _numeric(pyarrow, found, column.name, place)
                     start += batch.num_rows
                     yield Block(values, place, start)
+        except StorageError:
+            raise
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"'{self.url}' is damaged: {error}") from error
 

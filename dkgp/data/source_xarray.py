@@ -14,8 +14,9 @@ from dkgp.data._manifest import recognise
 from dkgp.data._types import FloatArray
 from dkgp.data.dataset import DATASET_KIND, open_dataset
 from dkgp.data.sources import Block, Column, Source, block_rows, numbers, row_places
-from dkgp.data.storage import filesystem, is_local
-from dkgp.errors import InputError, MissingExtraError, StoreError
+from dkgp.data.storage import is_local, open_object, shown
+from dkgp.data.zarr_store import zarr_place
+from dkgp.errors import InputError, MissingExtraError, StorageError, StoreError
 
 __all__ = ["DatasetSource", "XarraySource", "ZarrSource", "open_zarr_source"]
 
@@ -26,7 +27,8 @@ class _VariablesSource(Source):
     """Named variables that are sliced by rows; what NetCDF and Zarr share."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown(url)
+        self._address = url
         self.warnings = []
         self.unit = "rows"
         self.groups = {}
@@ -67,6 +69,8 @@ class _VariablesSource(Source):
             place = row_places(self.url, start)
             try:
                 parts = {name: np.asarray(variables[name][start:stop]) for name in needed}
+            except StorageError:
+                raise
             except (ValueError, RuntimeError, OSError) as error:
                 raise InputError(f"Rows {start} to {stop - 1} of '{self.url}' cannot be read: {error}") from error
             values: FloatArray = np.empty((stop - start, len(columns)))
@@ -118,7 +122,7 @@ class XarraySource(_VariablesSource):
             yield from self._slices({str(name): dataset.variables[name] for name in dataset.variables}, columns)
 
     def _opened(self) -> _OpenedDataset:
-        return _OpenedDataset(self.url, self._engine)
+        return _OpenedDataset(self._address, self._engine)
 
 
 class _OpenedDataset:
@@ -130,19 +134,20 @@ class _OpenedDataset:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if engine == "zarr":
-                    self._dataset = xr.open_zarr(url, chunks=None)
+                    self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
                 else:
                     target: Any = url
                     if not is_local(url):
-                        file_system, path = filesystem(url)
-                        self._file = target = file_system.open(path, "rb")
+                        self._file = target = open_object(url)
                     self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
         except ImportError as error:
             raise MissingExtraError("h5netcdf", "netcdf", "Reading NetCDF files") from error
+        except StorageError:
+            raise
         except (ValueError, OSError, KeyError) as error:
             if "unrecognized engine" in str(error):
                 raise MissingExtraError("h5netcdf", "netcdf", "Reading NetCDF files") from error
-            raise InputError(f"'{url}' cannot be opened: {error}") from error
+            raise InputError(f"'{shown(url)}' cannot be opened: {error}") from error
 
     def __enter__(self) -> tuple[xr.Dataset, Any]:
         return self._dataset, self._file
@@ -235,7 +240,9 @@ def _open_zarr(url: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return zarr.open(url, mode="r")
+            return zarr.open(zarr_place(url), mode="r")
+    except StorageError:
+        raise
     except (ValueError, OSError, KeyError) as error:
         raise InputError(f"'{url}' is not a Zarr group or array: {error}") from error
 

@@ -1,43 +1,56 @@
 """Local paths and fsspec URLs behind one set of calls, with failures turned into dkgp's errors.
 
 Every object that commits something (a manifest, a checkpoint) is written through `write_object`, which a crash
-leaves either whole or absent: locally by a synced temporary file and a rename, on an object store by a single put.
+leaves either whole or absent: locally by a synced temporary file and a rename, on an object store by a single
+conditional put (see `object_store`). What is asked of an object store is asked again where that may help (`retries`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
-
-import fsspec
-import fsspec.core
-import fsspec.utils
+from typing import Any, BinaryIO, cast
 
 from dkgp.data._types import Location
-from dkgp.errors import InputError, MissingExtraError, OutputExistsError, StorageError
+from dkgp.data.addresses import is_local, join, normalise_url, shown
+from dkgp.data.claims import CLAIM_NAME, Claim
+from dkgp.data.object_store import backend, call, open_remote, put, remove_many
+from dkgp.errors import OutputExistsError, StorageError
 
 __all__ = [
-    "ensure_writable",
     "exists",
+    "expand_glob",
     "filesystem",
+    "is_file",
+    "is_folder",
     "is_local",
     "join",
+    "list_folder",
     "list_object_bytes",
     "normalise_url",
+    "object_bytes",
+    "open_object",
     "read_object",
     "remove_object",
+    "remove_store",
     "remove_tree",
+    "shown",
     "sync_tree",
     "translate_write_errors",
     "write_object",
 ]
 
 TEMPORARY_PREFIX = ".dkgp-temporary-"
+_REMOVED_AT_ONCE = 1000
+_REMOVAL_ROUNDS = 3
+# As in `_manifest`, which is itself written through this module.
+_MANIFEST_NAME = "dkgp-manifest.json"
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or choose another place",
@@ -52,53 +65,75 @@ _ADVICE = {
 }
 
 
-def normalise_url(location: Location) -> str:
-    """One spelling per place: absolute paths for local files, fsspec URLs unchanged but for a trailing slash."""
-    text = os.fspath(location)
-    if not text:
-        raise InputError("Got an empty path; expected a local path or an fsspec URL such as s3://bucket/name.zarr.")
-    if text.startswith(("file://", "local://")):
-        text = text.split("://", 1)[1]
-    if "://" in text or "::" in text:
-        return text.rstrip("/")
-    return os.path.abspath(os.path.expanduser(text))
+def filesystem(location: Location) -> tuple[Any, str]:
+    """The fsspec file system of a place, to be called from any thread, and the place's path within it.
 
-
-def is_local(location: Location) -> bool:
-    """Whether the place is on a file system of this machine."""
-    url = normalise_url(location)
-    return "://" not in url and "::" not in url
-
-
-def join(location: Location, *parts: str) -> str:
-    """The place `parts` below a place."""
-    return "/".join([normalise_url(location).rstrip("/"), *parts])
-
-
-def filesystem(location: Location) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The fsspec file system of a place and the place's path within it.
-
-    Raises `MissingExtraError` where the protocol's package is not installed, `InputError` for an unknown protocol.
+    What is called on it is not tried again. Errors as of `object_store.backend`.
     """
     url = normalise_url(location)
-    protocol = fsspec.utils.get_protocol(url)
-    try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        package, extra = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}.get(protocol, ("", ""))
-        if not package:
-            raise InputError(f"Cannot work with the address '{url}': {error}.") from error
-        raise MissingExtraError(package, extra, f"Reading or writing {protocol}:// addresses") from error
-    except ValueError as error:
-        raise InputError(f"Cannot work with the address '{url}': {error}. Expected a path or an fsspec URL.") from error
-    return file_system, path
+    file_system, path = backend(url)
+    return getattr(file_system, "sync_fs", file_system), path
 
 
 def exists(location: Location) -> bool:
     """Whether there is an object or a folder at the place."""
-    file_system, path = filesystem(location)
-    file_system.invalidate_cache()
-    return bool(file_system.exists(path))
+    return _kind(location) is not None
+
+
+def is_file(location: Location) -> bool:
+    """Whether there is an object at the place."""
+    return _kind(location) == "file"
+
+
+def is_folder(location: Location) -> bool:
+    """Whether there is a folder at the place, or objects below it."""
+    return _kind(location) == "directory"
+
+
+def _kind(location: Location) -> str | None:
+    url = normalise_url(location)
+    if is_local(url):
+        path = Path(url)
+        return "directory" if path.is_dir() else "file" if path.exists() else None
+    try:
+        return str(call(url, "info", "read").get("type", "file"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def list_folder(location: Location) -> list[str]:
+    """The addresses of what lies directly in a folder, sorted."""
+    url = normalise_url(location)
+    if is_local(url):
+        return sorted(str(entry) for entry in Path(url).iterdir())
+    names = sorted(str(name) for name in call(url, "ls", "list", detail=False))
+    return [_address(url, name) for name in names if name.rstrip("/") != backend(url)[1].rstrip("/")]
+
+
+def expand_glob(location: Location) -> list[str]:
+    """The addresses that match a pattern with `*`, `?` or `[...]`, sorted."""
+    url = normalise_url(location)
+    if is_local(url):
+        return sorted(glob.glob(url, recursive=True))
+    return [_address(url, name) for name in sorted(str(name) for name in call(url, "glob", "list"))]
+
+
+def _address(url: str, name: str) -> str:
+    return name if "://" in name else str(backend(url)[0].unstrip_protocol(name))
+
+
+def object_bytes(location: Location) -> int:
+    """The size of one object; 0 where a web server does not tell."""
+    url = normalise_url(location)
+    return Path(url).stat().st_size if is_local(url) else int(call(url, "info", "read").get("size") or 0)
+
+
+def open_object(location: Location) -> BinaryIO:
+    """One object as a binary file to read and seek in; read errors of a remote one are tried again."""
+    url = normalise_url(location)
+    if is_local(url):
+        return cast(BinaryIO, open(url, "rb"))
+    return cast(BinaryIO, open_remote(url))
 
 
 @contextlib.contextmanager
@@ -108,23 +143,32 @@ def translate_write_errors(location: Location, action: str = "write") -> Iterato
         yield
     except StorageError:
         raise
+    except FileNotFoundError as error:
+        if not is_local(location):
+            raise StorageError(
+                f"Cannot {action} '{normalise_url(location)}': there is no such bucket, container or folder. "
+                "Create it, or check the address."
+            ) from error
+        raise _local_error(location, action, error) from error
     except OSError as error:
-        code = error.errno if error.errno is not None else 0
-        if isinstance(error, PermissionError) and code == 0:
-            code = errno.EACCES
-        advice = _ADVICE.get(code, error.strerror or str(error) or type(error).__name__)
-        raise StorageError(f"Cannot {action} '{normalise_url(location)}': {advice}.") from error
+        raise _local_error(location, action, error) from error
+
+
+def _local_error(location: Location, action: str, error: OSError) -> StorageError:
+    code = error.errno if error.errno is not None else 0
+    if isinstance(error, PermissionError) and code == 0:
+        code = errno.EACCES
+    advice = _ADVICE.get(code, error.strerror or str(error) or type(error).__name__)
+    return StorageError(f"Cannot {action} '{normalise_url(location)}': {advice}.")
 
 
 def read_object(location: Location) -> bytes:
     """The bytes of one object; `FileNotFoundError` where there is none."""
-    file_system, path = filesystem(location)
-    if is_local(location):
-        return Path(path).read_bytes()
-    return cast(bytes, file_system.cat_file(path))
+    url = normalise_url(location)
+    return Path(url).read_bytes() if is_local(url) else cast(bytes, call(url, "cat_file", "read"))
 
 
-def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview]) -> None:
+def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview], *, replace: bool = True) -> None:
     """Write one object so that a crash leaves it whole or as it was before.
 
     Parameters
@@ -133,20 +177,25 @@ def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview
         Where to write.
     pieces
         The content, in order. Remote stores get it as a single put, so there it is held in memory once more.
+    replace
+        Whether an object that is there may be replaced. On a remote store it is the storage that refuses, so that of
+        two writers at the same time one learns of the other.
 
     Raises
     ------
+    OutputExistsError
+        There is one, it holds something else, and it is not to be replaced.
     StorageError
         The storage refused: full, read-only, no permission.
     """
     parts: Iterable[bytes | memoryview] = [pieces] if isinstance(pieces, bytes) else pieces
     with translate_write_errors(location):
         if not is_local(location):
-            file_system, path = filesystem(location)
-            file_system.pipe_file(path, b"".join(parts))
-            file_system.invalidate_cache()
+            put(normalise_url(location), b"".join(parts), replace=replace)
             return
         target = Path(normalise_url(location))
+        if not replace and target.exists():
+            raise OutputExistsError(f"'{target}' exists already.")
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
         try:
@@ -167,30 +216,93 @@ def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview
 
 def remove_object(location: Location) -> None:
     """Remove one object; nothing happens where there is none."""
-    file_system, path = filesystem(location)
-    with translate_write_errors(location, "remove"), contextlib.suppress(FileNotFoundError):
-        file_system.rm_file(path)
+    url = normalise_url(location)
+    with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
+        if is_local(url):
+            Path(url).unlink()
+        else:
+            call(url, "rm_file", "remove")
 
 
 def remove_tree(location: Location) -> None:
     """Remove a place and everything below it; nothing happens where there is nothing."""
-    file_system, path = filesystem(location)
-    file_system.invalidate_cache()
-    with translate_write_errors(location, "remove"), contextlib.suppress(FileNotFoundError):
-        if file_system.exists(path):
-            file_system.rm(path, recursive=True)
-    file_system.invalidate_cache()
+    url = normalise_url(location)
+    if is_local(url):
+        with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
+            if Path(url).is_dir() and not Path(url).is_symlink():
+                shutil.rmtree(url)
+            else:
+                Path(url).unlink()
+        return
+    _remove_objects(url, list_object_bytes(url))
+    with contextlib.suppress(FileNotFoundError):
+        call(url, "rm_file", "remove")
+
+
+def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
+    """Remove what lies in a store, if the claim is still the place's; what another writer has taken over stays.
+
+    Parameters
+    ----------
+    claim
+        The writer's.
+    keep_claim
+        Whether the place stays claimed: to write a store where another one was.
+
+    Raises
+    ------
+    StorageError
+        The storage refuses; or, to keep a claim, it has been lost.
+    """
+    if not claim.writer:
+        remove_tree(claim.url)
+        return
+
+    def is_mine() -> bool:
+        if keep_claim:
+            claim.require()
+        return keep_claim or claim.is_mine()
+
+    names = [name for name in list_object_bytes(claim.url) if name != CLAIM_NAME]
+    # The manifest first: what an interruption leaves is then unfinished, not damaged. The claim, which guards what is
+    # being removed, last.
+    batches = [[name for name in names if name == _MANIFEST_NAME]]
+    names = [name for name in names if name != _MANIFEST_NAME]
+    batches += [names[start : start + _REMOVED_AT_ONCE] for start in range(0, len(names), _REMOVED_AT_ONCE)]
+    for batch in filter(None, batches):
+        if not is_mine():
+            return
+        # What a writer that was taken over puts back is no reason to go on: it is replaced object by object.
+        remove_many([join(claim.url, name) for name in batch])
+    if not keep_claim and is_mine():
+        remove_object(join(claim.url, CLAIM_NAME))
+
+
+def _remove_objects(url: str, names: Iterable[str]) -> None:
+    left = list(names)
+    for _ in range(_REMOVAL_ROUNDS):
+        for start in range(0, len(left), _REMOVED_AT_ONCE):
+            addresses = [join(url, name) for name in left[start : start + _REMOVED_AT_ONCE]]
+            remove_many(addresses)
+        # A store may leave out what it answered for: only a listing tells.
+        there = list_object_bytes(url) if left else {}
+        left = [name for name in left if name in there]
+        if not left:
+            return
+    raise StorageError(f"Cannot remove '{join(url, left[0])}': the store keeps it. Check what the credentials allow.")
 
 
 def list_object_bytes(location: Location) -> dict[str, int]:
     """Every object below a place: its name relative to the place, and its size in bytes."""
-    file_system, path = filesystem(location)
-    file_system.invalidate_cache()
+    url = normalise_url(location)
+    if is_local(url):
+        files = (path for path in Path(url).rglob("*") if path.is_file())
+        return {path.relative_to(url).as_posix(): path.stat().st_size for path in files}
     try:
-        found = cast(dict[str, dict[str, Any]], file_system.find(path, detail=True))
-    except FileNotFoundError:
+        found = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    root = path.rstrip("/") + "/"
+    root = backend(url)[1].rstrip("/") + "/"
     return {name.removeprefix(root): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(root)}
 
 
@@ -206,70 +318,6 @@ def sync_tree(location: Location, names: Iterable[str]) -> None:
             folders.add(file.parent)
         for folder in folders:
             _sync_folder(folder)
-
-
-def ensure_writable(location: Location, overwrite: bool, kind: str | None = None) -> None:
-    """Check that a store may be created at a place, before any work is done. Removes nothing.
-
-    Parameters
-    ----------
-    location
-        Where the store is to be.
-    overwrite
-        Whether a dkgp store that is already there may be replaced.
-    kind
-        The kind of store to be written ("dataset", "model", "prediction"): only a store of the same kind may be
-        replaced, so that no slip of the keyboard deletes a training set. None allows any dkgp store.
-
-    Raises
-    ------
-    OutputExistsError
-        Something is there, and overwriting was not asked for or would delete something else than such a store.
-    StorageError
-        The place cannot be written to.
-    """
-    from dkgp.data._manifest import MANIFEST_NAME, recognise  # the manifest is itself written through this module
-
-    url = normalise_url(location)
-    if exists(url) and not _is_empty(url):
-        found = recognise(url)
-        if found is None:
-            raise OutputExistsError(
-                f"'{url}' exists and is not a dkgp store; it will not be overwritten. "
-                "Choose another path, or remove it yourself."
-            )
-        if kind is not None and found != kind:
-            raise OutputExistsError(
-                f"'{url}' holds a dkgp {found} store, but a {kind} store is to be written; it will not be overwritten. "
-                "Choose another path, or remove it yourself."
-            )
-        if not overwrite:
-            state = "" if exists(join(url, MANIFEST_NAME)) else ", unfinished (its writing was interrupted)"
-            raise OutputExistsError(
-                f"The output '{url}' exists already{state}. "
-                "Choose another path, or replace it: --overwrite (overwrite=True)."
-            )
-    if is_local(url):
-        _check_local_folder(Path(url))
-
-
-def _check_local_folder(target: Path) -> None:
-    folder = target if target.exists() else target.parent
-    while not folder.exists():
-        folder = folder.parent
-    with translate_write_errors(target):
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        # Permission bits mislead (root, network mounts, read-only mounts): try.
-        with tempfile.TemporaryFile(prefix=TEMPORARY_PREFIX, dir=folder):
-            pass
-
-
-def _is_empty(url: str) -> bool:
-    file_system, path = filesystem(url)
-    if not file_system.isdir(path):
-        return False
-    return not file_system.ls(path, detail=False)
 
 
 def _umask() -> int:

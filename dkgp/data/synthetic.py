@@ -15,7 +15,8 @@ from dkgp.data._types import FloatArray, Location, Progress, ProgressCallback
 from dkgp.data.dataset import DATASET_KIND, Dataset
 from dkgp.data.dataset_writer import DatasetWriter
 from dkgp.data.standardisation import Standardisation
-from dkgp.data.storage import ensure_writable, normalise_url
+from dkgp.data.storage import normalise_url
+from dkgp.data.writable import ensure_writable
 from dkgp.errors import InputError
 
 __all__ = ["RBFMixture", "friedman1", "friedman1_function", "rbf_mixture", "write_friedman1", "write_rbf_mixture"]

@@ -37,8 +37,13 @@ FloatArray = NDArray[np.float64]
 _HEADROOM = 1.15
 
 
-def run_contender(description: dict[str, Any], module: str = "dkgp.jobs.bench_contenders") -> dict[str, Any]:
-    """Run one contender of a module in a new process; return its figures.
+def run_contender(
+    description: dict[str, Any],
+    module: str = "dkgp.jobs.bench_contenders",
+    *,
+    warn: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Run one contender of a module in a new process; return its figures, and pass on what it warns of.
 
     Raises
     ------
@@ -60,6 +65,8 @@ def run_contender(description: dict[str, Any], module: str = "dkgp.jobs.bench_co
         reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
         raise DkgpError(f"the contender {description['contender']} failed: {reason[0]}")
     figures: dict[str, Any] = json.loads(finished.stdout)
+    for message in figures.pop("cluster_warnings", ()):
+        warn(message)
     return figures
 
 
@@ -77,8 +84,9 @@ def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) 
     """Greedy block coordinate descent as `dkgp train` runs it, from the store to alpha."""
     options = SolverOptions(**description.get("solver", {}))
     cluster = ClusterOptions(**description.get("cluster", {}))
+    reporter = SilentReporter()
     began = time.perf_counter()
-    with open_executor(cluster, dataset.n_samples) as executor:
+    with open_executor(cluster, dataset.n_samples, reporter) as executor:
         start_seconds = time.perf_counter() - began
 
         def run(data: Dataset) -> Any:
@@ -99,6 +107,7 @@ def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) 
         "seconds": seconds,
         "start_seconds": start_seconds,
         "alpha_error_bound": float(max(trained.certificate.alpha_error_bound)),
+        "cluster_warnings": reporter.warnings,
         "block_size": trained.solution.solver["block_size"],
         **{name: trained.summary[name] for name in names},
     }

@@ -62,7 +62,7 @@ def report(
         "columns": [dict(vars(column)) for column in columns],
         "rows": plain(list(rows)),
         "figures": plain(dict(figures)),
-        "settings": plain(settings),
+        "settings": plain(_without_secrets(settings)),
         "machine": {
             "platform": platform.platform(),
             "processor": _processor(),
@@ -85,6 +85,14 @@ def _is_record(path: str) -> bool:
         return bool(json.loads(Path(path).read_text(encoding="utf-8"))["command"] == "bench")
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the names alone of what was handed to a cluster's class: among its values may be a password."""
+    cluster = settings.get("cluster")
+    if not isinstance(cluster, Mapping) or not cluster.get("settings"):
+        return dict(settings)
+    return {**settings, "cluster": {**cluster, "settings": sorted(cluster["settings"])}}
 
 
 def _processor() -> str:

@@ -63,7 +63,7 @@ def run_bench_selection(job: BenchSelectionJob, reporter: Reporter) -> Document:
         prepared = prepare_problem(job.problem, Path(name), reporter)
         dataset = open_dataset(prepared.train)
         found = read_hyperparameters(prepared.hyper)
-        with open_executor(job.cluster, dataset.n_samples) as executor:
+        with open_executor(job.cluster, dataset.n_samples, reporter) as executor:
             for solver in get_args(SolverName):
                 options = replace(job.solver, solver=solver)
                 trained[solver] = _train(options, dataset, found, executor, reporter, LABELS[solver])

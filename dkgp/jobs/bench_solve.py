@@ -97,7 +97,7 @@ def _run_all(
                     "solver": asdict(job.solver),
                     "cluster": asdict(job.cluster),
                 }
-                runs[name].append(run_contender(description))
+                runs[name].append(run_contender(description, warn=reporter.warn))
         show(WorkProgress("done", total, total, "runs"))
     return runs
 

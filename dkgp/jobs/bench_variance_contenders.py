@@ -21,6 +21,7 @@ from dkgp.jobs.bench_contenders import run_contender
 from dkgp.jobs.bench_references import assemble, factor_in_place, forward_substitute, kernel_columns, kernel_product
 from dkgp.jobs.documents import dump
 from dkgp.jobs.memory import PeakMemory
+from dkgp.jobs.progress import SilentReporter
 from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.prediction import predict
@@ -36,9 +37,11 @@ WARM_UP_RANK = 8
 SOLVED_TOGETHER = 512
 
 
-def run_variance_contender(description: dict[str, Any]) -> dict[str, Any]:
-    """Run one contender in a new process; return its figures. `DkgpError` where it fails."""
-    return run_contender(description, __name__)
+def run_variance_contender(
+    description: dict[str, Any], *, warn: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
+    """Run one contender in a new process; return its figures, pass on its warnings. `DkgpError` where it fails."""
+    return run_contender(description, __name__, warn=warn)
 
 
 def variances(description: dict[str, Any], model: ModelRecord) -> dict[str, Any]:
@@ -46,7 +49,8 @@ def variances(description: dict[str, Any], model: ModelRecord) -> dict[str, Any]
     test = open_dataset(description["test"])
     settings = VarianceSettings(**description["settings"])
     notes: list[tuple[float, str]] = []
-    with open_executor(ClusterOptions(**description["cluster"]), test.n_samples) as executor:
+    reporter = SilentReporter()
+    with open_executor(ClusterOptions(**description["cluster"]), test.n_samples, reporter) as executor:
         # Compiled code is loaded here and in the workers before the clock starts.
         warm = VarianceSettings(gap=settings.gap, max_passes=0.0, rank=min(WARM_UP_RANK, model.n_samples))
         predict(model, test, description["warm_out"], executor, variance=warm)
@@ -65,6 +69,7 @@ def variances(description: dict[str, Any], model: ModelRecord) -> dict[str, Any]
     shared_seconds = notes[0][0] - began if notes else 0.0
     return {
         **summary.variance,
+        "cluster_warnings": reporter.warnings,
         "seconds": seconds,
         "shared_seconds": shared_seconds,
         "seconds_per_sample": seconds / test.n_samples,

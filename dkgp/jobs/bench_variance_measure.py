@@ -230,7 +230,7 @@ def _run_all(
                         "settings": asdict(trial.settings[number]),
                         "cluster": asdict(trial.cluster),
                     }
-                runs[name].append(run_variance_contender(description))
+                runs[name].append(run_variance_contender(description, warn=reporter.warn))
         show(WorkProgress("done", total, total, "runs"))
     return runs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,7 +13,7 @@ import psutil
 from dkgp import __version__
 from dkgp.cluster.threads import available_cores
 from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
-from dkgp.data.storage import exists, is_local, list_object_bytes, normalise_url
+from dkgp.data.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.errors import InputError, StoreError
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import available_bytes
@@ -24,7 +23,14 @@ from dkgp.models import read_hyperparameters
 __all__ = ["InfoJob", "run_info"]
 
 PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
-EXTRAS = {"plot": "matplotlib", "parquet": "pyarrow", "netcdf": "h5netcdf", "s3": "s3fs", "gcs": "gcsfs"}
+EXTRAS = {
+    "plot": "matplotlib",
+    "parquet": "pyarrow",
+    "netcdf": "h5netcdf",
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "azure": "adlfs",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
     url = normalise_url(job.location)
     if not exists(url):
         raise InputError(f"there is nothing at '{url}'. Check the path")
-    if is_local(url) and os.path.isfile(url):
+    if is_file(url):
         content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
     else:
         content = _store(url)

@@ -12,7 +12,7 @@ from dkgp.data.storage import exists
 from dkgp.errors import InputError, UsageError
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import PeakMemory
-from dkgp.jobs.progress import Reporter, WorkProgress
+from dkgp.jobs.progress import Reporter, WorkProgress, announce
 from dkgp.jobs.signals import interruptible
 from dkgp.models.metrics import variance_gaps
 from dkgp.models.prediction import predict
@@ -104,10 +104,11 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     with PeakMemory() as memory:
         with (
-            open_executor(job.cluster, dataset.n_samples) as executor,
+            open_executor(job.cluster, dataset.n_samples, reporter) as executor,
             reporter.work("predict") as show,
             interruptible(reporter.note) as interruption,
         ):
+            announce(executor, reporter)
             summary = predict(
                 model,
                 dataset,

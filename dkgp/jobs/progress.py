@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dkgp.data import Progress as WorkProgress
 from dkgp.models import TuneProgress
 from dkgp.solvers import Progress as SolveProgress
 
-__all__ = ["Reporter", "SilentReporter", "SolveProgress", "TuneProgress", "WorkProgress"]
+if TYPE_CHECKING:
+    from dkgp.cluster import BlockExecutor
+
+__all__ = [
+    "DASHBOARD_NOTE",
+    "Reporter",
+    "SilentReporter",
+    "SolveProgress",
+    "TuneProgress",
+    "WorkProgress",
+    "announce",
+]
+
+# What a note begins with that tells where the cluster's dashboard is.
+DASHBOARD_NOTE = "dashboard: "
 
 Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
 Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
@@ -64,3 +78,14 @@ class SilentReporter:
     def solve(self, label: str, tolerance: float) -> Solve:
         """Show nothing."""
         return nullcontext(lambda progress: None)
+
+
+def announce(executor: BlockExecutor, reporter: Reporter) -> None:
+    """Say where the work runs, and where that can be watched."""
+    where = "without Dask" if not executor.overlaps else "on a Dask cluster in this process"
+    if not executor.shares_memory:
+        where = "on a Dask cluster"
+    reporter.note(f"running {where}, {executor.parallelism} threads")
+    link = getattr(executor, "dashboard_link", None)
+    if link:
+        reporter.note(f"{DASHBOARD_NOTE}{link}")

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once."""
+"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once.
+
+A process that is supervised may get the same signal twice, from its supervisor and from what ends them both; whoever
+means to end it at once has SIGKILL. There only the first counts.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "interruptible", "terminate_as_interrupt"]
+__all__ = ["Interruption", "first_signal_only", "interruptible", "terminate_as_interrupt"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_supervised = False
 
 
 class Interruption:
@@ -28,9 +33,12 @@ class Interruption:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Signal handler."""
         if self._asked:
+            if _supervised:
+                return
             raise KeyboardInterrupt
         self._asked = True
-        self._announce("interrupted: finishing this round and saving a checkpoint; once more ends at once")
+        more = "" if _supervised else "; once more ends at once"
+        self._announce(f"interrupted: finishing this round and saving a checkpoint{more}")
 
 
 @contextmanager
@@ -47,12 +55,27 @@ def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
     """Let SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that half-written outputs are removed."""
+    asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal asked
+        if not (asked and _supervised):
+            asked = True
+            raise KeyboardInterrupt
 
     with _handlers(stop):
         yield
+
+
+@contextmanager
+def first_signal_only() -> Iterator[None]:
+    """While the context is open, signals after the first change nothing."""
+    global _supervised
+    before, _supervised = _supervised, True
+    try:
+        yield
+    finally:
+        _supervised = before
 
 
 @contextmanager

@@ -22,6 +22,7 @@ def tables(document: Document) -> list[RenderableType]:
     layout: dict[str, Callable[[Document], list[RenderableType]]] = {
         "ingest": _ingest,
         "tune": _tune,
+        "plan": _plan,
         "train": _train,
         "predict": _predict,
         "evaluate": _evaluate,
@@ -38,7 +39,8 @@ def table_of(title: str, rows: Rows) -> RenderableType:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        # As it is: rich would take what stands in brackets for markup.
+        table.add_row(name, Text(value))
     return _titled(title, table)
 
 
@@ -88,6 +90,12 @@ def _tune(document: Document) -> list[RenderableType]:
     ]
     scales = [(name, f"{gamma:.4g}") for name, gamma in zip(names, kernel["gamma"], strict=True)]
     return [table_of("Tuned", rows), table_of("gamma (inverse squared length scales)", scales)]
+
+
+def _plan(document: Document) -> list[RenderableType]:
+    from dkgp.jobs.plan_tables import plan_tables  # it takes what it draws with from here
+
+    return plan_tables(document)
 
 
 def _training_rows(document: Document) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import PeakMemory, available_bytes
 from dkgp.jobs.outputs import check_output_file, check_side_files
 from dkgp.jobs.plots import plot_convergence
-from dkgp.jobs.progress import Reporter, SolveProgress
+from dkgp.jobs.progress import Reporter, SolveProgress, announce
 from dkgp.jobs.records import RecordLog
 from dkgp.jobs.signals import interruptible
 from dkgp.jobs.solver_options import SolverOptions
@@ -31,7 +31,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, GreedySelection
 
-__all__ = ["TrainJob", "run_train"]
+__all__ = ["TrainJob", "finished_training", "run_train"]
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """
     with PeakMemory() as memory:
         prepared = _prepare(job, reporter)
-        with open_executor(job.cluster, prepared.dataset.n_samples) as executor:
-            _announce(executor, reporter)
+        with open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor:
+            announce(executor, reporter)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -119,26 +119,65 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         )
     save(trained, job.out, prepared.dataset, by_reference=job.by_reference, overwrite=prepared.overwrite)
     history = [progress.to_json() for progress in trained.solution.history]
+    checkpoints = prepared.checkpointing.store
+    certificate = trained.certificate.to_json()
+    return _conclude(
+        job, prepared.dataset.url, trained.summary, certificate, history, plan.to_json(), checkpoints, reporter
+    )
+
+
+def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
+    """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
+
+    For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
+    hyperparameters or settings.
+    """
+    try:
+        model, dataset = open_model(job.out), open_dataset(job.dataset)
+        found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+        solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    except InputError:
+        return None
+    identity = run_identity(dataset, found.kernel, found.noise_variance)
+    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    if held != plain(identity) or model.summary.get("settings") != plain(solver.settings()):
+        return None
+    reporter.note(f"the model '{job.out}' was complete when an earlier run ended")
+    store = CheckpointStore(job.checkpoint_url)
+    return _conclude(job, dataset.url, model.summary, model.certificate, model.history, None, store, reporter)
+
+
+def _conclude(
+    job: TrainJob,
+    dataset_url: str,
+    summary: Mapping[str, Any],
+    certificate: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    memory_plan: Document | None,
+    checkpoints: CheckpointStore,
+    reporter: Reporter,
+) -> Document:
+    """What follows once the model is saved: the plot, the record, and the end of checkpoints that served their turn."""
     if job.plot is not None and history:
-        plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, trained))
+        plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, summary))
     document: Document = {
         "command": "train",
         "out": job.out,
-        "dataset": prepared.dataset.url,
-        **plain(trained.summary),
+        "dataset": dataset_url,
+        **plain(summary),
         "tolerance": job.solver.tolerance,
-        "certificate": plain(trained.certificate.to_json()),
-        "memory_plan": plan.to_json(),
+        "certificate": plain(certificate),
+        "memory_plan": memory_plan,
         "resumed": job.resume,
         "checkpoint": None,
         "plot": job.plot,
         "log_json": job.log_json,
     }
-    if trained.solution.converged:
-        _remove_checkpoint(prepared.checkpointing.store)
+    if summary["converged"]:
+        _remove_checkpoint(checkpoints)
     else:
         document["checkpoint"] = job.checkpoint_url
-        reporter.warn(f"not converged: {trained.solution.reason.message}; {trained.solution.reason.advice}")
+        reporter.warn(f"not converged: {summary['reason']}; {summary['advice']}")
     document["warnings"] = list(reporter.warnings)
     return document
 
@@ -304,18 +343,7 @@ def _warm_start(url: str, dataset: Dataset) -> FloatArray:
     return model.alpha
 
 
-def _announce(executor: BlockExecutor, reporter: Reporter) -> None:
-    where = "without Dask" if not executor.overlaps else "on a Dask cluster in this process"
-    if not executor.shares_memory:
-        where = "on a Dask cluster"
-    reporter.note(f"running {where}, {executor.parallelism} threads")
-    link = getattr(executor, "dashboard_link", None)
-    if link:
-        reporter.note(f"dashboard: {link}")
-
-
-def _title(job: TrainJob, trained: TrainedModel) -> str:
-    summary = trained.summary
+def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:
     return (
         f"{job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, {summary['column_passes']:.2f} column passes"
     )

@@ -226,7 +226,9 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
             f"the output '{os.fspath(location)}' exists already. "
             "Choose another path, or pass --overwrite (overwrite=True) to replace it"
         )
-    write_object(location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode())
+    write_object(
+        location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode(), replace=overwrite
+    )
 
 
 def _positive(name: str, value: object) -> float:

@@ -25,9 +25,14 @@ ALL = dict(commands(main))
 
 
 def test_the_commands_of_this_release() -> None:
-    expected = {"ingest", "tune", "train", "predict", "evaluate", "info", "demo", "bench"}
-    assert {names[0] for names in ALL} == expected
-    assert {names[1] for names in ALL if len(names) == 2} == {"tiles", "solve", "variance", "overhead", "selection"}
+    here = {"ingest", "tune", "plan", "train", "predict", "evaluate", "info", "demo", "bench"}
+    as_jobs = {"serve", "submit", "jobs", "status", "logs", "cancel", "resume", "wait"}
+    assert {names[0] for names in ALL} == here | as_jobs
+    below = {
+        group: {names[1] for names in ALL if names[0] == group and len(names) == 2} for group in ("bench", "submit")
+    }
+    assert below["bench"] == {"tiles", "solve", "variance", "overhead", "selection", "scaling"}
+    assert below["submit"] == {"train", "tune", "predict", "evaluate"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
@@ -57,7 +62,7 @@ def test_help_comes_at_once(process: tuple[list[str], dict[str, str]]) -> None:
 
 def test_nothing_heavy_is_imported_for_help(process: tuple[list[str], dict[str, str]]) -> None:
     command, environment = process
-    heavy = "{'numpy', 'numba', 'zarr', 'distributed', 'scipy', 'rich', 'matplotlib'}"
+    heavy = "{'numpy', 'numba', 'zarr', 'distributed', 'scipy', 'rich', 'matplotlib', 'httpx', 'fastapi'}"
     code = f"import sys, dkgp.cli; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([command[0], "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

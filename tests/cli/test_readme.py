@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -22,13 +23,17 @@ def test_commands_are_known_with_their_options() -> None:
     assert len(lines) >= 6
     for line in lines:
         name, *arguments = line.split()
-        known = {option for parameter in main.commands[name].params for option in parameter.opts}
+        command: click.Command = main.commands[name]
+        known = {option for parameter in command.params for option in parameter.opts}
+        if isinstance(command, click.Group):
+            command = command.commands[next(argument for argument in arguments if argument in command.commands)]
+            known |= {option for parameter in command.params for option in parameter.opts}
         assert {argument for argument in arguments if argument.startswith("--")} <= known, line
 
 
 def test_every_command_is_listed() -> None:
-    listed = re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE)
-    assert set(main.commands) <= set(listed)
+    cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", README, flags=re.MULTILINE)
+    assert set(main.commands) <= set(re.findall(r"\w+", " ".join(cells)))
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
 from distributed import Client, LocalCluster
+
+from tests.cluster.helpers import Certificates, StartProcess, make_certificates
 
 SETTINGS = {"distributed.worker.profile.enabled": False, "distributed.comm.retry.count": 1}
 
@@ -48,3 +55,33 @@ def client() -> Iterator[Client]:
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def start_process() -> Iterator[StartProcess]:
+    """Start `python -m ...` in the background; whatever still runs afterwards is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object, log: Path | None = None, environment: dict[str, str] | None = None) -> Any:
+        command = [sys.executable, "-m", *(str(argument) for argument in arguments)]
+        with open(os.devnull if log is None else log, "w") as output:
+            process = subprocess.Popen(
+                command, env={**os.environ, **(environment or {})}, stdout=output, stderr=output, text=True
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in reversed(started):
+        process.terminate()
+    for process in started:
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -190,7 +190,7 @@ def test_a_scheduler_without_workers_is_a_cluster_error(
     assert "dask worker" in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"threads_per_worker": -1}, {"kind": "kubernetes"}])
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"threads_per_worker": -1}, {"kind": "mesos"}])
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         ClusterOptions(**wrong)  # type: ignore[arg-type]

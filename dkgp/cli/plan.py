@@ -1,0 +1,124 @@
+"""`dkgp plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dkgp.cli.options import (
+    block_size,
+    byte_count,
+    cluster_from,
+    cluster_options,
+    examples,
+    output_options,
+    overwrite_option,
+    seed_option,
+)
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.jobs.documents import Document
+    from dkgp.jobs.progress import Reporter
+
+__all__ = ["plan", "whole_numbers"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SOLVER_NAMES = ("block_size", "candidates", "memory", "precision", "tolerance", "seed")
+
+
+def whole_numbers(value: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Type of an option that takes whole numbers with commas between them."""
+    if isinstance(value, tuple):
+        return value
+    try:
+        return tuple(int(item) for item in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of whole numbers such as 1,2,4.") from None
+
+
+def measured_cluster_options(function: F) -> F:
+    """The cluster options, whose `--workers` and `--threads-per-worker` are said in the plan's own way."""
+    decorated = cluster_options(function)
+    parameters: list[click.Parameter] = vars(decorated)["__click_params__"]
+    parameters[:] = [each for each in parameters if each.name not in ("workers", "threads_per_worker", "adaptive")]
+    return decorated
+
+
+@click.command(
+    epilog=examples(
+        "dkgp plan train.zarr --hyper hyper.json",
+        "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
+        "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
+        "dkgp plan train.zarr --hyper hyper.json --validate",
+    )
+)
+@click.argument("dataset")
+@click.option(
+    "--hyper", metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.  [default: tuned on --subset samples]"
+)
+@click.option("--subset", type=int, default=1000, show_default=True, help="Samples to tune on without --hyper.")
+@click.option(
+    "--workers",
+    type=whole_numbers,
+    default="1,2,4,8,16,32,64,128,256",
+    show_default=True,
+    metavar="N,N,...",
+    help="Numbers of workers to plan for.",
+)
+@click.option("--threads-per-worker", type=int, default=1, show_default=True, help="Threads of each of them.")
+@click.option(
+    "--one-machine", is_flag=True, help="The workers share this machine with the coordinator, not one like it each."
+)
+@click.option(
+    "--block-size", type=block_size, default="auto", show_default=True, metavar="M|auto", help="As for train."
+)
+@click.option("--candidates", type=int, default=60, show_default=True, help="As for train.")
+@click.option("--memory", type=int, default=5, show_default=True, help="As for train.")
+@click.option(
+    "--precision", type=click.Choice(["mixed", "double"]), default="mixed", show_default=True, help="As for train."
+)
+@click.option("--tol", "tolerance", type=float, default=1e-4, show_default=True, help="As for train.")
+@click.option("--passes", type=float, help="Column passes, where they are known.  [default: from small subsets]")
+@click.option("--figures", metavar="FILE", help="Keep this machine's figures here, and use them where they are there.")
+@click.option("--bench", metavar="FILE", help="A record of `dkgp bench tiles` or `dkgp bench scaling` to use instead.")
+@click.option(
+    "--round-trip", "round_trip_seconds", type=float, metavar="SECONDS", help="Of an empty task.  [default: measured]"
+)
+@click.option(
+    "--bandwidth",
+    "bytes_per_second",
+    type=byte_count,
+    metavar="SIZE",
+    help="Bytes a second between scheduler and workers, such as 100MiB.  [default: measured]",
+)
+@click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
+@click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
+@measured_cluster_options
+@seed_option
+@overwrite_option
+@output_options
+def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Say what training on the store DATASET will take, for 1 to 256 workers.
+
+    Solves small subsets to foresee the column passes, measures this machine and the round trip to the scheduler given
+    (or between processes here), and simulates the rounds. Nothing is written but what is asked for. It plans for
+    workers with a machine like this one each; the time is that of the solve, without waiting for a cluster to start.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        from dkgp.jobs.plan import PlanJob, run_plan
+        from dkgp.jobs.solver_options import SolverOptions
+
+        planned = {name: options[name] for name in ("workers", "threads_per_worker")}
+        # The cluster whose messages are measured has as many workers as it has.
+        cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
+        solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
+        names = PlanJob.__dataclass_fields__.keys() & options.keys() - {"workers", "threads_per_worker", "cluster"}
+        rest = {name: options[name] for name in names}
+        return run_plan(PlanJob(**planned, **rest, solver=solver, cluster=cluster), reporter)
+
+    execute("plan", job, as_json=as_json, quiet=quiet, debug=debug)

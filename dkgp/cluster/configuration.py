@@ -1,0 +1,188 @@
+"""Cluster options from dask's configuration: its files, environment variables, and a file named on the command line.
+
+What is said outright wins over the file, the file over the rest of dask's configuration. Where an option says outright
+which cluster to use, what is configured for another one is left aside: a queue's name means nothing to processes here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import dask.utils
+
+from dkgp.cluster.options import ClusterOptions, nearest
+from dkgp.errors import InputError, UsageError
+
+__all__ = ["CONFIGURATION_KEYS", "configured_options", "read_config_file", "set_config_file"]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("a whole number")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return float(dask.utils.parse_timedelta(value))
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise ValueError("seconds, or text such as '10 minutes'") from None
+
+
+def _bytes(value: Any) -> int:
+    try:
+        return int(dask.utils.parse_bytes(value))
+    except (TypeError, ValueError, AttributeError):
+        raise ValueError("a size such as 4GiB") from None
+
+
+def _limits(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("the two numbers [MIN, MAX]")
+    return _count(value[0]), _count(value[1])
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of names to values")
+    return {str(name): item for name, item in value.items()}
+
+
+# Key under `dkgp.cluster`: the field of `ClusterOptions` and how its value is read.
+_FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "kind": ("kind", _text),
+    "scheduler": ("scheduler", _text),
+    "scheduler-file": ("scheduler_file", _text),
+    "workers": ("workers", _count),
+    "adaptive": ("adaptive", _limits),
+    "threads-per-worker": ("threads_per_worker", _count),
+    "worker-memory": ("worker_memory_bytes", _bytes),
+    "worker-wait": ("worker_wait_seconds", _seconds),
+    "tls-ca": ("tls_ca", _text),
+    "tls-cert": ("tls_cert", _text),
+    "tls-key": ("tls_key", _text),
+    "settings": ("settings", _mapping),
+}
+CONFIGURATION_KEYS = tuple(_FIELDS)
+
+_WHERE = ("scheduler", "scheduler_file", "kind")
+_CERTIFICATES = ("tls_ca", "tls_cert", "tls_key")
+
+
+def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
+    """Return the options: what is given (fields of `ClusterOptions`; None means not given), over what is configured.
+
+    Raises
+    ------
+    UsageError
+        A key that does not exist, a value of the wrong type, or options that contradict each other.
+    InputError
+        The configuration file is missing or no YAML.
+    """
+    said = {name: value for name, value in given.items() if value is not None and value != {}}
+    configured = _configured(said.get("config_file"))
+    where = [name for name in _WHERE if name in said]
+    if where:
+        same_kind = (
+            where == ["kind"] and said["kind"] == configured.get("kind") and not configured.keys() & set(_WHERE[:2])
+        )
+        if not same_kind:
+            configured = {name: configured[name] for name in _CERTIFICATES if name in configured}
+    for one, other in (("workers", "adaptive"), ("adaptive", "workers")):
+        if one in said:
+            configured.pop(other, None)
+    if any(name in said for name in _CERTIFICATES):
+        configured = {name: value for name, value in configured.items() if name not in _CERTIFICATES}
+    merged = {**configured, **said}
+    if "settings" in said:
+        merged["settings"] = {**configured.get("settings", {}), **said["settings"]}
+    return ClusterOptions(**merged)
+
+
+def _configured(config_file: str | None) -> dict[str, Any]:
+    """Return the fields that are configured; where the same key has two spellings, the file's counts."""
+    sections: list[tuple[str, Any]] = [("dask's configuration", dask.config.get("dkgp", None))]
+    if config_file is not None:
+        sections.append((f"'{config_file}'", read_config_file(config_file).get("dkgp")))
+    fields: dict[str, Any] = {}
+    for source, section in sections:
+        keys = _section(
+            _section(section, ("cluster",), "dkgp", source).get("cluster"), CONFIGURATION_KEYS, "dkgp.cluster", source
+        )
+        for key, value in keys.items():
+            name, read = _FIELDS[key]
+            if value is None:
+                continue
+            try:
+                fields[name] = read(value)
+            except ValueError as expected:
+                shown = f"{value!r}" if key != "settings" else f"a {type(value).__name__}"
+                raise UsageError(f"dkgp.cluster.{key} in {source} must be {expected}; got {shown}") from None
+    return fields
+
+
+def _section(found: Any, known: tuple[str, ...], name: str, source: str) -> dict[str, Any]:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{name} in {source} must be a mapping with the keys {', '.join(known)}; got {found!r}")
+    section = {str(key).replace("_", "-"): value for key, value in found.items()}
+    for key in section:
+        if key not in known:
+            raise UsageError(f"unknown key {name}.{key} in {source}{nearest(key, known)}. Known: {', '.join(known)}")
+    return section
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Read a YAML file of dask's configuration.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it is no YAML mapping.
+    """
+    try:
+        Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"--cluster-config: there is no file '{path}'") from None
+    except OSError as error:
+        raise InputError(f"--cluster-config: '{path}' cannot be read: {error}") from None
+    try:
+        found: Any = next(iter(dask.config.collect_yaml([path])), None)
+    except ValueError as error:
+        # dask shows the lines in question, in which a password may stand.
+        where = re.search(r"line \d+", str(error))
+        line = "" if where is None else f", see {where[0]}"
+        raise InputError(f"--cluster-config: '{path}' holds no YAML mapping{line}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InputError(f"--cluster-config: '{path}' must hold a mapping, such as dkgp: {{cluster: {{kind: slurm}}}}")
+    return found
+
+
+def set_config_file(path: str) -> dask.config.set:
+    """Return a context in which the file's keys hold in dask's configuration, beside what it says already."""
+    return dask.config.set(dict(_leaves(read_config_file(path))))
+
+
+def _leaves(section: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    """Cut nested mappings into dotted keys: a mapping set as a whole would replace all that is beside it."""
+    leaves = []
+    for key, value in section.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value and name != "dkgp":
+            leaves += _leaves(value, f"{name}.")
+        elif name != "dkgp":  # read when the options are put together
+            leaves.append((name, value))
+    return leaves

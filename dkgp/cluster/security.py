@@ -1,0 +1,127 @@
+"""Who may talk to whom: certificates for dask's connections, and a word where there are none."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dask.config
+
+from dkgp.cluster.options import ClusterOptions
+from dkgp.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = ["certificates_needed", "plain_text_warning", "secure_address", "security_from"]
+
+_HOW = (
+    "Give --tls-ca, --tls-cert and --tls-key, or set ca-file, client.cert and client.key under distributed.comm.tls in "
+    "dask's configuration"
+)
+
+
+def security_from(options: ClusterOptions) -> Security | None:
+    """Return the certificates given, or those of dask's configuration; None where there are none.
+
+    One certificate serves all roles, for a cluster that is started here; given on purpose, it also forbids every
+    connection in plain text.
+
+    Raises
+    ------
+    InputError
+        A file is missing, or is no certificate, or the key belongs to another one.
+    """
+    from distributed import Security
+
+    if options.encrypts:
+        for option, path in (
+            ("--tls-ca", options.tls_ca),
+            ("--tls-cert", options.tls_cert),
+            ("--tls-key", options.tls_key),
+        ):
+            if path is not None and not Path(path).is_file():
+                raise InputError(f"{option}: there is no file '{path}'")
+        # Workers are started in other folders, and by command lines that must name a key.
+        ca, cert, key = (
+            str(Path(path).absolute())
+            for path in (options.tls_ca, options.tls_cert, options.tls_key or options.tls_cert)
+            if path
+        )
+        roles = ("client", "scheduler", "worker")
+        security = Security(
+            require_encryption=True,
+            tls_ca_file=ca,
+            **{f"tls_{role}_cert": cert for role in roles},
+            **{f"tls_{role}_key": key for role in roles},
+        )
+    elif all(dask.config.get(f"distributed.comm.tls.{name}", None) for name in ("ca-file", "client.cert")):
+        security = Security()
+    else:
+        return None
+    client = security.get_tls_config_for_role("client")
+    try:
+        if b"ENCRYPTED" in Path(client["key"] or client["cert"]).read_bytes():
+            raise OSError("the key is encrypted")  # OpenSSL would ask for its password on the terminal
+        security.get_connection_args("client")
+    except OSError as error:  # what ssl raises is an OSError too
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise InputError(
+            f"the certificates cannot be used ({reason}): authority '{client['ca_file']}', certificate "
+            f"'{client['cert']}', key '{client['key'] or 'in the same file'}'. Expected PEM files, the key without a "
+            "password and belonging to the certificate"
+        ) from None
+    return security
+
+
+def secure_address(address: str, security: Security | None) -> str:
+    """Return the address with its protocol: tls where certificates rule out anything else and none is written.
+
+    Raises
+    ------
+    UsageError
+        The protocol that is written and the certificates do not go together.
+    """
+    if "://" not in address:
+        return f"tls://{address}" if security is not None and security.require_encryption else address
+    protocol = address.split("://", 1)[0]
+    if protocol in ("tls", "wss") and security is None:
+        raise certificates_needed(address)
+    if protocol in ("tcp", "ws") and security is not None and security.require_encryption:
+        raise UsageError(
+            f"certificates were given, but the scheduler's address {address} is one in plain text. Write "
+            f"{address.replace(protocol, 'tls' if protocol == 'tcp' else 'wss', 1)} where the scheduler was started "
+            "with certificates, or leave them out"
+        )
+    return address
+
+
+def certificates_needed(address: str) -> UsageError:
+    """Return the error for a scheduler that takes encrypted connections only."""
+    return UsageError(f"the scheduler at {address} takes encrypted connections, and no certificates were given. {_HOW}")
+
+
+def plain_text_warning(address: str) -> str | None:
+    """Return what to say about a connection that others could listen to, or use; None where all is well."""
+    protocol, separator, rest = address.rpartition("://")
+    if (separator and protocol not in ("tcp", "ws")) or _is_loopback(rest):
+        return None
+    return (
+        f"the connection to the scheduler at {address} is neither encrypted nor authenticated: whoever reaches that "
+        "port can run code there and see the data. Start the scheduler and its workers with certificates, and give "
+        "--tls-ca, --tls-cert and --tls-key"
+    )
+
+
+def _is_loopback(host_and_port: str) -> bool:
+    host = host_and_port.split("/", 1)[0].rpartition(":")[0] or host_and_port
+    host = host.strip("[]")
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    with suppress(OSError, UnicodeError):
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in found)
+    return False

@@ -1,0 +1,137 @@
+"""Whether client, scheduler and workers run the same software, and what to do where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dkgp
+from dkgp.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["Software", "compare_versions", "fetch_versions"]
+
+# Where one of these differs, tasks fail or, worse, compute something else.
+_DECISIVE = ("dkgp", "python", "dask", "distributed")
+# Where one of these does, they work as a rule; the bits of a result may differ.
+_OTHERS = ("numpy", "numba", "zarr", "cloudpickle", "msgpack")
+_ANSWER_SECONDS = 60.0
+_MOST_NAMED = 3
+_SAME = (
+    "Start the scheduler and all workers from the same image or environment as this process, for instance with `pip "
+    "install -c constraints.txt dkgp=={version}`"
+)
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions by package, None where one is not installed: this process's, the scheduler's, each worker's."""
+
+    client: Mapping[str, str | None]
+    scheduler: Mapping[str, str | None]
+    workers: Mapping[str, Mapping[str, str | None]]
+
+
+def fetch_versions(client: Client) -> Software:
+    """Ask scheduler and workers at the same time. They answer from what is installed; nothing is imported there.
+
+    Raises
+    ------
+    ClusterError
+        Somebody does not answer.
+    """
+    from distributed.versions import get_versions
+
+    packages = [name for name in (*_DECISIVE, *_OTHERS) if name != "python"]
+
+    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+        scheduler: Any = client.scheduler
+        of_scheduler, of_workers = await asyncio.gather(
+            scheduler.versions(packages=packages),
+            # A worker that leaves at this moment is not worth an error.
+            scheduler.broadcast(msg={"op": "versions", "packages": packages}, on_error="ignore"),
+        )
+        return of_scheduler, of_workers
+
+    try:
+        scheduler, workers = client.sync(ask, callback_timeout=_ANSWER_SECONDS)
+    except (TimeoutError, OSError) as error:
+        raise ClusterError(
+            f"scheduler and workers did not all answer within {_ANSWER_SECONDS:.0f} s ({type(error).__name__}). Look "
+            "for a worker that is frozen or unreachable, and take it out of the cluster"
+        ) from error
+    installed = get_versions(packages=packages)
+    return Software(
+        _plain(installed),
+        _plain(scheduler),
+        {address: _plain(found) for address, found in workers.items() if isinstance(found, dict)},
+    )
+
+
+def _plain(found: Mapping[str, Any]) -> dict[str, str | None]:
+    packages = dict(found["packages"])
+    # From "3.11.7.final.0" what decides whether code can travel: the minor version.
+    packages["python"] = ".".join(str(packages["python"]).split(".")[:2])
+    return packages
+
+
+def compare_versions(software: Software) -> list[str]:
+    """Return what to warn of.
+
+    Raises
+    ------
+    ClusterError
+        dkgp, Python, dask or distributed differ; a table says who has what.
+    """
+    wrong = [name for name in _DECISIVE if _differs(software, name)]
+    if wrong:
+        table = "\n".join(_table(software, wrong))
+        advice = _SAME.format(version=dkgp.__version__)
+        raise ClusterError(f"scheduler or workers run other versions than this process:\n{table}\n{advice}")
+    others = [name for name in _OTHERS if _differs(software, name)]
+    if not others:
+        return []
+    table = "\n".join(_table(software, others))
+    return [
+        f"scheduler or workers run other versions of some packages than this process; results may differ in their last "
+        f"bits:\n{table}"
+    ]
+
+
+def _differs(software: Software, name: str) -> bool:
+    wanted = software.client.get(name)
+    return software.scheduler.get(name) != wanted or any(
+        found.get(name) != wanted for found in software.workers.values()
+    )
+
+
+def _table(software: Software, names: list[str]) -> list[str]:
+    rows = [("package", "this process", "scheduler", "workers")]
+    for name in names:
+        held: dict[str, list[str]] = {}
+        for address, found in sorted(software.workers.items()):
+            held.setdefault(_shown(found.get(name)), []).append(address)
+        wanted = _shown(software.client.get(name))
+        parts = [f"{version} ({_named(addresses)})" for version, addresses in sorted(held.items()) if version != wanted]
+        same = len(held.get(wanted, []))
+        if same:
+            parts.append(f"{wanted} ({same} of {len(software.workers)})")
+        rows.append((name, wanted, _shown(software.scheduler.get(name)), "; ".join(parts)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    ]
+
+
+def _shown(version: str | None) -> str:
+    return version or "missing"
+
+
+def _named(addresses: list[str]) -> str:
+    more = len(addresses) - _MOST_NAMED
+    return ", ".join(addresses[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

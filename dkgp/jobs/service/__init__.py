@@ -1,0 +1,4 @@
+"""The job service: a queue on SQLite, a process for each job, an HTTP service over both, and its client.
+
+Nothing is imported here: a job's process loads only what its command needs.
+"""

@@ -1,0 +1,470 @@
+// The page of `dkgp serve`. Whatever comes from the service is shown as text, never as markup.
+"use strict";
+
+const STATES = ["running", "queued", "done", "not_converged", "failed", "cancelled"];
+const TERMINAL = new Set(["done", "not_converged", "failed", "cancelled"]);
+const POLL_MS = 2000, SLOWEST_POLL_MS = 15000, PAGE = 50, MOST_ROWS = 1000, TAIL = 200, MOST_POINTS = 1200;
+const TOKEN_KEY = "dkgp-token";
+
+const byId = (id) => document.getElementById(id);
+const page = {token: null, filter: null, limit: PAGE, rows: new Map(), job: null, timer: 0, wait: POLL_MS};
+
+// ------------------------------------------------------------------------------------------------ talking to the service
+
+class Refused extends Error {}
+
+async function call(path, options = {}) {
+  const token = page.token;
+  const headers = token ? {Authorization: `Bearer ${token}`} : {};
+  const response = await fetch(path, {...options, headers, cache: "no-store"});
+  if (response.ok) return response;
+  let message = `the service answered with ${response.status}`;
+  try { message = (await response.json()).error.message; } catch { /* no JSON: the status says enough */ }
+  // Once for each token, however many calls carried it.
+  if (response.status === 401 && (token === page.token || !token)) {
+    askForToken(token ? "The service does not accept this token." : "");
+  }
+  throw new Refused(message);
+}
+
+const read = async (path, options) => (await call(path, options)).json();
+
+async function* eventsOf(id, after, signal) {
+  const response = await call(`/v1/jobs/${id}/events?follow=true&after=${after}`, {signal});
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {done, value} = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line.trim()) yield JSON.parse(line);
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- token
+
+function remember(token) {
+  page.token = token;
+  if (token) sessionStorage.setItem(TOKEN_KEY, token); else sessionStorage.removeItem(TOKEN_KEY);
+  byId("forget").hidden = !token;
+}
+
+function askForToken(message) {
+  remember(null);
+  clearTimeout(page.timer);
+  closeJob();
+  byId("jobs").hidden = true;
+  byId("about").textContent = "";
+  byId("sign-in").hidden = false;
+  byId("sign-in-error").textContent = message;
+  byId("token").focus();
+}
+
+async function start() {
+  byId("sign-in").hidden = true;
+  byId("jobs").hidden = false;
+  await refresh();
+  openFromAddress();
+}
+
+// ------------------------------------------------------------------------------------------------------- words and numbers
+
+function seconds(from, to) {
+  return from ? Math.max(0, ((to ? Date.parse(to) : Date.now()) - Date.parse(from)) / 1000) : null;
+}
+
+function duration(value) {
+  if (value === null) return "";
+  const s = Math.round(value);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${String(s % 60).padStart(2, "0")} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+const age = (value) => duration(value).replace(/ min .*/, " min").replace(/ h .*/, " h").replace(/ d .*/, " d");
+const plainState = (state) => state.replace("_", " ");
+
+function figure(value) {
+  if (typeof value !== "number") return value === null || value === undefined ? "" : String(value);
+  if (value === 0 || Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en");
+  return Math.abs(value) >= 0.01 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+}
+
+function amount(progress) {
+  if (!progress) return "";
+  if (typeof progress.column_passes === "number") return progress.column_passes.toFixed(1);
+  if (typeof progress.done !== "number") return "";
+  return `${figure(progress.done)}${typeof progress.total === "number" ? ` of ${figure(progress.total)}` : ""} ${progress.unit ?? ""}`;
+}
+
+const gradient = (progress) =>
+  typeof progress?.gradient_inf_norm === "number" ? progress.gradient_inf_norm.toExponential(2) : "";
+
+function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// ------------------------------------------------------------------------------------------------------------ list of jobs
+
+async function refresh() {
+  clearTimeout(page.timer);
+  try {
+    const states = page.filter ? `&state=${page.filter}` : "";
+    const [found, service] = await Promise.all([
+      read(`/v1/jobs?limit=${page.limit}${states}`),
+      page.service ?? read("/v1/service"),
+    ]);
+    page.service = service;
+    put(byId("about"), `version ${service.version}, cluster: ${service.cluster}, ` +
+      `${service.limits.concurrent_jobs} at once`);
+    put(byId("status"), "");
+    showFilters(found.counts);
+    showRows(found.jobs);
+    if (page.job) await page.job.update();
+    page.wait = POLL_MS;
+  } catch (error) {
+    if (!byId("sign-in").hidden) return;
+    page.wait = Math.min(2 * page.wait, SLOWEST_POLL_MS);
+    put(byId("status"), error instanceof Refused ? error.message : "The service does not answer; trying again.");
+  }
+  clearTimeout(page.timer);
+  if (!document.hidden) page.timer = setTimeout(refresh, page.wait);
+}
+
+function showFilters(counts) {
+  const all = Object.values(counts).reduce((sum, n) => sum + n, 0);
+  const group = byId("filters");
+  if (!group.childElementCount) {
+    for (const state of [null, ...STATES]) {
+      const button = element("button");
+      button.type = "button";
+      button.dataset.state = state ?? "";
+      button.addEventListener("click", () => { page.filter = state; page.limit = PAGE; refresh(); });
+      group.append(button);
+    }
+  }
+  for (const button of group.children) {
+    const state = button.dataset.state;
+    put(button, `${state ? plainState(state) : "all"} ${(state ? counts[state] ?? 0 : all).toLocaleString("en")}`);
+    button.setAttribute("aria-pressed", String((page.filter ?? "") === state));
+  }
+  const shown = page.filter ? counts[page.filter] ?? 0 : all;
+  byId("more").hidden = shown <= page.limit || page.limit >= MOST_ROWS;
+  byId("empty").hidden = shown > 0;
+  put(byId("empty"), page.filter ? `No job is ${plainState(page.filter)}.`
+    : "No jobs yet. Submit one: dkgp submit train DATASET --hyper HYPER --out MODEL");
+}
+
+function makeRow(id) {
+  const row = element("tr");
+  row.dataset.job = id;
+  const open = element("button");
+  open.type = "button";
+  const cell = element("td");
+  cell.append(open, element("span", id, "id"));
+  row.append(cell, element("td"), element("td"));
+  for (let i = 0; i < 4; i += 1) row.append(element("td", "", "number"));
+  row.children[2].append(element("span", "", "state"));
+  row.addEventListener("click", () => { location.hash = id; });
+  return row;
+}
+
+function showRows(jobs) {
+  const body = byId("rows"), kept = new Map();
+  jobs.forEach((job, index) => {
+    const row = page.rows.get(job.id) ?? makeRow(job.id);
+    kept.set(job.id, row);
+    // Moving a row would take the keyboard's focus from it.
+    if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
+    const [name, command, state, old, took, passes, g] = row.children;
+    put(name.firstChild, job.name || `${job.command} job`);
+    put(command, job.command);
+    put(state.firstChild, plainState(job.state));
+    state.firstChild.className = `state ${job.state}`;
+    put(old, age(seconds(job.created)));
+    put(took, job.state === "queued" ? "" : duration(seconds(job.started, job.finished)));
+    put(passes, amount(job.progress));
+    put(g, gradient(job.progress));
+    row.setAttribute("aria-current", String(page.job?.id === job.id));
+  });
+  for (const [id, row] of page.rows) if (!kept.has(id)) row.remove();
+  page.rows = kept;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- one job
+
+class JobView {
+  constructor(id) {
+    this.id = id;
+    this.abort = new AbortController();
+    this.points = [];
+    this.tolerance = null;
+    this.last = -1;
+    this.following = false;
+    this.drawing = false;
+  }
+
+  async open() {
+    byId("events").replaceChildren();
+    byId("curve").hidden = true;
+    put(byId("action-error"), "");
+    try {
+      const curve = await read(`/v1/jobs/${this.id}/curve`, {signal: this.abort.signal});
+      this.points = curve.points;
+      this.tolerance = curve.tolerance;
+      this.last = Math.max(-1, curve.last - TAIL);
+      await this.update();
+      byId("detail").hidden = false;
+      byId("jobs").classList.add("open");
+      byId("detail-title").focus({preventScroll: true});
+      byId("detail").scrollIntoView({block: "nearest"});
+      this.draw();
+      this.follow();
+    } catch (error) {
+      if (this.abort.signal.aborted) return;
+      put(byId("status"), error.message);
+      if (error instanceof Refused) location.hash = "";
+    }
+  }
+
+  async update() {
+    const job = await read(`/v1/jobs/${this.id}`, {signal: this.abort.signal});
+    if (page.job !== this) return;
+    this.job = job;
+    showJob(job);
+    if (!TERMINAL.has(job.state) && !this.following && this.opened) this.follow();
+  }
+
+  async follow() {
+    this.following = this.opened = true;
+    try {
+      for await (const event of eventsOf(this.id, this.last, this.abort.signal)) {
+        this.last = event.sequence;
+        this.take(event);
+      }
+      await this.update();
+    } catch (error) {
+      if (this.abort.signal.aborted) return;
+    }
+    // Where the job goes on, the next update follows it again.
+    this.following = false;
+  }
+
+  take(event) {
+    const passes = event.column_passes, g = event.gradient_inf_norm;
+    if (event.kind === "progress" && typeof passes === "number" && typeof g === "number") {
+      // A run that was resumed repeats the rounds since its checkpoint; another solve begins at none.
+      while (this.points.length && this.points.at(-1)[0] >= passes) this.points.pop();
+      this.points.push([passes, g]);
+      if (this.points.length > MOST_POINTS) this.points = this.points.filter((_, i, all) => i % 2 === 0 || i === all.length - 1);
+      this.tolerance = event.tolerance ?? this.tolerance;
+      this.draw();
+    }
+    if (event.kind === "state") this.update().catch(() => {});
+    showEvent(event);
+  }
+
+  draw() {
+    if (this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => {
+      this.drawing = false;
+      if (page.job === this) drawCurve(this.points, this.tolerance);
+    });
+  }
+}
+
+function openFromAddress() {
+  const id = location.hash.slice(1);
+  if (page.job?.id === id || !byId("sign-in").hidden) return;
+  closeJob();
+  if (!/^[0-9a-f]{12}$/.test(id)) return;
+  page.job = new JobView(id);
+  page.rows.get(id)?.setAttribute("aria-current", "true");
+  page.job.open();
+}
+
+function closeJob() {
+  if (!page.job) return;
+  page.job.abort.abort();
+  const row = page.rows.get(page.job.id);
+  row?.setAttribute("aria-current", "false");
+  row?.querySelector("button").focus({preventScroll: true});
+  page.job = null;
+  byId("detail").hidden = true;
+  byId("jobs").classList.remove("open");
+}
+
+function showJob(job) {
+  put(byId("detail-title"), job.name || `${job.command} job`);
+  put(byId("detail-state"), plainState(job.state) + (job.cancel_requested && job.state === "running" ? ", ending" : ""));
+  byId("detail-state").className = `state ${job.state}`;
+  byId("cancel").hidden = TERMINAL.has(job.state);
+  byId("cancel").disabled = job.cancel_requested;
+  byId("resume").hidden = !TERMINAL.has(job.state) || job.state === "done";
+  const link = /^https?:\/\//.test(job.dashboard_link ?? "") && job.state === "running" ? job.dashboard_link : null;
+  byId("dashboard").hidden = !link;
+  if (link) byId("dashboard").href = link;
+  byId("error").hidden = !job.error;
+  put(byId("error"), job.error ? `${job.error.type}: ${job.error.message}` : "");
+  const progress = job.progress ?? {};
+  showPairs(byId("facts"), [
+    ["id", job.id],
+    ["submitted", new Date(job.created).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "short"})],
+    ["waited", duration(seconds(job.created, job.started ?? job.finished))],
+    ["ran", job.started ? duration(seconds(job.started, job.finished)) : ""],
+    ["attempt", job.attempt > 1 ? String(job.attempt) : ""],
+    [typeof progress.column_passes === "number" ? "passes" : progress.phase || progress.label || "progress", amount(progress)],
+    ["max |g|", gradient(progress)],
+    ["time left", job.state === "running" && typeof progress.seconds_left === "number" ? `about ${duration(progress.seconds_left)}` : ""],
+    ["deadline", job.deadline_seconds ? duration(job.deadline_seconds) : ""],
+    ["owner", job.owner ?? ""],
+    ["exit code", job.exit_code === null ? "" : String(job.exit_code)],
+  ].filter(([, value]) => value !== ""));
+  byId("result-part").hidden = !job.document;
+  showPairs(byId("result"), flat(job.document ?? {}));
+  showPairs(byId("options"), flat(job.options));
+}
+
+function flat(value, prefix = "") {
+  return Object.entries(value).flatMap(([name, item]) => {
+    const label = prefix + name.replaceAll("_", " ");
+    if (item === null || Array.isArray(item) && !item.length) return [];
+    if (Array.isArray(item)) {
+      const simple = item.every((part) => typeof part !== "object");
+      return [[label, simple && item.length <= 8 ? item.map(figure).join(", ") : `${item.length} entries`]];
+    }
+    return typeof item === "object" ? flat(item, `${label}: `) : [[label, figure(item)]];
+  });
+}
+
+function showPairs(list, pairs) {
+  const key = JSON.stringify(pairs);
+  if (list.dataset.shown === key) return;
+  list.dataset.shown = key;
+  const nodes = pairs.flatMap(([name, value]) => [element("dt", name), element("dd", value)]);
+  if (list.classList.contains("facts")) {
+    const groups = [];
+    for (let i = 0; i < nodes.length; i += 2) {
+      const group = element("div");
+      group.append(nodes[i], nodes[i + 1]);
+      groups.push(group);
+    }
+    list.replaceChildren(...groups);
+  } else {
+    list.replaceChildren(...nodes);
+  }
+}
+
+function showEvent(event) {
+  const words = {
+    state: () => plainState(event.state) + (event.attempt > 1 ? `, attempt ${event.attempt}` : ""),
+    progress: () => [event.phase || event.label, amount(event) + (typeof event.column_passes === "number" ? " passes" : ""),
+      gradient(event) && `max |g| ${gradient(event)}`].filter(Boolean).join(", "),
+    document: () => "finished; the result is above",
+    error: () => event.error?.message ?? "failed",
+  };
+  const text = (words[event.kind] ?? (() => event.message ?? ""))();
+  const list = byId("events"), line = element("li", "", event.kind === "error" ? "error-event" : event.kind);
+  const time = element("time", new Date(event.time).toLocaleTimeString());
+  time.dateTime = event.time;
+  line.append(time, text);
+  const atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 30;
+  list.append(line);
+  while (list.childElementCount > TAIL) list.firstElementChild.remove();
+  if (atEnd) list.scrollTop = list.scrollHeight;
+}
+
+// ------------------------------------------------------------------------------------------------------- convergence curve
+
+const PLOT = {left: 62, right: 626, top: 12, bottom: 262};
+
+function shape(tag, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function niceStep(span, count) {
+  const raw = span / count, power = 10 ** Math.floor(Math.log10(raw));
+  return power * [1, 2, 5, 10].find((step) => step * power >= raw);
+}
+
+function drawCurve(all, tolerance) {
+  const points = all.filter(([, g]) => g > 0);
+  byId("curve").hidden = points.length === 0;
+  if (!points.length) return;
+  const heights = points.map(([, g]) => Math.log10(g)), goal = tolerance > 0 ? Math.log10(tolerance) : null;
+  const known = goal === null ? heights : [...heights, goal];
+  const high = Math.ceil(Math.max(...known) + 1e-9), low = Math.floor(Math.min(...known) - 0.15);
+  const first = Math.min(0, points[0][0]), last = Math.max(points.at(-1)[0], first + 1);
+  const x = (passes) => PLOT.left + (passes - first) / (last - first) * (PLOT.right - PLOT.left);
+  const y = (power) => PLOT.top + (high - power) / (high - low) * (PLOT.bottom - PLOT.top);
+  const parts = [];
+  const everyPower = Math.max(1, Math.ceil((high - low) / 7));
+  for (let power = low; power <= high; power += everyPower) {
+    parts.push(shape("line", {class: "grid", x1: PLOT.left, x2: PLOT.right, y1: y(power), y2: y(power)}));
+    parts.push(shape("text", {x: PLOT.left - 8, y: y(power) + 4, "text-anchor": "end"}, `1e${power}`));
+  }
+  const step = niceStep(last - first, 6);
+  for (let at = Math.ceil(first / step) * step; at <= last; at += step) {
+    parts.push(shape("text", {x: x(at), y: PLOT.bottom + 17, "text-anchor": "middle"}, figure(Number(at.toPrecision(6)))));
+  }
+  parts.push(shape("text", {x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 34, "text-anchor": "middle"}, "column passes"));
+  if (goal !== null) {
+    parts.push(shape("line", {class: "tolerance", x1: PLOT.left, x2: PLOT.right, y1: y(goal), y2: y(goal)}));
+    parts.push(shape("text", {class: "tolerance-label", x: PLOT.left + 6, y: y(goal) - 6}, `tolerance ${tolerance.toExponential()}`));
+  }
+  const path = points.map(([passes], i) => `${x(passes).toFixed(1)},${y(heights[i]).toFixed(1)}`);
+  parts.push(shape("polyline", {class: "curve", points: path.join(" "), "data-points": points.length}));
+  parts.push(shape("circle", {class: "point", cx: x(points.at(-1)[0]), cy: y(heights.at(-1)), r: 4}));
+  byId("plot").replaceChildren(...parts);
+  put(byId("curve-caption"), `max |g| against column passes: ${points.at(-1)[1].toExponential(2)} ` +
+    `after ${points.at(-1)[0].toFixed(1)} passes`);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ wiring
+
+async function change(verb) {
+  const job = page.job;
+  if (!job) return;
+  put(byId("action-error"), "");
+  byId(verb).disabled = true;
+  try {
+    await call(`/v1/jobs/${job.id}/${verb}`, {method: "POST"});
+    await refresh();
+  } catch (error) {
+    put(byId("action-error"), error.message);
+  }
+  byId(verb).disabled = Boolean(verb === "cancel" && page.job?.job?.cancel_requested);
+}
+
+byId("cancel").addEventListener("click", () => change("cancel"));
+byId("resume").addEventListener("click", () => change("resume"));
+byId("close").addEventListener("click", () => { location.hash = ""; });
+byId("more").addEventListener("click", () => { page.limit = Math.min(MOST_ROWS, 2 * page.limit); refresh(); });
+byId("forget").addEventListener("click", () => askForToken(""));
+byId("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  remember(byId("token").value.trim());
+  byId("token").value = "";
+  start();
+});
+addEventListener("hashchange", openFromAddress);
+addEventListener("keydown", (event) => { if (event.key === "Escape" && page.job) location.hash = ""; });
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && byId("sign-in").hidden) refresh();
+});
+
+remember(sessionStorage.getItem(TOKEN_KEY));
+if (document.documentElement.dataset.token === "required" && !page.token) askForToken(""); else start();

@@ -1,0 +1,59 @@
+"""How long a client goes on asking: pauses that grow, up to a deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from dkgp.errors import DkgpError
+
+__all__ = ["Patience"]
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Patience:
+    """Counts failures that may pass by themselves.
+
+    Parameters
+    ----------
+    seconds : float
+        How long failures may go on, from the first.
+    tell : callable
+        Takes one line when the first failure is being waited out.
+    """
+
+    def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
+        self.failures = 0
+        self._seconds, self._tell = seconds, tell
+        self._since = 0.0
+
+    def reset(self) -> None:
+        """Begin anew: something went well."""
+        self.failures = 0
+
+    def after_failure(self, error: DkgpError, wanted_pause: float | None = None) -> None:
+        """Pause, or raise the error where the deadline has passed.
+
+        Parameters
+        ----------
+        error : DkgpError
+            What to raise in the end; a `transient` attribute that is false raises it at once.
+        wanted_pause : float, optional
+            Seconds that the other side asked for.
+        """
+        now = time.monotonic()
+        if not self.failures:
+            self._since = now
+        left = self._since + self._seconds - now
+        if left <= 0 or not getattr(error, "transient", True):
+            raise error
+        if not self.failures:
+            self._tell(f"{error}; trying again for {self._seconds:.0f} s")
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures, 16), LONGEST_PAUSE_SECONDS)
+        # Spread, so that many clients of one service that comes back do not all come back at once.
+        pause *= random.uniform(0.5, 1.0)
+        self.failures += 1
+        time.sleep(min(max(pause, wanted_pause or 0.0), left))

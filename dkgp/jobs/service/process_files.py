@@ -1,0 +1,144 @@
+"""What a job's process leaves in the job's folder for those who watch it: its process id, and its standard error.
+
+`process.json` names the process, with the time it began, so that a number that went to another process meanwhile is not
+taken for it. `log.txt` has what the process and its children print; a thread makes events of its lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+__all__ = ["LogTail", "has_process_file", "last_lines", "send_signal", "write_process_file"]
+
+POLL_SECONDS = 0.25
+# Beyond this the log begins anew, and what it held so far is kept once, as log.old.txt.
+LARGEST_LOG_BYTES = 4 * 1024**2
+LONGEST_LINE_BYTES = 4000
+MOST_LINES = 5000
+
+
+def write_process_file(folder: Path, attempt: int) -> None:
+    """Name this process as the one that runs the job."""
+    content = {"pid": os.getpid(), "began": psutil.Process().create_time(), "attempt": attempt}
+    temporary = folder / "process.json.new"
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(folder / "process.json")
+
+
+def has_process_file(folder: Path, attempt: int) -> bool:
+    """Whether a process began to run this attempt."""
+    found = _process(folder)
+    return found is not None and found["attempt"] == attempt
+
+
+def send_signal(folder: Path, attempt: int, number: signal.Signals) -> bool:
+    """Send a signal to the process that runs this attempt; False where it is not there, or not there yet."""
+    found = _process(folder)
+    if found is None or found["attempt"] != attempt:
+        return False
+    try:
+        process = psutil.Process(found["pid"])
+        if process.create_time() != found["began"]:
+            return False
+        process.send_signal(number)
+    except psutil.Error:
+        return False
+    return True
+
+
+def last_lines(path: Path, n_bytes: int = 2000) -> str:
+    """Return the end of a log, whole lines where there are any."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - n_bytes))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _process(folder: Path) -> dict[str, float] | None:
+    try:
+        found: dict[str, float] = json.loads((folder / "process.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+class LogTail:
+    """Sends what this process prints to a file, C libraries and child processes included, and follows that file.
+
+    It is a file and no pipe: what a process printed before it was killed is not lost with it.
+
+    Parameters
+    ----------
+    path : Path
+    on_line : callable
+        Called with each line, from a thread.
+    """
+
+    def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
+        self._path, self._on_line = path, on_line
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="dkgp-log", daemon=True)
+        self._offset, self._rest, self._lines = 0, b"", 0
+
+    def __enter__(self) -> Self:
+        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._offset = os.fstat(handle).st_size
+        for standard in (1, 2):
+            os.dup2(handle, standard)
+        os.close(handle)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(POLL_SECONDS)
+            # A full disk must not end the thread.
+            with contextlib.suppress(OSError):
+                self._read()
+        if self._rest:
+            self._tell(self._rest)
+
+    def _read(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while piece := file.read(1024**2):
+                self._offset += len(piece)
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    self._tell(line)
+                if len(self._rest) > LONGEST_LINE_BYTES:
+                    self._tell(self._rest)
+                    self._rest = b""
+        if self._offset > LARGEST_LOG_BYTES:
+            shutil.copyfile(self._path, self._path.with_name("log.old.txt"))
+            # Whoever appends goes on at the new end.
+            os.truncate(self._path, 0)
+            self._offset = 0
+
+    def _tell(self, line: bytes) -> None:
+        self._lines += 1
+        text = line[:LONGEST_LINE_BYTES].decode(errors="replace").rstrip()
+        if self._lines < MOST_LINES and text:
+            self._on_line(text)
+        elif self._lines == MOST_LINES:
+            self._on_line("more lines are in the job's log.txt alone")

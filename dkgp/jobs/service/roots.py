@@ -1,0 +1,171 @@
+"""The folders and URLs that jobs may touch: everything else is refused before a job is taken.
+
+A local path counts as what it really is: symbolic links are followed as far as the path exists. A URL is compared
+piece by piece, and one that could be read in two ways (a percent sign, a query, a chain of file systems) is refused.
+The check is made when a job is submitted and resumed; who can plant symbolic links inside a root between that and the
+run is trusted with what the service's user may read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dkgp.errors import InputError, UsageError
+
+__all__ = ["OutsideRootsError", "Roots"]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+# Several names for one kind of storage.
+_ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs", "local": "file"}
+# `container@account.host` names a place; anywhere else what stands before `@` would be a password.
+_MAY_NAME_ACCOUNT = ("abfs",)
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f]|::")
+_AMBIGUOUS_IN_URL = re.compile(r"[%?#\\*\[\]]")
+
+
+class OutsideRootsError(InputError):
+    """A path that the service was not given, or one that cannot be told."""
+
+
+class _Place(NamedTuple):
+    """A place, taken apart so that places compare piece by piece."""
+
+    scheme: str
+    parts: tuple[str, ...]
+
+    def is_below(self, root: _Place) -> bool:
+        return self.scheme == root.scheme and self.parts[: len(root.parts)] == root.parts
+
+
+class Roots:
+    """What jobs may touch.
+
+    Parameters
+    ----------
+    roots : sequence of str
+        Local folders, which must exist, and URLs.
+    excluded : sequence of str
+        Local folders inside the roots that jobs may not touch all the same: the service's own.
+
+    Raises
+    ------
+    InputError
+        A folder that does not exist.
+    UsageError
+        A root that can be read in two ways.
+    """
+
+    def __init__(self, roots: Sequence[str], excluded: Sequence[str] = ()) -> None:
+        self._places: list[_Place] = []
+        urls: list[str] = []
+        for root in roots:
+            place, url = _root(root)
+            self._places.append(place)
+            urls.append(url)
+        self.urls: tuple[str, ...] = tuple(dict.fromkeys(urls))
+        self._excluded = [_local(os.path.abspath(folder)) for folder in excluded]
+
+    def contains(self, url: str) -> bool:
+        """Whether a job may touch the place; `OutsideRootsError` where the text can be read in two ways."""
+        place = _place(url)
+        if any(place.is_below(folder) for folder in self._excluded):
+            return False
+        return any(place.is_below(root) for root in self._places)
+
+    def require(self, url: str, field: str, access: str = "read") -> None:
+        """Refuse a place that a job may not touch.
+
+        Parameters
+        ----------
+        url : str
+            An absolute path or a URL.
+        field : str
+            The option that names it, for messages.
+        access : str
+            "read" or "write".
+
+        Raises
+        ------
+        OutsideRootsError
+            The place is outside, or its text can be read in two ways.
+        """
+        try:
+            inside = self.contains(url)
+        except OutsideRootsError as error:
+            raise OutsideRootsError(f"'{field}': {error}") from None
+        if not inside:
+            raise OutsideRootsError(
+                f"'{field}': this service may not {access} '{_shown(url)}'; it works below {', '.join(self.urls)}. "
+                "Choose a place there, or start the service with another --root"
+            )
+
+
+def _root(root: str) -> tuple[_Place, str]:
+    text = root.strip()
+    if not _URL.match(text) and "::" not in text:
+        text = os.path.abspath(os.path.expanduser(text))
+    try:
+        place = _place(text)
+    except OutsideRootsError as error:
+        raise UsageError(f"--root: {error}") from None
+    if place.scheme != "file":
+        return place, f"{place.scheme}://{'/'.join(place.parts)}"
+    real = "/" + "/".join(place.parts)
+    if not Path(real).is_dir():
+        raise InputError(f"the root '{root}' is not a folder; make it first, or choose another --root")
+    return place, real
+
+
+def _place(url: str) -> _Place:
+    """Take a path or URL apart, in the one way in which it can be read."""
+    if not url:
+        raise OutsideRootsError("the path is empty; give an absolute path or a URL such as s3://bucket/name.zarr")
+    if found := _AMBIGUOUS.search(url):
+        what = "chains file systems ('::')" if found[0] == "::" else "holds a control character"
+        raise OutsideRootsError(f"'{_shown(url)}' {what}; give one plain path or URL")
+    match = _URL.fullmatch(url)
+    if match is None:
+        return _local(url)
+    scheme, rest = match[1], match[2]
+    if scheme != scheme.lower():
+        raise OutsideRootsError(f"'{_shown(url)}': write the scheme in small letters")
+    scheme = _ALIASES.get(scheme, scheme)
+    if scheme == "file":
+        return _local(rest)
+    if found := _AMBIGUOUS_IN_URL.search(rest):
+        raise OutsideRootsError(
+            f"'{_shown(url)}' holds '{found[0]}', which storages read differently; choose a plain name"
+        )
+    pieces = rest.rstrip("/").lstrip("/" if scheme == "memory" else "").split("/")
+    if scheme == "memory" and pieces == [""]:
+        pieces = []
+    if any(piece in ("", ".", "..") for piece in pieces):
+        raise OutsideRootsError(f"'{_shown(url)}' has an empty, '.' or '..' part; write it without")
+    if "@" in (pieces[0] if pieces else "") and scheme not in _MAY_NAME_ACCOUNT:
+        # The text is not shown: what stands before the @ may be a password.
+        raise OutsideRootsError("a URL must not carry a user or password; credentials come from the environment")
+    return _Place(scheme, tuple(pieces))
+
+
+def _local(path: str) -> _Place:
+    if not path.startswith("/"):
+        raise OutsideRootsError(f"'{_shown(path)}' is not absolute; the service has no working directory to share")
+    if ".." in path.split("/"):
+        # With symbolic links `a/../b` is not always `b`: programs disagree, so none gets to see it.
+        raise OutsideRootsError(f"'{_shown(path)}' has a '..' part; write it without")
+    try:
+        real = os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise OutsideRootsError(f"'{_shown(path)}' is no path: {error}") from None
+    return _Place("file", tuple(part for part in real.split("/") if part))
+
+
+def _shown(url: str) -> str:
+    """The text for a message: printable, and no longer than a line."""
+    text = re.sub(r"//[^/@]*@", "//***@", url)
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,186 @@
+"""`dkgp plan` and `dkgp bench scaling` as commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import dataset_from_arrays, write_friedman1
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A dataset store and hyperparameters."""
+    folder = tmp_path_factory.mktemp("plan")
+    write_friedman1(folder / "train.zarr", None, 300)
+    hyper = {"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}
+    (folder / "hyper.json").write_text(json.dumps(hyper))
+    return folder / "train.zarr", folder / "hyper.json"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure little, and in this process."""
+    monkeypatch.setattr("dkgp.jobs.plan_figures.SELECTION_SIZES", (50, 100, 150))
+    monkeypatch.setattr("dkgp.jobs.plan_figures.LEAST_SECONDS", 0.001)
+    monkeypatch.setattr("dkgp.jobs.plan_figures.UPDATE_SHAPE", (512, 256))
+    monkeypatch.setattr("dkgp.jobs.plan_figures.PAIR_ROWS", 256)
+    monkeypatch.setattr("dkgp.jobs.plan_figures.measure_speedups", lambda kernel: (1.0, 1.5))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_for_1_to_256_workers(run: Run, document: Run, problem: tuple[Path, Path], tmp_path: Path) -> None:
+    train, hyper = problem
+    figures, plot = tmp_path / "machine.json", tmp_path / "plan.png"
+    options = ("--hyper", hyper, "--cluster", "local", "--block-size", 30, "--figures", figures)
+    result = run("plan", train, *options, "--plot", plot, "--json")
+    found = document(result)
+    assert [row["workers"] for row in found["workers"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert (found["n"], found["d"], found["p"], found["block_size"]) == (300, 10, 1, 30)
+    assert found["passes"]["exact"] is True
+    assert found["rounds"] == round(found["passes"]["passes"] * 10)
+    for row in found["workers"]:
+        assert 0.0 < row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert row["worker_hours"] == pytest.approx(row["workers"] * row["seconds"] / 3600)
+        assert row["worker_memory_bytes"] > found["memory_plan"]["worker_bytes"]
+        assert row["coordinator_memory_bytes"] == found["memory_plan"]["coordinator_bytes"]
+        assert row["tasks"] == 1  # 300 samples are one task's work
+    assert found["most_useful_workers"] == 1
+    assert "beyond 1 worker " in found["limit"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(figures.read_text())["benchmark"] == "machine"
+    # The same figures give the same plan again; other networks another one.
+    passes = found["passes"]["passes"]
+    slow = (
+        "--round-trip",
+        0.5,
+        "--bandwidth",
+        "1MiB",
+        "--passes",
+        passes,
+        "--workers",
+        "1,3",
+        "--threads-per-worker",
+        2,
+    )
+    again = document(run("plan", train, *options, *slow, "--json"))
+    assert again["machine"] == found["machine"]
+    assert again["network"]["bytes_per_second"] == 2**20
+    assert [row["threads"] for row in again["workers"]] == [2, 6]
+    assert again["workers"][0]["round_seconds"] > 0.5
+    assert again["workers"][0]["limit"] == "messages"
+
+
+@pytest.mark.usefixtures("quick")
+def test_tables_say_what_the_document_says(run: Run, problem: tuple[Path, Path]) -> None:
+    train, hyper = problem
+    result = run("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", "1,16", "--passes", 4)
+    assert result.exit_code == 0, result.stderr
+    for words in ("column passes", "4.0", "worker-hours", "Beyond 1 worker less than a tenth is saved"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "words"),
+    [
+        (("--workers", "1,x"), 2, "no list of whole numbers"),
+        (("--workers", "4,2"), 2, "rising numbers"),
+        (("--workers", "0"), 2, "at least 1"),
+        (("--workers", "256", "--threads-per-worker", "100000"), 2, "can be simulated"),
+        (("--threads-per-worker", "0"), 2, "at least 1"),
+        (("--round-trip", "0"), 2, "round trip"),
+        (("--passes", "-1"), 2, "column passes"),
+        (("--bandwidth", "fast"), 2, "is no size"),
+        (("--hyper", "missing.json"), 3, "missing.json"),
+        (("--bench", "missing.json"), 3, "--bench"),
+        (("--plot", "plan.gif"), 3, ".png"),
+        (("--block-size", "0"), 3, "block size"),
+        (("--tol", "0"), 3, "tolerance"),
+        (("--scheduler-file", "missing.json"), 3, "scheduler file"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(
+    options: tuple[str, ...],
+    exit_code: int,
+    words: str,
+    run: Run,
+    problem: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dkgp.jobs.plan.measure_machine", work)
+    monkeypatch.setattr("dkgp.jobs.plan.measure_cluster", work)
+    monkeypatch.setattr("dkgp.jobs.plan.tune_dataset", work)
+    train, hyper = problem
+    given = () if "--hyper" in options else ("--hyper", hyper)
+    result = run("plan", train, *given, *options)
+    assert result.exit_code == exit_code, result.stderr
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_cannot_be_planned_for(run: Run, tmp_path: Path, rng: np.random.Generator) -> None:
+    assert run("plan", tmp_path / "none.zarr").exit_code == 3
+    dataset_from_arrays(tmp_path / "d.zarr", rng.standard_normal((30, 2)), None)
+    result = run("plan", tmp_path / "d.zarr")
+    assert result.exit_code == 3
+    assert "no targets" in result.stderr
+
+
+def test_a_figures_file_that_is_something_else_is_left_alone(
+    run: Run, problem: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.json").write_text('{"mine": 1}')
+    result = run("plan", problem[0], "--hyper", problem[1], "--figures", tmp_path / "mine.json")
+    assert result.exit_code == 3
+    assert "no record" in result.stderr
+    assert (tmp_path / "mine.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("workers", ["1,1", "0,1", "two"])
+def test_scaling_needs_numbers_of_workers(workers: str, run: Run) -> None:
+    result = run("bench", "scaling", "--workers", workers)
+    assert result.exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_plan_is_compared_with_real_runs(
+    run: Run, document: Run, problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, hyper = problem
+    monkeypatch.setattr("dkgp.jobs.plan_validate.WORKERS", (1,))
+    found = document(run("plan", train, "--hyper", hyper, "--workers", "1,2", "--validate", "--json"))["validation"]
+    assert [row["workers"] for row in found["rows"]] == [1]
+    assert found["passes"] == pytest.approx(found["passes_expected"])
+    assert found["passes_within_interval"] is True
+    for row in found["rows"]:
+        assert row["update_seconds"] > 0.0
+        assert row["ceiling"] > 0.3
+        assert 50e6 < row["worker_peak_bytes"] < 1.2 * row["worker_memory_bytes"]
+
+
+@pytest.mark.slow
+def test_scaling_measures_workers_beside_the_ceiling(
+    run: Run, document: Run, problem: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "scaling.json"
+    options = ("--data", problem[0], "--samples", 200, "--hyper", problem[1], "--repeats", 1, "--out", out)
+    found = document(run("bench", "scaling", *options, "--json"))
+    assert [row["workers"] for row in found["rows"]] == [1, 2]
+    assert found["rows"][0]["update_speedup"] == 1.0
+    assert found["figures"]["ceiling"] > 0.3
+    assert json.loads(out.read_text())["settings"]["machine_figures"]["d"] == 10
+    # What was measured for scaling serves a plan.
+    plan = run("plan", problem[0], "--hyper", problem[1], "--bench", out, "--passes", 3, "--workers", 1, "--json")
+    assert document(plan)["machine"] == found["settings"]["machine_figures"]

@@ -1,0 +1,312 @@
+"""What may be said about a cluster, on the command line, in files and in the environment; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import dask
+import pytest
+from click.testing import CliRunner
+
+from dkgp.cli.options import CLUSTER_KINDS, CLUSTER_NAMES, cluster_from, cluster_options
+from dkgp.cluster import ClusterOptions, configured_options
+from dkgp.cluster.configuration import CONFIGURATION_KEYS, set_config_file
+from dkgp.cluster.options import ClusterKind
+from dkgp.errors import InputError, UsageError
+
+EVERYTHING: dict[str, Any] = {
+    "kind": "slurm",
+    "adaptive": (2, 8),
+    "threads_per_worker": 4,
+    "worker_memory_bytes": 8 * 2**30,
+    "worker_wait_seconds": 60.0,
+    "tls_ca": "ca.pem",
+    "tls_cert": "cert.pem",
+    "tls_key": "key.pem",
+    "settings": {"queue": "short", "job_extra_directives": ["--exclusive"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    with dask.config.set({"dkgp": None, "scheduler-address": None}):
+        yield
+
+
+def from_command_line(*arguments: str) -> ClusterOptions:
+    taken: list[ClusterOptions] = []
+
+    @click.command()
+    @cluster_options
+    def command(**options: Any) -> None:
+        taken.append(cluster_from(options))
+        assert not options
+
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return taken[0]
+
+
+def test_options_survive_json() -> None:
+    options = ClusterOptions(**EVERYTHING)
+    assert ClusterOptions(**json.loads(json.dumps(asdict(options)))) == options
+
+
+def test_a_workers_cache_leaves_it_half_of_its_memory() -> None:
+    assert ClusterOptions(worker_memory_bytes=2**30).cache_bytes == 2**29
+    assert ClusterOptions(worker_memory_bytes=2**40).cache_bytes == ClusterOptions().cache_bytes
+
+
+def test_settings_are_not_shown() -> None:
+    assert "hunter2" not in repr(ClusterOptions(kind="ssh", settings={"connect_options": {"password": "hunter2"}}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kind": "mesos"}, "unknown cluster kind 'mesos'; known: auto, none"),
+        ({"workers": 0}, "number of workers must be at least 1; got 0"),
+        ({"worker_memory_bytes": 0}, "memory in bytes must be at least 1"),
+        ({"worker_wait_seconds": 0.0}, "must be positive; got 0"),
+        ({"kind": "slurm", "workers": 2, "adaptive": (1, 4)}, "both a fixed number of workers"),
+        ({"kind": "slurm", "adaptive": (0, 4)}, "1 <= MIN <= MAX"),
+        ({"kind": "slurm", "adaptive": (5, 4)}, "got MIN 5, MAX 4"),
+        ({"kind": "local", "adaptive": (1, 4)}, "'local' cannot be adaptive; these can: processes, slurm"),
+        ({"kind": "ssh", "adaptive": (1, 4)}, "'ssh' cannot be adaptive"),
+        ({"scheduler": "tcp://a:1", "adaptive": (1, 4)}, "running scheduler"),
+        ({"scheduler_file": "s.json", "adaptive": (1, 4)}, "running scheduler"),
+        ({"scheduler": "tcp://a:1", "settings": {"queue": "x"}}, "a running scheduler takes no settings; got queue"),
+        ({"kind": "none", "settings": {"queue": "x"}}, "'none' takes no settings"),
+        ({"tls_key": "key.pem"}, "give --tls-cert as well"),
+        ({"tls_ca": "ca.pem"}, "--tls-ca without --tls-cert"),
+        ({"tls_cert": "cert.pem"}, "--tls-cert without --tls-ca"),
+    ],
+)
+def test_contradictions_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ClusterOptions(**wrong)
+    assert words in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def test_every_option_of_the_command_line() -> None:
+    given = (
+        "--cluster slurm --adaptive 2 8 --threads-per-worker 4 --worker-memory 8GiB --worker-wait 60 --tls-ca ca.pem"
+    )
+    given += " --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
+    directives = ("--cluster-option", 'job_extra_directives=["--exclusive"]')
+    assert from_command_line(*given.split(), *directives) == ClusterOptions(**EVERYTHING)
+    found = from_command_line("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3")
+    assert found == ClusterOptions(scheduler="tls://a:1", scheduler_file="s.json", workers=3)
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert from_command_line() == ClusterOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("queue=short", "short"),
+        ("cores=8", 8),
+        ("walltime=01:00:00", "01:00:00"),
+        ("nanny=false", False),
+        ('env={"A": "b=c"}', {"A": "b=c"}),
+        ("queue=", ""),
+        ('account="8"', "8"),
+    ],
+)
+def test_values_of_settings(text: str, value: Any) -> None:
+    name = text.partition("=")[0]
+    assert from_command_line("--cluster", "slurm", "--cluster-option", text).settings == {name: value}
+
+
+@pytest.mark.parametrize("wrong", ["queue", "=short"])
+def test_a_setting_needs_a_name_and_a_value(wrong: str) -> None:
+    with pytest.raises(click.BadParameter, match="KEY=VALUE"):
+        from_command_line("--cluster", "slurm", "--cluster-option", wrong)
+
+
+def test_the_command_line_knows_all_kinds_and_keys() -> None:
+    assert tuple(CLUSTER_KINDS) == ClusterKind.__args__  # type: ignore[attr-defined]
+
+    @click.command()
+    @cluster_options
+    def command(**options: Any) -> None: ...
+
+    assert {parameter.name for parameter in command.params} == set(CLUSTER_NAMES)
+
+
+# ------------------------------------------------------------------------------------------------------- configuration
+
+CONFIGURED = """
+dkgp:
+  cluster:
+    kind: slurm
+    adaptive: [2, 8]
+    threads-per-worker: 4
+    worker_memory: 8GiB
+    worker-wait: 1 minute
+    tls-ca: ca.pem
+    tls-cert: cert.pem
+    tls-key: key.pem
+    settings:
+      queue: short
+      job_extra_directives: ["--exclusive"]
+jobqueue:
+  slurm:
+    walltime: "02:00:00"
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> str:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CONFIGURED)
+    return str(path)
+
+
+def test_every_key_of_a_file(config_file: str) -> None:
+    expected = ClusterOptions(**EVERYTHING, config_file=config_file)
+    assert from_command_line("--cluster-config", config_file) == expected
+
+
+def test_the_rest_of_a_file_holds_while_it_is_used(config_file: str) -> None:
+    with dask.config.set({"jobqueue.slurm.walltime": "00:30:00", "jobqueue.slurm.queue": "long"}):
+        with set_config_file(config_file):
+            assert dask.config.get("jobqueue.slurm.walltime") == "02:00:00"
+            assert dask.config.get("jobqueue.slurm.queue") == "long"  # what the file does not speak of stays
+            assert dask.config.get("dkgp", None) is None
+        assert dask.config.get("jobqueue.slurm.walltime") == "00:30:00"
+
+
+def test_environment_and_file_in_daskss_configuration(tmp_path: Path) -> None:
+    """As a user sets them: variables, and a YAML file in dask's folder; variables win."""
+    (tmp_path / "dkgp.yaml").write_text("dkgp: {cluster: {kind: pbs, threads-per-worker: 3, settings: {queue: long}}}")
+    environment = {
+        **os.environ,
+        "DASK_CONFIG": str(tmp_path),
+        "DASK_DKGP__CLUSTER__KIND": "slurm",
+        "DASK_DKGP__CLUSTER__ADAPTIVE": "[2, 8]",
+        "DASK_DKGP__CLUSTER__WORKER_WAIT": "90",
+    }
+    code = "from dkgp.cluster import configured_options as c; import json, dataclasses as d; "
+    code += "print(json.dumps(d.asdict(c({}))))"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    found = json.loads(printed)
+    assert (found["kind"], found["adaptive"], found["worker_wait_seconds"]) == ("slurm", [2, 8], 90.0)
+    assert (found["threads_per_worker"], found["settings"]) == (3, {"queue": "long"})
+
+
+def test_what_is_said_wins_over_the_file_and_the_file_over_dask(config_file: str) -> None:
+    with dask.config.set({"dkgp": {"cluster": {"kind": "pbs", "worker-wait": 5, "threads_per_worker": 9}}}):
+        options = from_command_line("--cluster-config", config_file, "--threads-per-worker", "2")
+    assert (options.kind, options.worker_wait_seconds, options.threads_per_worker) == ("slurm", 60.0, 2)
+
+
+def test_a_fixed_size_said_replaces_configured_limits_and_the_other_way_round(config_file: str) -> None:
+    options = from_command_line("--cluster-config", config_file, "--workers", "5")
+    assert (options.workers, options.adaptive) == (5, None)
+    with dask.config.set({"dkgp": {"cluster": {"kind": "slurm", "workers": 5}}}):
+        options = from_command_line("--adaptive", "1", "3")
+    assert (options.kind, options.workers, options.adaptive) == ("slurm", None, (1, 3))
+
+
+def test_settings_said_are_added_to_those_configured(config_file: str) -> None:
+    options = from_command_line("--cluster-config", config_file, "--cluster-option", "queue=long")
+    assert options.settings == {"queue": "long", "job_extra_directives": ["--exclusive"]}
+
+
+@pytest.mark.parametrize("said", [("--cluster", "processes"), ("--scheduler", "tls://a:1"), ("--cluster", "pbs")])
+def test_what_is_configured_for_another_cluster_is_left_aside(config_file: str, said: tuple[str, str]) -> None:
+    options = from_command_line("--cluster-config", config_file, *said)
+    assert (options.workers, options.adaptive, options.threads_per_worker, options.settings) == (None, None, None, {})
+    assert options.tls_ca == "ca.pem"
+
+
+def test_the_same_kind_said_again_keeps_what_is_configured(config_file: str) -> None:
+    assert from_command_line("--cluster-config", config_file, "--cluster", "slurm").settings["queue"] == "short"
+
+
+def test_a_configured_scheduler_yields_to_a_kind_that_is_said() -> None:
+    with dask.config.set({"dkgp": {"cluster": {"scheduler": "tcp://configured:1"}}}):
+        assert configured_options({}).address() == "tcp://configured:1"
+        assert from_command_line("--cluster", "local").address() is None
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"cluster": {"worker": 2}}, "unknown key dkgp.cluster.worker in dask's configuration; did you mean workers?"),
+        ({"cluster": {"queue": "x"}}, f"Known: {', '.join(CONFIGURATION_KEYS)}"),
+        ({"clusters": {}}, "unknown key dkgp.clusters in dask's configuration; did you mean cluster?"),
+        ({"cluster": "slurm"}, "dkgp.cluster in dask's configuration must be a mapping"),
+        ("slurm", "dkgp in dask's configuration must be a mapping"),
+        (
+            {"cluster": {"workers": "two"}},
+            "dkgp.cluster.workers in dask's configuration must be a whole number; got 'two'",
+        ),
+        ({"cluster": {"workers": True}}, "must be a whole number"),
+        ({"cluster": {"kind": 3}}, "dkgp.cluster.kind in dask's configuration must be text; got 3"),
+        ({"cluster": {"kind": "mesos"}}, "unknown cluster kind 'mesos'"),
+        ({"cluster": {"adaptive": 3}}, "must be the two numbers [MIN, MAX]; got 3"),
+        ({"cluster": {"worker-memory": "much"}}, "must be a size such as 4GiB; got 'much'"),
+        ({"cluster": {"worker-wait": "long"}}, "must be seconds"),
+        (
+            {"cluster": {"settings": "password=hunter2"}},
+            "dkgp.cluster.settings in dask's configuration must be a mapping",
+        ),
+    ],
+)
+def test_wrong_configuration_is_refused(section: Any, words: str) -> None:
+    with dask.config.set({"dkgp": section}), pytest.raises(UsageError) as caught:
+        configured_options({})
+    assert words in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no file"),
+        ("- a\n", "holds no YAML mapping"),
+        ("a: b\npassword: hunter2: [\n", "holds no YAML mapping, see line 2"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        from_command_line("--cluster-config", str(path))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("")
+    assert from_command_line("--cluster-config", str(path)) == ClusterOptions(config_file=str(path))
+
+
+def test_a_benchmarks_record_has_no_values_of_settings() -> None:
+    from dkgp.jobs.bench_report import report
+
+    cluster = ClusterOptions(kind="ssh", settings={"connect_options": {"password": "hunter2"}})
+    document = report("solve", "title", [], [], {}, cluster=asdict(cluster))
+    assert "hunter2" not in json.dumps(document)
+    assert document["settings"]["cluster"]["settings"] == ["connect_options"]

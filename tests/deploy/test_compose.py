@@ -1,0 +1,204 @@
+"""docker-compose.yml: its schema, what it lets containers do, and that its parts fit."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.deployment import COMPOSE, DEPLOY, IMAGE, compose, example_settings
+
+PROJECT = compose()
+SERVICES: dict[str, dict[str, Any]] = PROJECT["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"] == IMAGE}
+FOREIGN = {name: service for name, service in SERVICES.items() if name not in OURS}
+STANDING = {name for name, service in SERVICES.items() if service["restart"] == "unless-stopped"}
+MAKE_SECRETS = DEPLOY / "compose" / "make-secrets"
+
+
+def test_schema() -> None:
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed (pip install 'dkgp[test]')")
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_roles() -> None:
+    assert set(OURS) == {"scheduler", "worker", "bucket", "service", "dkgp"}
+    assert {"scheduler", "worker", "store", "service", "prometheus", "grafana"} == STANDING
+    assert SERVICES["bucket"]["restart"] == "on-failure"
+    # What `--scale worker=4` multiplies must have no name and no port of its own on the host.
+    assert not {"container_name", "ports", "hostname"} & SERVICES["worker"].keys()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_container_may_do_little(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "network_mode", "pid", "devices"} & service.keys()
+    if name in FOREIGN:  # ours has a user in its Dockerfile
+        assert int(service["user"].partition(":")[0]) > 0
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    mounts = [volume for volume in service.get("volumes", []) if volume.startswith((".", "/"))]
+    assert all(mount.endswith(":ro") for mount in mounts)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_image_is_pinned(name: str) -> None:
+    _, _, tag = FOREIGN[name]["image"].partition(":")
+    assert re.match(r"v?\d+\.\d+\.\d+", tag), FOREIGN[name]["image"]
+
+
+def test_scheduler_is_private() -> None:
+    for name in ("scheduler", "worker"):
+        assert SERVICES[name]["networks"] == ["cluster"]
+        assert "ports" not in SERVICES[name]
+    assert PROJECT["networks"]["cluster"] == {"internal": True}
+
+
+@pytest.mark.parametrize("name", sorted(STANDING))
+def test_health_is_watched(name: str) -> None:
+    service = SERVICES[name]
+    url = service.get("environment", {}).get("DKGP_HEALTH_URL")
+    assert ("healthcheck" in service) == (name in FOREIGN)
+    if name in OURS:
+        port = int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/healthz?", url)[1])
+        assert any(str(port) in argument for argument in service["command"]), "nothing listens at the port asked"
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_order_of_start_can_be_kept() -> None:
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            if how["condition"] == "service_healthy":
+                assert needed in STANDING, f"{name} waits for {needed}"
+            else:
+                assert how["condition"] == "service_completed_successfully"
+                assert SERVICES[needed]["restart"] == "on-failure", f"{name} waits for the end of {needed}"
+            assert "profiles" not in SERVICES[needed] or "profiles" in service
+
+
+def test_environments_are_mappings_of_plain_text() -> None:
+    for name, service in SERVICES.items():
+        environment = service.get("environment", {})
+        assert isinstance(environment, dict), f"{name}: quotes in a list become part of the value"
+        assert not [
+            value for value in environment.values() if not isinstance(value, str) or value.startswith(('"', "'"))
+        ]
+
+
+def test_secrets_are_files_that_are_made() -> None:
+    written = set(re.findall(r"^keep (\S+) ", MAKE_SECRETS.read_text(), flags=re.MULTILINE))
+    assert set(PROJECT["secrets"]) == written
+    for name, secret in PROJECT["secrets"].items():
+        assert secret == {"file": f"./deploy/compose/secrets/{name}"}
+    used = {secret for service in SERVICES.values() for secret in service.get("secrets", [])}
+    assert used == written
+    for name, service in SERVICES.items():
+        if service.get("secrets"):
+            assert service["group_add"] == ["1000"], f"{name} could not read its secrets"
+        for path in re.findall(r"/run/secrets/([\w-]+)", str({**service, "secrets": None})):
+            assert path in service["secrets"], f"{name} reads {path}, which it is not given"
+        for variable, value in service.get("environment", {}).items():
+            if re.search(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS", variable):
+                assert value.startswith("/run/secrets/"), f"{name}: {variable} is in the environment"
+
+
+def test_settings_are_those_of_the_example() -> None:
+    text = COMPOSE.read_text()
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    example = example_settings()
+    assert required == {"DKGP_SECRETS_GROUP"}
+    assert {name: value for name, value in example.items() if name not in required} == defaults
+    assert required < set(example)
+
+
+def test_networks_volumes_and_profiles_exist() -> None:
+    for service in SERVICES.values():
+        assert set(service["networks"]) <= set(PROJECT["networks"])
+        named = {volume.partition(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./"}
+        assert named <= set(PROJECT["volumes"])
+        assert set(service.get("profiles", [])) <= {"command", "monitoring"}
+
+
+def test_worker_ends_before_its_container_would() -> None:
+    from dask.utils import parse_bytes
+
+    worker = SERVICES["worker"]
+    limit = worker["command"][worker["command"].index("--memory-limit") + 1]
+    assert limit == worker["mem_limit"]
+    amount, unit = re.fullmatch(r"(\d+)(\wb)", limit).groups()
+    docker_bytes = int(amount) * 1024 ** " kmgt".index(unit[0])
+    assert 0.9 * docker_bytes < parse_bytes(limit) < docker_bytes
+    assert worker["cpus"] == worker["command"][worker["command"].index("--nthreads") + 1]
+
+
+def make_secrets(folder: Path, env: Path) -> str:
+    made = subprocess.run(["sh", MAKE_SECRETS, folder, env], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def test_secrets_are_made_once_and_closed(tmp_path: Path) -> None:
+    folder, env = tmp_path / "secrets", tmp_path / "env"
+    env.write_text("DKGP_BUCKET=mine\n")
+    make_secrets(folder, env)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    contents = {path.name: path.read_text() for path in folder.iterdir()}
+    assert contents.keys() == PROJECT["secrets"].keys()
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert env.read_text() == f"DKGP_BUCKET=mine\nDKGP_SECRETS_GROUP={(folder / 'service-token').stat().st_gid}\n"
+    assert contents["s3-access-key"].strip() in contents["s3-credentials"]
+    assert contents["s3-secret-key"].strip() in contents["s3-credentials"]
+
+    assert make_secrets(folder, env) == ""
+    assert {path.name: path.read_text() for path in folder.iterdir()} == contents
+    other = tmp_path / "other"
+    make_secrets(other, env)
+    assert not {path.read_text() for path in other.iterdir()} & set(contents.values())
+
+
+def test_token_that_is_made_is_one_that_the_service_takes(tmp_path: Path) -> None:
+    from dkgp.jobs.service.settings import read_token
+
+    make_secrets(tmp_path / "secrets", tmp_path / "env")
+    path = tmp_path / "secrets" / "service-token"
+    assert read_token(path) == path.read_text().strip()
+    os.chmod(path, 0o644)
+    with pytest.raises(Exception, match="can be read by every user"):
+        read_token(path)
+
+
+def test_secrets_stay_out_of_git_and_of_the_image() -> None:
+    assert "secrets/" in (DEPLOY / "compose" / ".gitignore").read_text().splitlines()
+    assert (COMPOSE.parent / ".dockerignore").read_text().splitlines()[1] == "*"
+
+
+def test_yaml_has_no_duplicate_keys() -> None:
+    class Strict(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Strict, node: yaml.MappingNode) -> dict[Any, Any]:
+        keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        assert len(keys) == len(set(keys)), f"twice at {node.start_mark}"
+        loader.flatten_mapping(node)
+        return {loader.construct_object(key): loader.construct_object(value, deep=True) for key, value in node.value}
+
+    Strict.add_constructor("tag:yaml.org,2002:map", mapping)
+    for path in [COMPOSE, *DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml")]:
+        list(yaml.load_all(path.read_text(), Loader=Strict))
