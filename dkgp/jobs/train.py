@@ -26,10 +26,10 @@ from dkgp.jobs.signals import interruptible
 from dkgp.jobs.solver_options import SolverOptions
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_training
+from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, GreedySelection
+from dkgp.solvers import Checkpointing, Solver
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -87,7 +87,7 @@ class _Prepared:
 
     dataset: Dataset
     hyperparameters: Hyperparameters
-    solver: GreedyBlockCoordinateDescent
+    solver: Solver
     checkpointing: Checkpointing
     initial: FloatArray | None
     overwrite: bool
@@ -203,7 +203,6 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     Raises `MemoryBudgetError` where it does not fit either way.
     """
     dataset, solver = prepared.dataset, prepared.solver
-    selection = solver.selection
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
 
@@ -212,9 +211,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_samples,
             dataset.n_features,
             dataset.n_targets,
-            block_size=int(solver.block_size),
-            candidates=selection.candidates if isinstance(selection, GreedySelection) else 1,
-            memory=solver.memory,
+            **solver_memory(solver, dataset.n_samples, dataset.n_features),
             resident_bytes=resident_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
@@ -268,7 +265,7 @@ def _solve(
 
 
 def _checkpointing(
-    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: GreedyBlockCoordinateDescent, reporter: Reporter
+    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: Solver, reporter: Reporter
 ) -> Checkpointing:
     """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
     url = job.checkpoint_url

@@ -217,6 +217,10 @@ class _Loop:
                 if reason is None and self._drifted(state, progress):
                     self._refresh(state, "single")
                 self._maybe_save(state)
+            # Before the gradient is verified: whoever goes on from here ends in the bits of a run that never stopped.
+            stopped_short = not reason.converged
+            if stopped_short:
+                self._save(state)
             if state.exact:
                 break
             recursion = progress
@@ -229,7 +233,7 @@ class _Loop:
             if state.precision == "single":
                 state.precision = self._precision_of_rest(recursion, progress)
             reason = None
-        if not reason.converged:
+        if not reason.converged and not stopped_short:
             self._save(state)
         return Solution(
             state.alpha, state.gradient, reason, progress, self.history, self.solver.settings(), self.refreshes
