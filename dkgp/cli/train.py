@@ -59,12 +59,12 @@ SOLVER_NAMES = (
 @click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
 @click.option(
     "--solver",
-    type=click.Choice(["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg"]),
+    type=click.Choice(["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]),
     default="gbcd",
     show_default=True,
     help="gbcd: greedy block coordinate descent; bcdc, bcdg: the same with cyclic or gradient selection; smo: pairs; "
     "cg: conjugate gradients; pcg: preconditioned by a partial Cholesky factor; kcg: kernel conjugate gradient; "
-    "paramcg: on the risk's parameters, its rival.",
+    "paramcg: on the risk's parameters, its rival; cholesky: in memory; tiled-cholesky: on disk.",
 )
 @click.option(
     "--block-size",
@@ -94,6 +94,11 @@ SOLVER_NAMES = (
     default="pivoted",
     show_default=True,
     help="How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+)
+@click.option(
+    "--tiles",
+    metavar="FOLDER",
+    help="Where tiled-cholesky keeps its factor, to go on with after an interruption.  [default: OUT.tiles]",
 )
 @click.option(
     "--duality-gap",

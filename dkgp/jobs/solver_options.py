@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from dkgp.errors import InputError, UsageError
 from dkgp.jobs.progress import Reporter
 from dkgp.solvers import (
+    Cholesky,
     ConjugateGradient,
     CyclicSelection,
     DualityGap,
@@ -24,11 +25,12 @@ from dkgp.solvers import (
     SequentialMinimalOptimization,
     Solver,
     StoppingRule,
+    TiledCholesky,
 )
 
 __all__ = ["BLOCK_SOLVERS", "SOLVER_NAMES", "SolverName", "SolverOptions"]
 
-SolverName = Literal["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg"]
+SolverName = Literal["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
 SOLVER_NAMES: tuple[str, ...] = get_args(SolverName)
 # Those that take blocks of variables: one engine, three selections.
 BLOCK_SOLVERS = ("gbcd", "bcdc", "bcdg")
@@ -55,7 +57,8 @@ class SolverOptions:
     ----------
     solver
         "gbcd", or the same engine with the GBCD paper's other selections: "bcdc" cyclic, "bcdg" by gradient; "smo" in
-        pairs; conjugate gradients: "cg", "pcg" preconditioned, "kcg" in function space, "paramcg" on the risk.
+        pairs; conjugate gradients: "cg", "pcg" preconditioned, "kcg" in function space, "paramcg" on the risk; the
+        factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
     block_size, memory, precision, seed
         As for `GreedyBlockCoordinateDescent`; precision is of all solvers.
     candidates, exhaustive, prefitting
@@ -85,8 +88,10 @@ class SolverOptions:
     landmarks: Literal["pivoted", "uniform"] = "pivoted"
     duality_gap: float | None = None
 
-    def build(self, n: int, d: int, p: int, reporter: Reporter) -> Solver:
+    def build(self, n: int, d: int, p: int, reporter: Reporter, tiles: str | None = None) -> Solver:
         """Return the solver with all that it chooses by itself chosen; warns where the block size had to be reduced.
+
+        `tiles` is where "tiled-cholesky" keeps its factor; a temporary folder by default.
 
         Raises
         ------
@@ -99,6 +104,10 @@ class SolverOptions:
         chosen: Solver
         if self.solver == "smo":
             chosen = SequentialMinimalOptimization(precision=self.precision)
+        elif self.solver == "cholesky":
+            chosen = Cholesky()
+        elif self.solver == "tiled-cholesky":
+            chosen = TiledCholesky(precision=self.precision, folder=tiles)
         elif self.solver == "kcg":
             chosen = KernelConjugateGradient(self.precision)
         elif self.solver == "paramcg":

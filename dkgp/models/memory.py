@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.solvers import (
+    Cholesky,
     ConjugateGradient,
     GreedyBlockCoordinateDescent,
     GreedySelection,
     SequentialMinimalOptimization,
     Solver,
+    TiledCholesky,
 )
+from dkgp.solvers.cholesky import cholesky_bytes
 
 __all__ = ["MemoryPlan", "plan_training", "solver_memory"]
 
@@ -138,6 +141,10 @@ def solver_memory(solver: Solver, n: int, d: int) -> dict[str, int]:
             "own_bytes": 8 * rank * (3 * rank + drawn),
             "factor_bytes": rank * (4 * n + 16 * rank),
         }
+    if isinstance(solver, Cholesky):
+        return {**plain, "own_bytes": cholesky_bytes(n, d)}
+    if isinstance(solver, TiledCholesky):
+        return {**plain, "memory": 1, "factor_bytes": solver.memory_bytes}
     return {**plain, "memory": 1}
 
 

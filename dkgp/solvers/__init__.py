@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dkgp.solvers.cholesky import Cholesky
 from dkgp.solvers.conjugate_gradient import ConjugateGradient
 from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
@@ -21,9 +22,11 @@ from dkgp.solvers.stopping import (
     StoppingRule,
     StopReason,
 )
+from dkgp.solvers.tiled_cholesky import TiledCholesky
 
 __all__ = [
     "Checkpointing",
+    "Cholesky",
     "ConjugateGradient",
     "CyclicSelection",
     "DualityGap",
@@ -46,5 +49,6 @@ __all__ = [
     "Solver",
     "StopReason",
     "StoppingRule",
+    "TiledCholesky",
     "solve",
 ]

@@ -235,6 +235,9 @@ class _Loop:
             reason = None
         if not reason.converged and not stopped_short:
             self._save(state)
+        finish = getattr(self.solver, "finish", None)
+        if finish is not None and reason.converged:  # what a method keeps outside its state has served
+            finish(state)
         return Solution(
             state.alpha, state.gradient, reason, progress, self.history, self.solver.settings(), self.refreshes
         )

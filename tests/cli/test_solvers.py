@@ -19,7 +19,7 @@ def train(pipeline: dict[str, Any], out: Path, *options: object) -> tuple[object
     return ("train", store, "--hyper", hyper, "--out", out, *options, "--json", "--quiet")
 
 
-@pytest.mark.parametrize("solver", ["bcdc", "bcdg", "smo", "cg", "pcg", "kcg"])
+@pytest.mark.parametrize("solver", ["bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "cholesky", "tiled-cholesky"])
 def test_each_solver_finds_the_same_model(
     pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, solver: str
 ) -> None:
@@ -72,6 +72,10 @@ def test_an_interrupted_solve_of_another_kind_resumes(
         ),
         (("--solver", "gbcd", "--rank", 50), "--rank belongs to the solver pcg; got --solver gbcd"),
         (("--solver", "smo", "--exhaustive"), "--exhaustive belongs to the solver gbcd; got --solver smo"),
+        (
+            ("--solver", "cholesky", "--tiles", "t"),
+            "--tiles belongs to the solver tiled-cholesky; got --solver cholesky",
+        ),
         (("--solver", "kcg", "--memory", 3), "--memory belongs to the solvers gbcd, bcdc, bcdg; got --solver kcg"),
         (("--solver", "pcg", "--landmarks", "best"), "'best' is not one of"),
     ],
@@ -83,3 +87,17 @@ def test_options_of_other_solvers_are_refused(
     assert result.exit_code == 2
     assert message in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_factorisation_goes_on_from_its_tiles(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole.zarr", tmp_path / "parts.zarr"
+    document(run(*train(pipeline, whole, "--solver", "tiled-cholesky")))
+    assert not (tmp_path / "whole.zarr.tiles").exists()
+    found = document(run(*train(pipeline, parts, "--solver", "tiled-cholesky", "--max-seconds", 1e-9)), 4)
+    assert found["converged"] is False
+    assert (tmp_path / "parts.zarr.tiles").exists()
+    assert document(run(*train(pipeline, parts, "--solver", "tiled-cholesky", "--resume")))["converged"] is True
+    assert not (tmp_path / "parts.zarr.tiles").exists()
+    assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
