@@ -1,9 +1,9 @@
-"""A kd-tree over scaled inputs, and the compiled walk that sums kernel contributions leaf by leaf.
+"""A kd-tree over scaled inputs, and the compiled walk that sums kernel contributions query by query.
 
-Leaves hold a multiple of 16 points each, so that every leaf starts on a whole vector and its sums are those of the
-dense tiles. The walk meets a group of query points (a leaf) with every part of the tree: where the kernel can hardly
-vary between the two boxes, the part's whole contribution is one number; elsewhere it goes down, to dense tiles at the
-end.
+A query is a node of about a hundred samples. It meets the tree from the root: a part across which the kernel hardly
+varies, seen from the query's box, contributes one number; elsewhere the walk goes down, and what is left of the leaves
+goes to the dense tiles. There the inputs are taken relative to the query's centre, so float32 tiles lose nothing on
+length scales that are short against the extent of the data.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from dkgp.kernels.compiled import profile_value, tile_matmat
+from dkgp.kernels.compiled import FLUSH_COLUMNS, LANES, profile_value, tile_matmat
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["KDTree", "sum_leaves"]
+__all__ = ["KDTree", "node_sums", "sum_queries"]
 
-LEAF_ROWS = 128
-# Deeper than any tree of 2^48 leaves needs.
+# Small, so that little is evaluated which lies beyond reach; a tile wants more rows than that, so a query holds several
+# leaves.
+LEAF_ROWS = 32
+QUERY_LEAVES = 4
+# The walk holds at most one node a level.
 STACK = 64
+# Columns that go to the tiles together.
+BATCH = 4096
+_EPS = 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,19 @@ class KDTree:
 
     Attributes
     ----------
+    points : (n, d) float64
+        The points in the order of the leaves: a leaf holds `LEAF_ROWS` neighbours, the last one what is left.
     order : (n,) intp
-        Samples in the order of the leaves.
+        Which sample each of them is.
     low, high : (nodes, d) float64
-        Corners of each node's bounding box.
+        Corners of a box around each node's points, wider by the rounding that the points bear themselves.
     first, last : (nodes,) intp
         Leaves below each node: first, and first after them. Nodes are in preorder; a node's left child is the next.
     right : (nodes,) intp
         Its right child; -1 for a leaf.
     """
 
+    points: FloatArray
     order: IndexArray
     low: FloatArray
     high: FloatArray
@@ -75,7 +83,8 @@ class KDTree:
                 order[rows] = order[rows][np.argsort(values, kind="stable")]
                 pending.append((middle, stop, node))
                 pending.append((start, middle, -1))
-        return cls(order, low, high, first, last, right)
+        rounding = _EPS * np.abs(points).max(axis=0)
+        return cls(points[order], order, low - rounding, high + rounding, first, last, right)
 
     @property
     def n_leaves(self) -> int:
@@ -83,123 +92,232 @@ class KDTree:
         return int(self.last[0])
 
     @property
-    def leaf_nodes(self) -> IndexArray:
-        """The node that each leaf is."""
-        return np.flatnonzero(self.right < 0).astype(np.intp)
+    def nbytes(self) -> int:
+        """Bytes held."""
+        arrays = (self.points, self.order, self.low, self.high, self.first, self.last, self.right)
+        return sum(array.nbytes for array in arrays)
 
-    def node_sums(self, values: NDArray[np.float64]) -> FloatArray:
-        """Sums of values (n, t), in leaf order, over each node: (nodes, t)."""
-        starts = np.arange(0, len(values), LEAF_ROWS)
-        leaf_sums = np.add.reduceat(values, starts, axis=0)
-        sums = np.empty((len(self.right), values.shape[1]))
-        for node in range(len(self.right) - 1, -1, -1):
-            if self.right[node] < 0:
-                sums[node] = leaf_sums[self.first[node]]
-            else:
-                sums[node] = sums[node + 1] + sums[self.right[node]]
-        return sums
+    def queries(self) -> IndexArray:
+        """The largest nodes of at most `QUERY_LEAVES` leaves, in the order of the leaves."""
+        small = self.last - self.first <= QUERY_LEAVES
+        parents = np.flatnonzero(self.right >= 0)
+        below_small = np.zeros(len(small), bool)
+        below_small[parents + 1] = below_small[self.right[parents]] = small[parents]
+        return np.flatnonzero(small & ~below_small).astype(np.intp)
+
+    def leaf_starts(self, active: IndexArray) -> IndexArray:
+        """Where each leaf begins in a sorted list of points, and the list's length: (leaves + 1,)."""
+        return np.searchsorted(active, np.arange(self.n_leaves + 1) * LEAF_ROWS).astype(np.intp)
 
 
 @njit(nogil=True, cache=True)
-def sum_leaves(  # type: ignore[no-untyped-def]
-    first_leaf, last_leaf, leaf_nodes, low, high, first, last, right,
-    values, norms, program, weights, sums, magnitudes, allowed, out, bounds,
+def node_sums(starts, weights, first, right, sums, magnitudes):  # type: ignore[no-untyped-def]
+    """Sums of weights (m, t) over each node, and of their absolute values: (nodes, t)."""
+    for node in range(right.shape[0] - 1, -1, -1):
+        for t in range(weights.shape[1]):
+            if right[node] >= 0:
+                sums[node, t] = sums[node + 1, t] + sums[right[node], t]
+                magnitudes[node, t] = magnitudes[node + 1, t] + magnitudes[right[node], t]
+            else:
+                total, magnitude = 0.0, 0.0
+                for i in range(starts[first[node]], starts[first[node] + 1]):
+                    total += weights[i, t]
+                    magnitude += abs(weights[i, t])
+                sums[node, t], magnitudes[node, t] = total, magnitude
+
+
+@njit(nogil=True, cache=True)
+def _distances(low, high, query, node):  # type: ignore[no-untyped-def]
+    """Squared distances between the nearest and between the farthest points of two boxes."""
+    nearest, farthest = 0.0, 0.0
+    for f in range(low.shape[1]):
+        gap = max(low[node, f] - high[query, f], low[query, f] - high[node, f], 0.0)
+        span = max(high[node, f] - low[query, f], high[query, f] - low[node, f])
+        nearest += gap * gap
+        farthest += span * span
+    return nearest, farthest
+
+
+@njit(nogil=True, cache=True)
+def _affordable(half, magnitudes, node, allowed):  # type: ignore[no-untyped-def]
+    """Whether a node may be taken as one number: for each target whose weights there are not all zero."""
+    affordable = True
+    for t in range(allowed.shape[0]):
+        affordable = affordable and (magnitudes[node, t] == 0.0 or half <= allowed[t])
+    return affordable
+
+
+@njit(nogil=True, cache=True)
+def _entry_rounding(nearest, farthest, profile, largest, coordinate, features, unit):  # type: ignore[no-untyped-def]
+    """Bound on the error of one entry of a tile, by the rounding of inputs, their differences, squares and the profile.
+
+    A squared exponential changes by at most max |dk/dr| |dr|, and by at most max (d log k / d log r^2) k times the
+    relative error of r^2; both maxima are taken over the distances beyond the nearest.
+    """
+    shift = 2.0 * unit * np.sqrt(farthest) + 4.0 * _EPS * coordinate
+    beyond = max(np.sqrt(nearest) - shift, 0.0)
+    # 2^(-r^2) is steepest at r = 0.849, and r^2 2^(-r^2) largest at r^2 = 1.443.
+    steepest = max(beyond, 0.8493)
+    slope = 1.3863 * steepest * profile_value(steepest * steepest, profile)
+    bulge = max(beyond * beyond, 1.4427)
+    relative = 0.7 * bulge * profile_value(bulge, profile)
+    return slope * shift + (features + 10) * unit * relative + 6.0 * unit * largest
+
+
+@njit(nogil=True, cache=True)
+def sum_queries(  # type: ignore[no-untyped-def]
+    queries, points, low, high, first, last, right, coordinate, active, starts, weights, sums, magnitudes, errors,
+    profile, like, out, bounds,
 ):  # fmt: skip
-    """Sum the contributions of all points to the queries in some leaves.
+    """Sum the contributions of weighted points to the points of some queries.
 
     Parameters
     ----------
-    first_leaf, last_leaf : int
-        Leaves whose points are the queries.
-    leaf_nodes, low, high, first, last, right
+    queries : (q,)
+        Nodes that follow one another.
+    points, low, high, first, last, right
         The tree.
-    values, norms, program
-        Prepared features in leaf order, and what `tile_matmat` is told of the kernel.
-    weights : (n, t)
-        Weights in leaf order, amplitude included, in the tiles' precision.
-    sums, magnitudes : (nodes, t) float64
-        Of the weights, and of their absolute values.
-    allowed : (t,) float64
-        Half the kernel's variation, at unit amplitude, up to which a part is taken as one number.
-    out : (t, padded rows of these leaves) float64
+    coordinate : float
+        Sum over features of the largest coordinate's magnitude.
+    active, starts : (m,), (leaves + 1,)
+        Points that have a weight, ascending, and where each leaf's begin.
+    weights : (m, t) float64
+        Their weights, amplitude included.
+    sums, magnitudes : (nodes, t)
+        See `node_sums`.
+    errors : (t,)
+        What pruning may cost an entry of the result.
+    profile : int
+        The kernel's, as for `tile_matmat`.
+    like : (0,) float32 or float64
+        An array of the tiles' type.
+    out : (t, points of these queries) float64
         Where the sums go.
     bounds : (t,) float64
-        Largest bound on an entry's error met here.
+        Largest bound on an entry's error met here, rounding included.
 
     Returns
     -------
     int
         Kernel entries evaluated.
     """
-    profile, expanded, tile_rows, _ = program
     d, targets = low.shape[1], weights.shape[1]
-    n = weights.shape[0]
-    base = first_leaf * LEAF_ROWS
+    n, base = points.shape[0], first[queries[0]] * LEAF_ROWS
+    n_leaves = last[0]
+    unit = 2.0**-24 if like.itemsize == 4 else 2.0**-53
     stack = np.empty(STACK, np.intp)
-    constant, error = np.empty(targets), np.empty(targets)
-    part = np.empty((targets, LEAF_ROWS))
+    near, near_half = np.empty(n_leaves, np.intp), np.empty(n_leaves)
+    near_nearest, near_farthest = np.empty(n_leaves), np.empty(n_leaves)
+    constant, spent, rounded, mass, allowed = (
+        np.empty(targets), np.empty(targets), np.empty(targets), np.empty(targets), np.empty(targets),
+    )  # fmt: skip
+    centre = np.empty(d)
+    nothing = np.empty(0, like.dtype)
+    rows_held = np.empty(d * QUERY_LEAVES * LEAF_ROWS, like.dtype)
+    columns_held = np.empty(d * BATCH, like.dtype)
+    weights_held = np.empty(targets * BATCH, like.dtype)
+    part_held = np.empty(targets * QUERY_LEAVES * LEAF_ROWS)
     evaluated = 0
-    for leaf in range(first_leaf, last_leaf):
-        here = leaf_nodes[leaf]
-        start = leaf * LEAF_ROWS
-        padded = min(LEAF_ROWS, values.shape[1] - start)
-        constant[:], error[:] = 0.0, 0.0
-        out[:, start - base : start - base + padded] = 0.0
-        near_first, near_last = -1, -1
-        depth = 1
-        stack[0] = 0
-        while depth > 0 or near_first >= 0:
-            node = -1
-            if depth > 0:
-                depth -= 1
-                node = stack[depth]
-            close = False
-            if node >= 0:
-                nearest, farthest = 0.0, 0.0
-                for f in range(d):
-                    gap = max(low[node, f] - high[here, f], low[here, f] - high[node, f], 0.0)
-                    span = max(high[node, f] - low[here, f], high[here, f] - low[node, f])
-                    nearest += gap * gap
-                    farthest += span * span
-                largest, smallest = profile_value(nearest, profile), profile_value(farthest, profile)
-                half = 0.5 * (largest - smallest)
-                empty, negligible = True, True
-                for t in range(targets):
-                    if magnitudes[node, t] > 0.0:
-                        empty = False
-                        if not half <= allowed[t]:
-                            negligible = False
-                if empty:
-                    continue
-                if negligible:
-                    middle = 0.5 * (largest + smallest)
-                    for t in range(targets):
-                        constant[t] += middle * sums[node, t]
-                        error[t] += half * magnitudes[node, t]
-                    continue
-                if right[node] >= 0:
-                    stack[depth] = right[node]
-                    stack[depth + 1] = node + 1
-                    depth += 2
-                    continue
-                close = True
-            # Neighbouring leaves go to the tiles together.
-            if close and near_first >= 0 and first[node] == near_last and near_last - near_first < 64:
-                near_last = last[node]
-                continue
-            if near_first >= 0:
-                left, end = near_first * LEAF_ROWS, min(near_last * LEAF_ROWS, n)
-                stop = min(near_last * LEAF_ROWS, values.shape[1])
-                tile_matmat(
-                    values[:, start : start + padded], norms[start : start + padded], values[:, left:stop],
-                    norms[left:stop], end - left, weights[left:end], part[:, :padded], profile, expanded, tile_rows,
-                )  # fmt: skip
-                out[:, start - base : start - base + padded] += part[:, :padded]
-                evaluated += (end - left) * min(LEAF_ROWS, n - start)
-                near_first = -1
-            if close:
-                near_first, near_last = first[node], last[node]
+    for query in queries:
+        start = first[query] * LEAF_ROWS
+        count = min(last[query] * LEAF_ROWS, n) - start
+        padded = -(-count // LANES) * LANES
         for t in range(targets):
-            out[t, start - base : start - base + padded] += constant[t]
-            bounds[t] = max(bounds[t], error[t])
+            constant[t], spent[t], rounded[t], mass[t] = 0.0, 0.0, 0.0, 0.0
+            allowed[t] = errors[t] / magnitudes[0, t] if magnitudes[0, t] > 0.0 else 0.0
+        # Down the tree: every part may cost its share of the weights.
+        found, taken, depth = 0, 0, 1
+        stack[0] = 0
+        while depth > 0:
+            depth -= 1
+            node = stack[depth]
+            if starts[first[node]] == starts[last[node]]:
+                continue
+            nearest, farthest = _distances(low, high, query, node)
+            largest, smallest = profile_value(nearest, profile), profile_value(farthest, profile)
+            half = 0.5 * (largest - smallest)
+            if _affordable(half, magnitudes, node, allowed):
+                taken += 1
+                for t in range(targets):
+                    constant[t] += 0.5 * (largest + smallest) * sums[node, t]
+                    spent[t] += half * magnitudes[node, t]
+                    mass[t] += (1.0 + nearest) * largest * magnitudes[node, t]
+            elif right[node] >= 0:
+                stack[depth], stack[depth + 1] = right[node], node + 1
+                depth += 2
+            else:
+                near[found], near_half[found] = node, half
+                near_nearest[found], near_farthest[found] = nearest, farthest
+                found += 1
+        # Nearly all weights are far away and cost next to nothing; what they left buys leaves, the cheapest first.
+        for i in np.argsort(near_half[:found]):
+            node = near[i]
+            fits = True
+            for t in range(targets):
+                fits = fits and spent[t] + near_half[i] * magnitudes[node, t] <= errors[t]
+            if fits:
+                taken += 1
+                largest = profile_value(near_nearest[i], profile)
+                for t in range(targets):
+                    constant[t] += (largest - near_half[i]) * sums[node, t]
+                    spent[t] += near_half[i] * magnitudes[node, t]
+                    mass[t] += (1.0 + near_nearest[i]) * largest * magnitudes[node, t]
+                near[i] = -1
+        kept = 0
+        for i in range(found):
+            if near[i] >= 0:
+                near[kept], near_nearest[kept], near_farthest[kept] = near[i], near_nearest[i], near_farthest[i]
+                kept += 1
+        found = kept
+        for t in range(targets):
+            out[t, start - base : start - base + count] = constant[t]
+        # The rest, evaluated.
+        rows = rows_held[: d * padded].reshape(d, padded)
+        for f in range(d):
+            centre[f] = 0.5 * (low[query, f] + high[query, f])
+            for i in range(padded):
+                rows[f, i] = points[start + min(i, count - 1), f] - centre[f]
+        part = part_held[: targets * padded].reshape(targets, padded)
+        columns_of_query = 0
+        i = 0
+        while i < found:
+            stop, size = i, 0
+            while stop < found:
+                leaf = first[near[stop]]
+                if size + starts[leaf + 1] - starts[leaf] > BATCH:
+                    break
+                size += starts[leaf + 1] - starts[leaf]
+                stop += 1
+            columns = columns_held[: d * size].reshape(d, size)
+            chosen = weights_held[: size * targets].reshape(size, targets)
+            filled = 0
+            while i < stop:
+                leaf = first[near[i]]
+                largest = profile_value(near_nearest[i], profile)
+                entry = _entry_rounding(
+                    near_nearest[i], near_farthest[i], profile, largest, coordinate, d, unit
+                )  # fmt: skip
+                for t in range(targets):
+                    # A run of FLUSH_COLUMNS products is summed in the tiles' precision.
+                    rounded[t] += (entry + (FLUSH_COLUMNS + 3) * unit * largest) * magnitudes[near[i], t]
+                    mass[t] += largest * magnitudes[near[i], t]
+                for c in range(starts[leaf], starts[leaf + 1]):
+                    for f in range(d):
+                        columns[f, filled] = points[active[c], f] - centre[f]
+                    for t in range(targets):
+                        chosen[filled, t] = weights[c, t]
+                    filled += 1
+                i += 1
+            tile_matmat(
+                rows, nothing, columns, nothing, size, chosen, part, profile, False, QUERY_LEAVES * LEAF_ROWS
+            )  # fmt: skip
+            for t in range(targets):
+                for row in range(count):
+                    out[t, start - base + row] += part[t, row]
+            columns_of_query += size
+        evaluated += columns_of_query * count
+        # The sums over nodes, the constants and the runs of the tiles are added up in float64.
+        additions = 2 * LEAF_ROWS + STACK + taken + columns_of_query / FLUSH_COLUMNS + 4 * d
+        for t in range(targets):
+            bounds[t] = max(bounds[t], spent[t] + rounded[t] + additions * _EPS * mass[t])
     return evaluated
