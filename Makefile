@@ -14,6 +14,7 @@ BENCH_OUTPUT ?= bench-output
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 
 # The oldest supported Python: what it can install, the later ones can too.
 LOCK_PYTHON ?= python3.11
@@ -51,7 +52,7 @@ demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, m
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
 test: $(STAMP) ## Run the tests, except the slow ones and those of faults
-	$(BIN)/python -m pytest -m "not slow and not faults" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)

@@ -134,7 +134,7 @@ def squares(group: list[int]) -> list[int]:
     return [item * item for item in group]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
 def test_workers_of_another_version_never_compute(start_process: StartProcess, tmp_path: Path, nanny: str) -> None:
     """There at the start they end the job; later they cannot join it. The right ones join and compute."""

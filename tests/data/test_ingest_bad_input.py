@@ -141,7 +141,7 @@ def _arrays() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("short.csv.gz", gzip.compress(b"a,y\n" + b"1,2\n3,4\n" * 1000)[:-10], "truncated or damaged"),
+        ("short.csv.gz", gzip.compress(b"a,y\n" + b"1,2\n3,4\n" * 1000, mtime=0)[:-10], "truncated or damaged"),
         ("bad.csv.gz", b"\x1f\x8bnonsense", "truncated or damaged"),
         ("bad.npy", b"nonsense", "does not begin as its name's format does"),
         ("bad.npz", b"PK\x03\x04nonsense", "not a whole NPZ"),
