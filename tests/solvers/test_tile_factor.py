@@ -51,7 +51,7 @@ def test_a_killed_factorisation_goes_on_where_it_stopped(tmp_path: Path, writes:
     whole = solved(one)
     writes.names.clear()
     writes.allowed = done
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles"))
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles"))
     with pytest.raises(KeyboardInterrupt):
         solved(one, solver)
     assert len(TileStore(tmp_path / "tiles").names()) == done
@@ -68,7 +68,7 @@ def test_a_killed_factorisation_goes_on_where_it_stopped(tmp_path: Path, writes:
 
 
 def test_a_damaged_tile_alone_is_computed_again(executor: LocalExecutor, tmp_path: Path, writes: Writes) -> None:
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles"))
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles"))
     whole = solved(executor, solver)
     for name, content in (("00003-00001", b"short"), ("00002-00002", None)):
         file = tmp_path / "tiles" / f"{name}.tile"
@@ -86,7 +86,7 @@ def test_damage_while_it_runs_is_an_error(executor: LocalExecutor, tmp_path: Pat
         if progress.iteration == rounds:
             (tmp_path / "tiles" / "00004-00001.tile").write_bytes(b"")
 
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles"))
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles"))
     with pytest.raises(StoreError, match=r"00004-00001\.tile' has 0 bytes; expected .* Run again with the same folder"):
         solved(executor, solver, tolerance=1e-14, callback=damage)
 
@@ -105,7 +105,7 @@ def test_damage_while_it_runs_is_an_error(executor: LocalExecutor, tmp_path: Pat
 def test_tiles_of_another_matrix_are_refused(
     executor: LocalExecutor, tmp_path: Path, what: str, change: dict[str, Any]
 ) -> None:
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles"))
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles"))
     solved(executor, solver, stopping=MaxIterations(2))
     held = TileStore(tmp_path / "tiles").names()
     changed = {"tile rows": {"tile_rows": 65}, "precision": {"precision": "double"}}.get(what, {})
@@ -182,13 +182,13 @@ def dies(*arguments):
     replace_file(*arguments)
 
 os.replace = dies
-solved(LocalExecutor(1), replace(SOLVER, folder=sys.argv[1]))
+solved(LocalExecutor(1), replace(SOLVER, keep=True, folder=sys.argv[1]))
 """
 
 
 @pytest.mark.faults
 def test_a_process_killed_while_it_writes_a_tile(tmp_path: Path, writes: Writes) -> None:
-    solver, folder = replace(SOLVER, folder=str(tmp_path / "tiles")), tmp_path / "tiles"
+    solver, folder = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles")), tmp_path / "tiles"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     child = subprocess.run([sys.executable, "-c", KILLED, str(folder)], env=environment, check=False)
     assert child.returncode == -signal.SIGKILL
@@ -218,5 +218,5 @@ def test_on_a_dask_cluster(executor: LocalExecutor, tmp_path: Path, kind: str) -
 
 def test_a_remote_folder(executor: LocalExecutor, tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}/tiles"
-    assert bits(solved(executor, replace(SOLVER, folder=url))) == bits(solved(executor))
+    assert bits(solved(executor, replace(SOLVER, keep=True, folder=url))) == bits(solved(executor))
     assert len(TileStore(url).names()) == N_TILES

@@ -54,7 +54,7 @@ def test_the_answer_of_dense_cholesky(executor: LocalExecutor, tile_rows: int, p
 
 
 def test_the_tiles_are_the_factor(executor: LocalExecutor, tmp_path: Path) -> None:
-    solved(executor, replace(SOLVER, folder=str(tmp_path / "tiles")))
+    solved(executor, replace(SOLVER, keep=True, folder=str(tmp_path / "tiles")))
     layout, store = TileLayout(300, 64, "single"), TileStore(tmp_path / "tiles")
     assert len(store.names()) == N_TILES
     found = np.zeros((300, 300))
@@ -71,12 +71,12 @@ def test_steps_of_a_plain_preconditioned_conjugate_gradient(executor: LocalExecu
     """Against the recursion in NumPy, with a factor of another matrix so that it takes several steps to tell."""
     folder = str(tmp_path / "tiles")
     other = replace(PROBLEM, noise_variance=0.3)
-    solved(executor, replace(SOLVER, folder=folder), other, stopping=MaxIterations(5))
+    solved(executor, replace(SOLVER, keep=True, folder=folder), other, stopping=MaxIterations(5))
     # The tiles of Kbar with more noise, passed off as those of PROBLEM.
     description = TileStore(folder).description()
     assert description is not None
     (tmp_path / "tiles" / "tiles.json").write_text(json.dumps({**description, "noise_variance": 0.05}))
-    solution = solved(executor, replace(SOLVER, folder=folder), stopping=MaxIterations(4 + 4))
+    solution = solved(executor, replace(SOLVER, keep=True, folder=folder), stopping=MaxIterations(4 + 4))
 
     factor = scipy.linalg.cho_factor(other.matrix, lower=True)
     alpha, direction, before, rho = np.zeros((300, 2)), np.zeros((300, 2)), np.zeros((300, 2)), np.ones(2)
@@ -121,7 +121,7 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(
     executor: LocalExecutor, tmp_path: Path, writes: Writes, named: bool, rounds: int
 ) -> None:
     """The tiles of a folder that nobody named are gone, and are computed again."""
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles")) if named else SOLVER
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles")) if named else SOLVER
     whole = solved(executor)
     writes.names.clear()
     done: list[int] = []
@@ -143,7 +143,7 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(
 
 def test_float64_tiles_where_float32_breaks_down(executor: LocalExecutor, tmp_path: Path, writes: Writes) -> None:
     problem = smooth_problem(300, 2, noise_variance=1e-8)
-    solver = replace(SOLVER, folder=str(tmp_path / "tiles"))
+    solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles"))
     solution = solved(executor, solver, problem, tolerance=1e-7)
     assert solution.converged
     scale = np.abs(problem.solution).max()
