@@ -381,9 +381,9 @@ def variance(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 )
 @tolerance_option
 @click.option(
-    "--max-passes", type=float, help="Where each method is cut off, and said to be.  [default: 300; 20000 for kcg]"
+    "--max-passes", type=float, help="Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]"
 )
-@click.option("--max-seconds", type=float, help="The same in seconds.")
+@click.option("--max-seconds", type=float, help="The same in seconds of each run.")
 @seed_option
 @click.option("--plots", metavar="DIR", help="Draw each figure into this folder.")
 @overwrite_option

@@ -97,7 +97,7 @@ def _column(sample, keep, values, norms, program, columns, owner, slot_of, used,
 def _steps(  # type: ignore[no-untyped-def]
     count, alpha, gradient, noise, values, norms, program, columns, owner, slot_of, used, hand
 ):
-    """Take `count` steps for one target; columns evaluated, and the sum of squared steps."""
+    """Take `count` steps for one target; columns evaluated, columns used, and the sum of squared steps."""
     n = alpha.shape[0]
     high, low = 0, 0
     for i in range(n):
@@ -105,12 +105,13 @@ def _steps(  # type: ignore[no-untyped-def]
             high = i
         if gradient[i] < gradient[low]:
             low = i
-    evaluated, moved = 0, 0.0
+    evaluated, used_columns, moved = 0, 0, 0.0
     for _ in range(count):
         if gradient[high] == 0.0 and gradient[low] == 0.0:
             break
         a, new = _column(high, -1, values, norms, program, columns, owner, slot_of, used, hand)
         evaluated += new
+        used_columns += 1
         column_a = columns[a]
         if high == low:  # all gradients are equal, as of a single sample
             step_a, step_b = -gradient[high] / (float(column_a[high]) + noise), 0.0
@@ -118,6 +119,7 @@ def _steps(  # type: ignore[no-untyped-def]
         else:
             b, new = _column(low, a, values, norms, program, columns, owner, slot_of, used, hand)
             evaluated += new
+            used_columns += 1
             column_b = columns[b]
             aa, bb = float(column_a[high]) + noise, float(column_b[low]) + noise
             ab = float(column_a[low])
@@ -137,7 +139,7 @@ def _steps(  # type: ignore[no-untyped-def]
                 largest, high = value, i
             if value < smallest:
                 smallest, low = value, i
-    return evaluated, moved
+    return evaluated, used_columns, moved
 
 
 @dataclass
@@ -229,12 +231,13 @@ class SequentialMinimalOptimization:
         for target in range(state.rhs.shape[1]):
             alpha = np.ascontiguousarray(state.alpha[:, target])
             gradient = np.ascontiguousarray(state.gradient[:, target])
-            evaluated, moved[target] = _steps(
+            evaluated, used, moved[target] = _steps(
                 steps, alpha, gradient, operator.noise_variance, features.values, features.squared_norms, program,
                 cache.columns, cache.owner, cache.slot_of, cache.used, cache.hand,
             )  # fmt: skip
             state.alpha[:, target], state.gradient[:, target] = alpha, gradient
-            state.columns += evaluated
+            # Passes count the columns that steps are made of, cached or not: a limit on them is to bite.
+            state.columns += used
             operator.kernel_evaluations += evaluated * operator.n
         state.note_step(moved)
         state.iteration += 1
