@@ -58,7 +58,7 @@ CAUTIONS = {
     "GBCD": "'as in the paper': blocks of the paper's size, 60 candidates, no conjugate steps. dkgp's default picks "
     "its block size and remembers a few steps.",
     "SMO": "'as in the paper': every step evaluates its two columns anew. dkgp's default keeps 256 MiB of columns, and "
-    "where they all fit it needs hardly more than one pass. An iteration here is n / 20 steps.",
+    "evaluates each once where they all fit; passes count the columns used, either way. An iteration is n / 20 steps.",
     "draws": "One draw of the samples, not ten; test samples follow the file's own split where it has one.",
     "other tables": "Tables 3 and 4 (variances) are `dkgp bench variance --table 3|4`; --table 3 and 4 here run that "
     "with one repeat. Sparse methods (SD, SR, MPGP) are not measured.",
