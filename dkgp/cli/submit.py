@@ -33,7 +33,18 @@ SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = 
 }
 
 # Options of theirs that name files and stores: the service's working directory is not the user's.
-PATH_NAMES = ("checkpoint", "dataset", "hyper", "log_json", "model", "out", "plot", "prediction", "warm_start")
+PATH_NAMES = (
+    "checkpoint",
+    "dataset",
+    "hyper",
+    "log_json",
+    "model",
+    "out",
+    "plot",
+    "prediction",
+    "tiles",
+    "warm_start",
+)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ SOLVER_NAMES = (
     "tolerance",
     "max_passes",
     "max_seconds",
+    "rank",
+    "landmarks",
+    "duality_gap",
 )
 
 
@@ -56,10 +59,12 @@ SOLVER_NAMES = (
 @click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
 @click.option(
     "--solver",
-    type=click.Choice(["gbcd", "bcdc", "bcdg"]),
+    type=click.Choice(["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]),
     default="gbcd",
     show_default=True,
-    help="Greedy block coordinate descent, or the same with cyclic or gradient selection, for comparison.",
+    help="gbcd: greedy block coordinate descent; bcdc, bcdg: the same with cyclic or gradient selection; smo: pairs; "
+    "cg: conjugate gradients; pcg: preconditioned by a partial Cholesky factor; kcg: kernel conjugate gradient; "
+    "paramcg: on the risk's parameters, its rival; cholesky: in memory; tiled-cholesky: on disk.",
 )
 @click.option(
     "--block-size",
@@ -80,6 +85,27 @@ SOLVER_NAMES = (
 )
 @click.option("--exhaustive", is_flag=True, help="Score all samples at every step instead of random candidates.")
 @click.option("--prefitting", is_flag=True, help="Score by the decrease after refitting the block; for small problems.")
+@click.option(
+    "--rank", type=block_size, metavar="R|auto", default="auto", show_default=True, help="Of pcg's preconditioner."
+)
+@click.option(
+    "--landmarks",
+    type=click.Choice(["pivoted", "uniform"]),
+    default="pivoted",
+    show_default=True,
+    help="How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+)
+@click.option(
+    "--tiles",
+    metavar="FOLDER",
+    help="Where tiled-cholesky keeps its factor, to go on with after an interruption.  [default: OUT.tiles]",
+)
+@click.option(
+    "--duality-gap",
+    type=float,
+    metavar="SHARE",
+    help="Converged, too, when the regularised risk is proven to be within this share of the least.",
+)
 @limit_options
 @click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")
 @click.option("--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs.")

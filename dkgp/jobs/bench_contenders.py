@@ -108,7 +108,7 @@ def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) 
         "start_seconds": start_seconds,
         "alpha_error_bound": float(max(trained.certificate.alpha_error_bound)),
         "cluster_warnings": reporter.warnings,
-        "block_size": trained.solution.solver["block_size"],
+        "block_size": trained.solution.solver.get("block_size"),
         **{name: trained.summary[name] for name in names},
     }
 

@@ -109,7 +109,9 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
         with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
             cluster = measure_cluster(executor)
             machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
-            solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, SilentReporter())
+            solver = job.solver.build_block_solver(
+                dataset.n_samples, dataset.n_features, dataset.n_targets, SilentReporter()
+            )
             problem = problem_of(dataset, found.kernel, solver, executor.least_task_evaluations)
     rows = compare_with_model(scaling, problem, machine, cluster)
     first, last = rows[0], rows[-1]

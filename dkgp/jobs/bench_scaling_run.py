@@ -151,7 +151,7 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
     with open_executor(cluster, dataset.n_samples) as executor:
         for url in (description["warm"], description["train"]):
             data = open_dataset(url)
-            solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
+            solver = options.build_block_solver(data.n_samples, data.n_features, data.n_targets, SilentReporter())
             timed = TimedExecutor(executor)
             began = time.perf_counter()
             trained = train(data, found.kernel, found.noise_variance, timed, solver=solver, stopping=options.stopping())

@@ -131,7 +131,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
-    solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    solver = job.solver.build_block_solver(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
     job.solver.stopping()
     kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, dataset.n_targets, reporter)
     found = _hyperparameters(job, dataset, reporter)

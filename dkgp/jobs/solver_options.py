@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from dkgp.errors import InputError, UsageError
 from dkgp.jobs.progress import Reporter
 from dkgp.solvers import (
+    Cholesky,
+    ConjugateGradient,
     CyclicSelection,
+    DualityGap,
     GradientInfNorm,
     GradientSelection,
     GreedyBlockCoordinateDescent,
     GreedySelection,
+    KernelConjugateGradient,
     MaxPasses,
     MaxSeconds,
+    ParameterConjugateGradient,
+    PartialCholesky,
     Selection,
+    SequentialMinimalOptimization,
+    Solver,
     StoppingRule,
+    TiledCholesky,
 )
 
-__all__ = ["SolverOptions"]
+__all__ = ["BLOCK_SOLVERS", "SOLVER_NAMES", "SolverName", "SolverOptions"]
+
+SolverName = Literal["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
+SOLVER_NAMES: tuple[str, ...] = get_args(SolverName)
+# Those that take blocks of variables: one engine, three selections.
+BLOCK_SOLVERS = ("gbcd", "bcdc", "bcdg")
+
+# Which solvers an option that has been changed belongs to.
+_OWNERS = {
+    "block_size": BLOCK_SOLVERS,
+    "candidates": ("gbcd",),
+    "memory": BLOCK_SOLVERS,
+    "exhaustive": ("gbcd",),
+    "prefitting": ("gbcd",),
+    "rank": ("pcg",),
+    "landmarks": ("pcg",),
+}
+# Candidates and memory have their defaults in benchmarks that compare selections; they do no harm there.
+_LENIENT = {"candidates": BLOCK_SOLVERS}
 
 
 @dataclass(frozen=True)
@@ -29,18 +56,24 @@ class SolverOptions:
     Attributes
     ----------
     solver
-        "gbcd", or the same engine with the GBCD paper's other selections: "bcdc" cyclic, "bcdg" by gradient.
+        "gbcd", or the same engine with the GBCD paper's other selections: "bcdc" cyclic, "bcdg" by gradient; "smo" in
+        pairs; conjugate gradients: "cg", "pcg" preconditioned, "kcg" in function space, "paramcg" on the risk; the
+        factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
     block_size, memory, precision, seed
-        As for `GreedyBlockCoordinateDescent`.
+        As for `GreedyBlockCoordinateDescent`; precision is of all solvers.
     candidates, exhaustive, prefitting
         As for `GreedySelection`; of "gbcd" alone.
+    rank, landmarks
+        As for `PartialCholesky`; of "pcg" alone.
     tolerance
         Converged when max |g| is at or below it.
+    duality_gap
+        Converged, too, when the risk is proven to be within this share of the least; see `DualityGap`.
     max_passes, max_seconds
         Effort after which to stop short of that.
     """
 
-    solver: Literal["gbcd", "bcdc", "bcdg"] = "gbcd"
+    solver: SolverName = "gbcd"
     block_size: int | Literal["auto"] = "auto"
     candidates: int = 60
     memory: int = 5
@@ -51,17 +84,44 @@ class SolverOptions:
     tolerance: float = 1e-4
     max_passes: float | None = None
     max_seconds: float | None = None
+    rank: int | Literal["auto"] = "auto"
+    landmarks: Literal["pivoted", "uniform"] = "pivoted"
+    duality_gap: float | None = None
 
-    def build(self, n: int, d: int, p: int, reporter: Reporter) -> GreedyBlockCoordinateDescent:
-        """Return the solver with its block size resolved; warns where that had to be reduced.
+    def build(self, n: int, d: int, p: int, reporter: Reporter, tiles: str | None = None) -> Solver:
+        """Return the solver with all that it chooses by itself chosen; warns where the block size had to be reduced.
+
+        `tiles` is where "tiled-cholesky" keeps its factor; a temporary folder by default.
 
         Raises
         ------
         InputError, UsageError
             Settings out of range, or that do not belong to the solver chosen.
         """
-        if self.seed < 0:
-            raise InputError(f"the seed must not be negative; got {self.seed}")
+        if self.solver in BLOCK_SOLVERS:
+            return self.build_block_solver(n, d, p, reporter)
+        self._check()
+        chosen: Solver
+        if self.solver == "smo":
+            chosen = SequentialMinimalOptimization(precision=self.precision)
+        elif self.solver == "cholesky":
+            chosen = Cholesky()
+        elif self.solver == "tiled-cholesky":
+            chosen = TiledCholesky(precision=self.precision, folder=tiles)
+        elif self.solver == "kcg":
+            chosen = KernelConjugateGradient(self.precision)
+        elif self.solver == "paramcg":
+            chosen = ParameterConjugateGradient(self.precision)
+        else:
+            factor = PartialCholesky(self.rank, self.landmarks, seed=self.seed) if self.solver == "pcg" else None
+            chosen = ConjugateGradient(factor, self.precision)
+        return chosen.resolved(n, d, p)
+
+    def build_block_solver(self, n: int, d: int, p: int, reporter: Reporter) -> GreedyBlockCoordinateDescent:
+        """As `build`, for those that need to know about blocks; `UsageError` for any other solver."""
+        if self.solver not in BLOCK_SOLVERS:
+            raise UsageError(f"this is for the solvers {', '.join(BLOCK_SOLVERS)}; got --solver {self.solver}")
+        self._check()
         if self.block_size != "auto" and self.block_size > n:
             reporter.warn(f"the block size {self.block_size:,} exceeds the {n:,} samples; it is reduced to {n:,}")
         settings = GreedyBlockCoordinateDescent(
@@ -76,6 +136,8 @@ class SolverOptions:
     def stopping(self) -> StoppingRule:
         """Return the stopping rule; `InputError` for a limit that is not positive."""
         rule: StoppingRule = GradientInfNorm(self.tolerance)
+        if self.duality_gap is not None:
+            rule |= DualityGap(self.duality_gap)
         if self.max_passes is not None:
             rule |= MaxPasses(self.max_passes)
         if self.max_seconds is not None:
@@ -85,6 +147,16 @@ class SolverOptions:
     def _selection(self) -> Selection:
         if self.solver == "gbcd":
             return GreedySelection(candidates=self.candidates, exhaustive=self.exhaustive, prefitting=self.prefitting)
-        if self.exhaustive or self.prefitting:
-            raise UsageError(f"--exhaustive and --prefitting belong to the solver gbcd; got --solver {self.solver}")
         return CyclicSelection() if self.solver == "bcdc" else GradientSelection()
+
+    def _check(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"the seed must not be negative; got {self.seed}")
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, owners in _OWNERS.items():
+            allowed = _LENIENT.get(name, owners)
+            if self.solver not in allowed and getattr(self, name) != defaults[name]:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} belongs to the solver{'s' if len(owners) > 1 else ''} "
+                    f"{', '.join(owners)}; got --solver {self.solver}"
+                )

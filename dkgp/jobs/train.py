@@ -15,7 +15,7 @@ from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
 from dkgp.data.model_store import MODEL_KIND
 from dkgp.data.storage import exists, is_local
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, StoreError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, StoreError, UsageError
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import PeakMemory, available_bytes
 from dkgp.jobs.outputs import check_output_file, check_side_files
@@ -26,10 +26,10 @@ from dkgp.jobs.signals import interruptible
 from dkgp.jobs.solver_options import SolverOptions
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_training
+from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, GreedySelection
+from dkgp.solvers import Checkpointing, Solver
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -54,6 +54,8 @@ class TrainJob:
         Where (default: `OUT.checkpoint`) and how often to save the state; whether to go on from what is there.
     memory_limit_bytes
         What the processes on this machine may take; default: what is available.
+    tiles
+        Where the solver "tiled-cholesky" keeps its factor until it is done (default: `OUT.tiles`).
     plot, log_json
         Files for the convergence plot and the records of the rounds.
     overwrite
@@ -74,6 +76,14 @@ class TrainJob:
     plot: str | None = None
     log_json: str | None = None
     overwrite: bool = False
+    tiles: str | None = None
+
+    @property
+    def tiles_url(self) -> str | None:
+        """Where tiles go; None for a solver that has none."""
+        if self.solver.solver != "tiled-cholesky":
+            return None
+        return self.tiles or f"{self.out.rstrip('/')}.tiles"
 
     @property
     def checkpoint_url(self) -> str:
@@ -87,7 +97,7 @@ class _Prepared:
 
     dataset: Dataset
     hyperparameters: Hyperparameters
-    solver: GreedyBlockCoordinateDescent
+    solver: Solver
     checkpointing: Checkpointing
     initial: FloatArray | None
     overwrite: bool
@@ -135,7 +145,7 @@ def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
     try:
         model, dataset = open_model(job.out), open_dataset(job.dataset)
         found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-        solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+        solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
         return None
     identity = run_identity(dataset, found.kernel, found.noise_variance)
@@ -183,6 +193,8 @@ def _conclude(
 
 
 def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
+    if job.tiles is not None and job.tiles_url is None:
+        raise UsageError(f"--tiles belongs to the solver tiled-cholesky; got --solver {job.solver.solver}")
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
@@ -190,7 +202,7 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     ensure_writable(job.out, overwrite, MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
     found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     job.solver.stopping()
     initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
@@ -203,7 +215,6 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     Raises `MemoryBudgetError` where it does not fit either way.
     """
     dataset, solver = prepared.dataset, prepared.solver
-    selection = solver.selection
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
 
@@ -212,9 +223,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_samples,
             dataset.n_features,
             dataset.n_targets,
-            block_size=int(solver.block_size),
-            candidates=selection.candidates if isinstance(selection, GreedySelection) else 1,
-            memory=solver.memory,
+            **solver_memory(solver, dataset.n_samples, dataset.n_features),
             resident_bytes=resident_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
@@ -268,7 +277,7 @@ def _solve(
 
 
 def _checkpointing(
-    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: GreedyBlockCoordinateDescent, reporter: Reporter
+    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: Solver, reporter: Reporter
 ) -> Checkpointing:
     """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
     url = job.checkpoint_url

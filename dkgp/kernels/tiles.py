@@ -109,6 +109,12 @@ class TileEvaluator:
         rows = _TILE_BYTES // (self.dtype.itemsize * (compiled.TILE_COLUMNS + min(d, 24)))
         self._tile_rows = int(np.clip(rows // 64 * 64, 64, 512))
 
+    @property
+    def program(self) -> tuple[int, bool, int, Any]:
+        """Profile, expanded form, rows of a tile, amplitude: what `compiled.tile_into` is told."""
+        amplitude = self.dtype.type(self._program.amplitude)
+        return self._program.profile, self._expanded, self._tile_rows, amplitude
+
     def prepare(self, X: ArrayLike) -> Features:
         """Scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
         rows = np.asarray(X, dtype=np.float64)

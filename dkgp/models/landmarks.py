@@ -22,20 +22,16 @@ from numpy.typing import NDArray
 from dkgp.data import ModelRecord
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import IndexArray
+from dkgp.operators.pivots import RandomlyPivotedCholesky, jitter
 
 __all__ = ["Landmarks", "choose_landmarks", "is_enough", "jitter"]
 
 SAMPLES_PER_LANDMARK = 1.5
 LEAST_SUBSET = 4000
-PIVOTS_A_STEP = 128
 FIRST_CHECK_RANK = 128
 CHECK_GROWTH = 1.4
-# Pivots whose own residual has sunk to this share of k(x, x) would add rounding errors and little else.
-LEAST_PIVOT = 1e-10
-LEAST_JITTER = 1e-9
 # A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
 SINGLE_FROM_RANK = 1024
-LEAST_PIVOT_SINGLE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -60,16 +56,6 @@ class Landmarks:
     def rank(self) -> int:
         """Number of landmarks, R."""
         return len(self.indices)
-
-
-def jitter(rank: int, largest_diagonal: float) -> float:
-    """Return what is added to K_II's diagonal: a billionth, or ten times its factorisation's rounding error.
-
-    It makes the factor's Q smaller than the exact one, never larger, so Q <= K stays true; and it bounds ||L^-1||,
-    by which rounding errors grow on their way through the factor.
-    """
-    rounding = 10.0 * (rank + 10) * float(np.finfo(np.float64).eps)
-    return max(LEAST_JITTER, rounding) * largest_diagonal
 
 
 def choose_landmarks(
@@ -114,47 +100,26 @@ def choose_landmarks(
     subset = np.sort(rng.permutation(n)[:size])
     evaluator = TileEvaluator(kernel, "double")
     inputs = np.asarray(model.input_rows(subset))
-    features = evaluator.prepare(inputs)
     prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
-    residual = prior.copy()
-    rows: NDArray[Any] = np.zeros((largest_rank, size))
-    chosen: list[int] = []
+    factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, largest_rank, rng)
     next_check = FIRST_CHECK_RANK
     dimension = 0.0
-    least = LEAST_PIVOT * float(prior.max())
-    while len(chosen) < largest_rank and residual.max() > least:
-        rank = len(chosen)
-        step = min(PIVOTS_A_STEP, largest_rank - rank)
-        drawn = np.unique(rng.choice(size, step, p=residual / residual.sum()))
-        columns = evaluator.tile(features, features.take(drawn)) - rows[:rank].T @ rows[:rank, drawn]
-        block = columns[drawn]
-        lower, order, kept, _ = scipy.linalg.lapack.dpstrf(
-            np.asarray(block + block.T, dtype=np.float64) / 2.0, lower=1, tol=least
-        )
-        if kept == 0:
-            break
-        order = order[:kept] - 1
-        new = scipy.linalg.solve_triangular(
-            np.tril(lower[:kept, :kept]), columns[:, order].T, lower=True, check_finite=False
-        ).astype(rows.dtype)
-        rows[rank : rank + kept] = new
-        residual = np.maximum(residual - np.einsum("ri,ri->i", new, new), 0.0)
-        residual[drawn[order]] = 0.0
-        chosen.extend(int(index) for index in drawn[order])
-        if not fixed and len(chosen) >= next_check:
-            trace = float(residual.mean() * n)
+    while not factor.complete:
+        factor.extend()
+        if not fixed and factor.rank >= next_check:
+            trace = float(factor.residual.mean() * n)
             # The dimension grows with the rank: where the last one is too much already, a new one need not be found.
             if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
-                dimension = _effective_dimension(rows[: len(chosen)], model.noise_variance, n / size)
+                dimension = _effective_dimension(factor.rows, model.noise_variance, n / size)
                 if is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
                     break
-            next_check = int(CHECK_GROWTH * len(chosen))
-            if len(chosen) >= SINGLE_FROM_RANK and residual.max() > LEAST_PIVOT_SINGLE * prior.max():
-                rows, least = rows.astype(np.float32), LEAST_PIVOT_SINGLE * float(prior.max())
-    trace = float(residual.mean() * n)
+            next_check = int(CHECK_GROWTH * factor.rank)
+            if factor.rank >= SINGLE_FROM_RANK:
+                factor.continue_in_single_if_rough()
+    trace = float(factor.residual.mean() * n)
     if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
-        dimension = _effective_dimension(rows[: len(chosen)], model.noise_variance, n / size)
-    return Landmarks(subset[np.asarray(chosen, dtype=np.intp)], trace, dimension)
+        dimension = _effective_dimension(factor.rows, model.noise_variance, n / size)
+    return Landmarks(subset[factor.pivots], trace, dimension)
 
 
 def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: float) -> float:

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.solvers import (
+    Cholesky,
+    ConjugateGradient,
+    GreedyBlockCoordinateDescent,
+    GreedySelection,
+    SequentialMinimalOptimization,
+    Solver,
+    TiledCholesky,
+)
+from dkgp.solvers.cholesky import cholesky_bytes
 
-__all__ = ["MemoryPlan", "plan_training"]
+__all__ = ["MemoryPlan", "plan_training", "solver_memory"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -81,6 +91,8 @@ def plan_training(
     overlaps: bool,
     holds_inputs: bool,
     cache_bytes: int,
+    own_bytes: int = 0,
+    factor_bytes: int = 0,
 ) -> MemoryPlan:
     """Project the peak of a training run.
 
@@ -96,6 +108,8 @@ def plan_training(
         Whether workers share the process, the executor overlaps rounds, the coordinator holds all inputs.
     cache_bytes : int
         Budget of a worker's feature cache.
+    own_bytes, factor_bytes : int
+        What the solver holds at the coordinator besides, and in the workers.
     """
     vector = 8 * n * p
     # alpha, g, y; directions and images with one spare slot each; on top either a round's result in pieces, joined, and
@@ -104,8 +118,34 @@ def plan_training(
     inputs = coordinator_input_bytes_needed(n, d) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2
     drawn = block_size * candidates * (8 + (0 if holds_inputs else 24 * d))
-    cached = min(cache_bytes, 12 * n * (d + 1)) + 16 * READ_BUFFER_ROWS * d
-    return MemoryPlan(resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn, cached, shares_process)
+    cached = min(cache_bytes, 12 * n * (d + 1)) + 16 * READ_BUFFER_ROWS * d + factor_bytes
+    return MemoryPlan(resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + own_bytes, cached, shares_process)
+
+
+def solver_memory(solver: Solver, n: int, d: int) -> dict[str, int]:
+    """Return what `plan_training` has to know of a solver, its automatic choices made."""
+    plain = {"block_size": 0, "candidates": 0, "memory": 0}
+    if isinstance(solver, GreedyBlockCoordinateDescent):
+        selection = solver.selection
+        candidates = selection.candidates if isinstance(selection, GreedySelection) else 1
+        return {"block_size": int(solver.block_size), "candidates": candidates, "memory": solver.memory}
+    if isinstance(solver, SequentialMinimalOptimization):
+        # Features of one precision after the other, and the columns kept.
+        return {**plain, "own_bytes": 8 * n * (d + 2) + max(16 * n, min(solver.cache_bytes, 8 * n * n))}
+    if isinstance(solver, ConjugateGradient) and solver.preconditioner is not None:
+        rank = int(solver.preconditioner.rank)
+        drawn = max(4000, int(1.5 * rank))
+        return {
+            **plain,
+            "memory": 1,
+            "own_bytes": 8 * rank * (3 * rank + drawn),
+            "factor_bytes": rank * (4 * n + 16 * rank),
+        }
+    if isinstance(solver, Cholesky):
+        return {**plain, "own_bytes": cholesky_bytes(n, d)}
+    if isinstance(solver, TiledCholesky):
+        return {**plain, "memory": 1, "factor_bytes": solver.memory_bytes}
+    return {**plain, "memory": 1}
 
 
 def _mib(count: int) -> str:

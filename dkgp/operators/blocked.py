@@ -87,6 +87,16 @@ class BlockedKernelOperator(KernelOperator):
         """Who runs the tasks."""
         return self._executor
 
+    @property
+    def context(self) -> BlockContext:
+        """What block tasks of this run are told."""
+        return self._context
+
+    def inputs(self, indices: IndexArray) -> FloatArray:
+        """Standardised inputs of the samples `indices`, in that order: (m, d)."""
+        check_indices(self.n, indices)
+        return self._rows(indices)
+
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,). Stationary kernels need no pass over the data."""
         if np.isnan(self._diagonal).any():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dkgp.solvers.cholesky import Cholesky
+from dkgp.solvers.conjugate_gradient import ConjugateGradient
 from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
 from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
+from dkgp.solvers.preconditioner import PartialCholesky
 from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
+    DualityGap,
     GradientInfNorm,
     MaxIterations,
     MaxPasses,
@@ -16,24 +22,33 @@ from dkgp.solvers.stopping import (
     StoppingRule,
     StopReason,
 )
+from dkgp.solvers.tiled_cholesky import TiledCholesky
 
 __all__ = [
     "Checkpointing",
+    "Cholesky",
+    "ConjugateGradient",
     "CyclicSelection",
+    "DualityGap",
     "GradientInfNorm",
     "GradientSelection",
     "GreedyBlockCoordinateDescent",
     "GreedySelection",
+    "KernelConjugateGradient",
     "MaxIterations",
     "MaxPasses",
     "MaxSeconds",
     "ObjectiveGap",
+    "ParameterConjugateGradient",
+    "PartialCholesky",
     "Progress",
     "RelativeResidual",
     "Selection",
+    "SequentialMinimalOptimization",
     "Solution",
     "Solver",
     "StopReason",
     "StoppingRule",
+    "TiledCholesky",
     "solve",
 ]

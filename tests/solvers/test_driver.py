@@ -11,6 +11,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import (
+    DualityGap,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     MaxIterations,
@@ -262,3 +263,30 @@ def test_selection_during_a_round_changes_no_bit(
     assert during.refreshes == alone.refreshes
     assert (alone.refreshes > 1) is (precision == "mixed")
     assert len(alone.history) > 10
+
+
+def test_the_duality_gap_is_what_dense_algebra_says(executor) -> None:
+    """Smola and Bartlett (2001), Theorem 1, from the kernel matrix itself."""
+    seen: list[Progress] = []
+    solution = solve(
+        PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=MaxIterations(5), callback=seen.append
+    )
+    s2, y, alpha = PROBLEM.noise_variance, PROBLEM.y, solution.alpha
+    K = PROBLEM.matrix - s2 * np.eye(300)
+    risk = np.sum(-y * (K @ alpha)) + 0.5 * np.sum(alpha * (s2 * K @ alpha + K @ (K @ alpha)))
+    other = np.sum(-y * alpha) + 0.5 * np.sum(alpha * (PROBLEM.matrix @ alpha))
+    above, below = risk, -s2 * other - 0.5 * np.sum(y * y)
+    exact = np.linalg.solve(PROBLEM.matrix, y)
+    least = np.sum(-y * (K @ exact)) + 0.5 * np.sum(exact * (s2 * K @ exact + K @ (K @ exact)))
+    assert below < least < above
+    expected = 2.0 * (above - below) / (abs(above) + abs(below))
+    assert solution.progress.duality_gap == pytest.approx(expected, rel=1e-6)
+    assert seen[0].duality_gap > seen[-1].duality_gap
+
+
+def test_the_duality_gap_stops_a_solve(executor) -> None:
+    solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=DualityGap(1e-3))
+    assert solution.reason.rule == "duality_gap"
+    assert solution.converged
+    assert solution.progress.duality_gap <= 1e-3
+    assert solution.progress.gradient_inf_norm > 1e-4

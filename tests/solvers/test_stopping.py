@@ -11,6 +11,7 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.solvers import (
+    DualityGap,
     GradientInfNorm,
     MaxIterations,
     MaxPasses,
@@ -64,7 +65,7 @@ class TestOneRule:
         assert pickle.loads(pickle.dumps(rule)) == rule
 
 
-@pytest.mark.parametrize("rule", [GradientInfNorm(1e-4), RelativeResidual(1e-4), ObjectiveGap(1e-4)])
+@pytest.mark.parametrize("rule", [GradientInfNorm(1e-4), RelativeResidual(1e-4), ObjectiveGap(1e-4), DualityGap(1e-4)])
 def test_nothing_has_converged_where_the_numbers_are_not_finite(rule) -> None:
     for bad in (math.nan, math.inf):
         progress = replace(
@@ -74,6 +75,7 @@ def test_nothing_has_converged_where_the_numbers_are_not_finite(rule) -> None:
             relative_residual=bad,
             objective=bad,
             objective_gap_bound=bad,
+            duality_gap=bad,
         )
         reason = rule.check(progress)
         assert reason is None or not reason.converged

@@ -45,7 +45,7 @@ __all__ = [
 
 COMMANDS: tuple[str, ...] = ("train", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
-OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json")
+OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
 LONGEST_TEXT = 4096
 _MODELS: dict[str, type[BaseModel]] = {}
@@ -61,6 +61,7 @@ _PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
         "checkpoint": "write",
         "plot": "write",
         "log_json": "write",
+        "tiles": "write",
     },
     "tune": {"dataset": "read", "out": "write"},
     "predict": {"model": "read", "dataset": "read", "out": "write"},
@@ -132,7 +133,7 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
     job: Any = job_from_options(command, options)
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
     if command == "train":
-        places["checkpoint"] = job.checkpoint_url
+        places |= {"checkpoint": job.checkpoint_url, "tiles": job.tiles_url}
     paths = [
         JobPath(field, normalise_url(value), _PATH_FIELDS[command][field])
         for field, value in places.items()
@@ -346,9 +347,13 @@ def _require_absolute(field: str, location: str | None) -> None:
 def _check_train(job: TrainJob) -> None:
     from dkgp.data.storage import is_local
     from dkgp.jobs.progress import SilentReporter
+    from dkgp.jobs.solver_options import BLOCK_SOLVERS
 
     with _naming("solver"):
-        job.solver.build(MANY_SAMPLES, 1, 1, SilentReporter())
+        # What the other solvers refuse for want of memory depends on the data.
+        job.solver.build(MANY_SAMPLES if job.solver.solver in BLOCK_SOLVERS else 1, 1, 1, SilentReporter())
+        if job.tiles is not None and job.tiles_url is None:
+            raise UsageError(f"tiles belong to the solver tiled-cholesky; got {job.solver.solver}")
         job.solver.stopping()
     if job.checkpoint_seconds < 0.0:
         raise InputError(

@@ -1,0 +1,103 @@
+"""`dkgp train --solver ...`: every method by its name, to one answer; what does not belong to it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import open_model
+
+Command = Callable[..., Any]
+
+
+def train(pipeline: dict[str, Any], out: Path, *options: object) -> tuple[object, ...]:
+    store, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
+    return ("train", store, "--hyper", hyper, "--out", out, *options, "--json", "--quiet")
+
+
+@pytest.mark.parametrize("solver", ["bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "cholesky", "tiled-cholesky"])
+def test_each_solver_finds_the_same_model(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, solver: str
+) -> None:
+    found = document(run(*train(pipeline, tmp_path / "model.zarr", "--solver", solver)))
+    assert found["converged"] is True
+    assert found["solver"] == solver
+    assert found["gradient_inf_norm"] <= 1e-4
+    expected = open_model(pipeline["train"]["out"]).alpha
+    # Both gradients are below the tolerance: by sqrt(n) times that over s2 at most from one another.
+    bound = 2e-4 * np.sqrt(len(expected)) / pipeline["tune"]["noise_variance"]
+    assert np.linalg.norm(open_model(tmp_path / "model.zarr").alpha - expected) <= bound
+
+
+def test_parameter_cg_is_there_to_be_compared(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    options = ("--solver", "paramcg", "--max-passes", 20)
+    found = document(run(*train(pipeline, tmp_path / "model.zarr", *options)), 4)
+    assert found["column_passes"] == 20
+    assert found["iterations"] == 10
+
+
+def test_the_duality_gap_stops_sooner(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    options = ("--solver", "kcg", "--duality-gap", 0.01)
+    found = document(run(*train(pipeline, tmp_path / "model.zarr", *options)))
+    assert found["converged"] is True
+    assert "duality gap" in found["reason"]
+    assert found["gradient_inf_norm"] > 1e-4
+
+
+def test_an_interrupted_solve_of_another_kind_resumes(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole.zarr", tmp_path / "parts.zarr"
+    document(run(*train(pipeline, whole, "--solver", "pcg", "--rank", 20)))
+    options = ("--solver", "pcg", "--rank", 20)
+    document(run(*train(pipeline, parts, *options, "--max-passes", 3)), 4)
+    assert document(run(*train(pipeline, parts, *options, "--resume")))["resumed"] is True
+    assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--solver", "cg", "--block-size", 50),
+            "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver cg",
+        ),
+        (("--solver", "gbcd", "--rank", 50), "--rank belongs to the solver pcg; got --solver gbcd"),
+        (("--solver", "smo", "--exhaustive"), "--exhaustive belongs to the solver gbcd; got --solver smo"),
+        (
+            ("--solver", "cholesky", "--tiles", "t"),
+            "--tiles belongs to the solver tiled-cholesky; got --solver cholesky",
+        ),
+        (("--solver", "kcg", "--memory", 3), "--memory belongs to the solvers gbcd, bcdc, bcdg; got --solver kcg"),
+        (("--solver", "pcg", "--landmarks", "best"), "'best' is not one of"),
+    ],
+)
+def test_options_of_other_solvers_are_refused(
+    pipeline: dict[str, Any], run: Command, tmp_path: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = run(*train(pipeline, tmp_path / "model.zarr", *options))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_factorisation_goes_on_from_its_tiles(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole.zarr", tmp_path / "parts.zarr"
+    document(run(*train(pipeline, whole, "--solver", "tiled-cholesky")))
+    assert not (tmp_path / "whole.zarr.tiles").exists()
+    found = document(run(*train(pipeline, parts, "--solver", "tiled-cholesky", "--max-seconds", 1e-9)), 4)
+    assert found["converged"] is False
+    assert (tmp_path / "parts.zarr.tiles").exists()
+    assert document(run(*train(pipeline, parts, "--solver", "tiled-cholesky", "--resume")))["converged"] is True
+    assert not (tmp_path / "parts.zarr.tiles").exists()
+    assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
