@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,9 +54,15 @@ def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
 
 def test_help_comes_at_once(process: tuple[list[str], dict[str, str]]) -> None:
     command, environment = process
-    began = time.perf_counter()
+
+    def processor_seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = processor_seconds()
     shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=True)
-    assert time.perf_counter() - began < 1.0
+    # Not by the clock: other processes may have the cores.
+    assert processor_seconds() - before < 1.0
     assert "Exit codes" in shown.stdout
 
 
