@@ -303,7 +303,7 @@ def open_remote(url: str) -> io.IOBase:
     return io.BufferedReader(_ScrubbedFile(lambda: file_system.open(path, "rb"), url), buffer_size=2**20)
 
 
-class _RemoteFile(AbstractBufferedFile):  # type: ignore[misc]
+class _RemoteFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
     """An object of a store, read in ranges, each tried again where that may help."""
 
     def __init__(self, url: str, size: int) -> None:

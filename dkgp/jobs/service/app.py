@@ -252,7 +252,7 @@ def _add_events(app: "FastAPI", service: Service) -> None:
             self._lines = lines
 
         async def stream_response(self, send: Send) -> None:
-            async with aclosing(self._lines):  # type: ignore[type-var]
+            async with aclosing(self._lines):  # type: ignore[type-var]  # its type is a protocol without aclose
                 await super().stream_response(send)
 
     lines = {"content": {"application/x-ndjson": {"schema": {"type": "object"}}}, "description": "One event a line."}

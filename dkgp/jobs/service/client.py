@@ -350,7 +350,7 @@ def _error_of(response: httpx.Response, url: str) -> DkgpError:
         try:
             return named(message)
         except TypeError:
-            pass
+            pass  # its constructor wants more than a message
     return expected(message)
 
 

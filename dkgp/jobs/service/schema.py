@@ -99,7 +99,7 @@ class ServiceAnswer:
 class JobList:
     """A page of jobs, the newest first, and how many there are in each state."""
 
-    jobs: list[JobSummary]  # type: ignore[valid-type]
+    jobs: list[JobSummary]  # type: ignore[valid-type]  # made at run time
     counts: dict[str, int]
 
 

@@ -169,7 +169,9 @@ def test_streams_end_when_the_service_stops(stage: Stage) -> None:
         next(lines)
         # The loop is another thread's here; in the service itself it is the one that asks.
         stage.service.close()
-        list(lines)
+        assert not any('"error"' in line for line in lines)
+    until(lambda: stage.service.hub.followers == 0, "followers of a stopped service are still counted")
+    assert stage.service.hub.followers == 0
 
 
 def test_a_look_that_fails_is_made_again(
