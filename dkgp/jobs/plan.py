@@ -268,8 +268,9 @@ def _row(
         "workers": workers,
         "threads": workers * job.threads_per_worker,
         "seconds": projection.seconds,
-        "seconds_low": fixed + rounds * passes.low / passes.passes,
-        "seconds_high": fixed + rounds * passes.high / passes.passes,
+        # Where the passes are known exactly, all three are equal but for the rounding of the way here.
+        "seconds_low": min(projection.seconds, fixed + rounds * passes.low / passes.passes),
+        "seconds_high": max(projection.seconds, fixed + rounds * passes.high / passes.passes),
         "worker_hours": workers * projection.seconds / 3600.0,
         "round_seconds": projection.round.seconds,
         "update_seconds": projection.round.update_seconds,
