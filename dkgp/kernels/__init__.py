@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
-from dkgp.kernels.base import Kernel, kernel_from_json
+from dkgp.kernels.active import ActiveDimensions
+from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
+from dkgp.kernels.composite import Product, Scaled, Sum
+from dkgp.kernels.constants import Constant, White, fold_white
+from dkgp.kernels.dot_product import Linear, Polynomial
+from dkgp.kernels.expression import KERNEL_NAMES, parse_kernel
+from dkgp.kernels.function_registry import register_function
+from dkgp.kernels.periodic import Periodic
+from dkgp.kernels.positive_definite import check_positive_definite, has_user_function
 from dkgp.kernels.squared_exponential import SquaredExponential
+from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic
 from dkgp.kernels.tiles import Features, TileEvaluator
+from dkgp.kernels.user import UserKernel
 
-__all__ = ["Features", "Kernel", "SquaredExponential", "TileEvaluator", "kernel_from_json"]
+__all__ = [
+    "KERNEL_NAMES",
+    "ActiveDimensions",
+    "Constant",
+    "Features",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Parameter",
+    "Periodic",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "Scaled",
+    "SquaredExponential",
+    "Sum",
+    "TileEvaluator",
+    "UserKernel",
+    "White",
+    "check_positive_definite",
+    "fold_white",
+    "has_user_function",
+    "kernel_from_json",
+    "parse_kernel",
+    "register_function",
+]

@@ -1,46 +1,70 @@
-"""What a kernel is: an immutable value with a naive evaluation, a JSON description and a tile program.
+"""What a kernel is: an immutable value that is evaluated, differentiated, combined, described in JSON and compiled.
 
-The naive evaluation (`kernel(A, B)`) is the reference that every compiled path is tested against. The tile program is
-what the compiled loops need to know: a scale for each feature and the number of a profile, the scalar function of the
-scaled squared distance that is applied in place to a tile. A new stationary kernel adds a profile and a class; no
-loop changes.
+The naive evaluation (`kernel(A, B)`) is the reference that every other path is tested against: `linearise`, the same
+by matrix products and with derivatives, and the tile program, what the compiled loops are told. A kernel's parameters
+are its positive numbers; the search for hyperparameters works on their logarithms, so derivatives are with respect to
+those.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import InputError
+from dkgp.kernels.assembly import ProgramBuilder
+from dkgp.kernels.program import TileProgram
 
-__all__ = ["Kernel", "TileProgram", "kernel_from_json", "register_kernel", "require_positive"]
+if TYPE_CHECKING:
+    from dkgp.kernels.active import ActiveDimensions
 
-FloatArray = NDArray[np.float64]
+__all__ = [
+    "FloatArray",
+    "Kernel",
+    "Parameter",
+    "Pullback",
+    "kernel_from_json",
+    "part_from_json",
+    "register_kernel",
+    "require_positive",
+]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+_CONTRACTED_ENTRIES = 2**17
+Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
+"""weights (a, b) -> sum_ij weights_ij d k(a_i, b_j) / d log(parameter), one for each parameter"""
 
 
 @dataclass(frozen=True)
-class TileProgram:
-    """What the compiled loops evaluate: `amplitude * profile(sum_l (scale_l (x_l - x'_l))^2)`.
+class Parameter:
+    """One free, positive number of a kernel.
 
     Attributes
     ----------
-    feature_scale : (d,) float64
-        Factor on each feature. Constants that the profile would multiply by (log2 e for a `2**-r2`) are folded in here.
-    profile : int
-        Number of the profile in `dkgp.kernels.compiled`.
-    amplitude : float
-        Factor on the profile's value; folded into the vector that the tile is multiplied with.
+    name : str
+        "gamma", "variance", "alpha" ...; in a composite with the path of its part, "product.rbf.gamma".
+    value : float
+    lower, upper : float
+        Bounds for a search on standardised inputs.
+    feature : int or None
+        The feature that a length scale, weight or period belongs to; None for a parameter of all features.
     """
 
-    feature_scale: FloatArray
-    profile: int
-    amplitude: float
+    name: str
+    value: float
+    lower: float
+    upper: float
+    feature: int | None = None
+
+    def within(self, path: str) -> Parameter:
+        """The same parameter as seen from a composite that calls its part `path`."""
+        return replace(self, name=f"{path}.{self.name}")
 
 
 class Kernel(ABC):
@@ -48,10 +72,41 @@ class Kernel(ABC):
 
     type_name: ClassVar[str]
 
+    # NumPy's numbers leave `number * kernel` to `__rmul__` instead of wrapping the kernel in an array.
+    __array_ufunc__: ClassVar[None] = None
+
     @property
     @abstractmethod
     def n_features(self) -> int:
-        """Number of features d that the kernel expects."""
+        """Number of features d that the kernel expects; 0 where it takes any number (a constant)."""
+
+    @property
+    def stationary(self) -> bool:
+        """Whether k(x, x) is the same everywhere."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """What a composite calls this kernel in the names of its parameters."""
+        return self.type_name
+
+    @property
+    def children(self) -> tuple[Kernel, ...]:
+        """The kernels that this one is made of; none for a plain one."""
+        return ()
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether two rows are all that a value depends on, and not where they stand: not so of white noise."""
+        return all(child.pairwise for child in self.children)
+
+    def walk(self) -> Iterator[Kernel]:
+        """The kernel and all that it is made of, from the outside in."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    # ------------------------------------------------------------------------------------------------------ evaluation
 
     @abstractmethod
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
@@ -71,8 +126,127 @@ class Kernel(ABC):
         """k(x, x) for each row of `A`: (a,) float64."""
 
     @abstractmethod
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """Values by matrix products, and what contracts weights with their derivatives.
+
+        Parameters
+        ----------
+        A, B : (a, d) and (b, d) array_like
+
+        Returns
+        -------
+        values : (a, b) float64
+            To be read, not written: the pullback may use them.
+        pullback : callable
+            See `Pullback`. Holds one or two (a, b) arrays for each plain kernel, does not modify the weights, and its
+            result is of shape (q,), in the order of `parameters`.
+        """
+
+    def matrix(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """Like a call, by matrix products: (a, b) float64; rounding is relative to the squared norms of scaled rows."""
+        return self.linearise(A, B)[0]
+
+    def contract(self, A: ArrayLike, B: ArrayLike, weights: ArrayLike) -> FloatArray:
+        """sum_ij weights_ij d k(a_i, b_j) / d log(parameter) for each parameter.
+
+        Parameters
+        ----------
+        A, B : (a, d) and (b, d) array_like
+        weights : (a, b) array_like
+            Not modified.
+
+        Returns
+        -------
+        (q,) float64
+            In the order of `parameters`.
+        """
+        left, right = self.rows(A, B)
+        checked = self.checked_weights(left, right, weights)
+        step = max(64, _CONTRACTED_ENTRIES // max(1, right.shape[0]))
+        if left.shape[0] <= step or (left is right and not self.pairwise):
+            return self.linearise(left, right)[1](checked)
+        # Some rows at a time: what is held is bounded, and stays in the cache.
+        pieces = range(0, left.shape[0], step)
+        parts = [self.linearise(left[i : i + step], right)[1](checked[i : i + step]) for i in pieces]
+        gradient: FloatArray = np.sum(parts, axis=0)
+        return gradient
+
+    # ------------------------------------------------------------------------------------------------------ parameters
+
+    @abstractmethod
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The free parameters: positive numbers that change the kernel, each in its own way; a zero stays zero."""
+
+    @abstractmethod
+    def with_parameters(self, values: ArrayLike) -> Kernel:
+        """The same kernel with these values (q,), not logarithms, in the order of `parameters`.
+
+        Raises
+        ------
+        InputError
+            Another number of values than there are parameters, or one that is not positive and finite.
+        """
+
+    @property
+    def amplitude_index(self) -> int | None:
+        """Which of the `parameters` is a factor of the whole kernel; None where no single one is."""
+        for index, parameter in enumerate(self.parameters()):
+            if parameter.name == "variance":
+                return index
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- composing
+
+    def __add__(self, other: object) -> Kernel:
+        from dkgp.kernels.composite import Sum  # composites are kernels themselves
+
+        return Sum((self, other)) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, other: object) -> Kernel:
+        from dkgp.kernels.composite import Product, Scaled
+
+        if isinstance(other, Kernel):
+            return Product((self, other))
+        if isinstance(other, int | float | np.integer | np.floating) and not isinstance(other, bool):
+            return Scaled(self, float(other))
+        return NotImplemented
+
+    def __rmul__(self, other: object) -> Kernel:
+        return self.__mul__(other)
+
+    def on(self, features: Sequence[int], n_features: int) -> ActiveDimensions:
+        """The kernel of some columns of inputs with `n_features` features, in the order given."""
+        from dkgp.kernels.active import ActiveDimensions
+
+        return ActiveDimensions(self, tuple(features), n_features)
+
+    def split_white(self) -> tuple[Kernel | None, float]:
+        """What is left of this kernel without white noise (None: nothing), and the noise's variance."""
+        return self, 0.0
+
+    # ------------------------------------------------------------------------------------------------ description
+
     def tile_program(self) -> TileProgram:
-        """What the compiled loops need to know of this kernel."""
+        """What the compiled loops are told of this kernel: a `dkgp.kernels.program.TileProgram`."""
+        builder = ProgramBuilder()
+        amplitude = self.emit(builder, tuple(range(self.n_features)))
+        return builder.program(amplitude)
+
+    @abstractmethod
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Add the steps that leave this kernel, but for a factor, on the stack.
+
+        Parameters
+        ----------
+        builder : ProgramBuilder
+        columns : tuple of d int
+            The columns of X that are this kernel's features.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +256,43 @@ class Kernel(ABC):
     @abstractmethod
     def from_json(cls, document: Mapping[str, Any]) -> Kernel:
         """Rebuild the kernel from what `to_json` gave."""
+
+    # ---------------------------------------------------------------------------------------------- for subclasses
+
+    def one_side(self, values: ArrayLike) -> FloatArray:
+        """Rows as (a, d) float64, or why they are none of this kernel's."""
+        rows = np.asarray(values, dtype=np.float64)
+        if rows.ndim != 2 or (self.n_features and rows.shape[1] != self.n_features):
+            expected = self.n_features or "any number of"
+            raise InputError(f"expected rows of {expected} features; got an array of shape {rows.shape}")
+        return rows
+
+    def rows(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Both sides by `one_side`; the same array twice where `A` is `B`, so that samples can be told from twins."""
+        left = self.one_side(A)
+        return left, left if B is A else self.one_side(B)
+
+    def checked_weights(self, left: FloatArray, right: FloatArray, weights: ArrayLike) -> FloatArray:
+        """Weights as (a, b) float64, or why they do not fit the rows."""
+        array = np.ascontiguousarray(weights, dtype=np.float64)
+        if array.shape != (left.shape[0], right.shape[0]):
+            expected = (left.shape[0], right.shape[0])
+            raise InputError(
+                f"expected one weight for each pair of rows, an array of shape {expected}; got {array.shape}"
+            )
+        return array
+
+    def checked_values(self, values: ArrayLike) -> list[float]:
+        """Values for `with_parameters` as a list of floats, or why they do not fit."""
+        array = np.asarray(values, dtype=np.float64)
+        expected = len(self.parameters())
+        if array.shape != (expected,):
+            raise InputError(
+                f"a kernel of type {self.type_name!r} has {expected} parameters; got values of shape {array.shape}"
+            )
+        if not bool(np.all((array > 0.0) & np.isfinite(array))):
+            raise InputError(f"a kernel's parameters must be positive and finite; got {array.tolist()}")
+        return [float(value) for value in array]
 
 
 _REGISTRY: dict[str, type[Kernel]] = {}
@@ -93,13 +304,21 @@ def register_kernel(cls: type[Kernel]) -> type[Kernel]:
     return cls
 
 
+class _PartError(InputError):
+    """An error somewhere inside a composite's description."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"in {path}: {reason}")
+        self.path, self.reason = path, reason
+
+
 def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
     """Rebuild a kernel from its JSON description.
 
     Raises
     ------
     InputError
-        The description has no type, an unknown type, or parameters that are not admissible.
+        The description has no type, an unknown type, or parameters that are not admissible; names the part by its path.
     """
     if not isinstance(document, Mapping) or "type" not in document:
         raise InputError(f'a kernel description needs a "type"; got {document!r}, known types: {sorted(_REGISTRY)}')
@@ -107,7 +326,22 @@ def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
         cls = _REGISTRY[document["type"]]
     except (KeyError, TypeError):
         raise InputError(f"unknown kernel type {document['type']!r}; known types: {sorted(_REGISTRY)}") from None
-    return cls.from_json(document)
+    try:
+        return cls.from_json(document)
+    except RecursionError:
+        raise InputError(
+            "the kernel's description is nested too deeply; write sums and products as flat lists"
+        ) from None
+
+
+def part_from_json(document: Any, place: str) -> Kernel:
+    """Rebuild a part of a composite; errors name its path, `place` being the last step there."""
+    try:
+        return kernel_from_json(document)
+    except _PartError as error:
+        raise _PartError(f"{place}.{error.path}", error.reason) from None
+    except InputError as error:
+        raise _PartError(place, str(error)) from None
 
 
 def require_positive(name: str, value: float, *, admits: Callable[[float], bool] = lambda v: v > 0.0) -> float:

@@ -6,7 +6,9 @@ Another array backend can stand in its place by offering the same four methods.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,16 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.errors import InputError
 from dkgp.kernels import compiled
 from dkgp.kernels.base import Kernel
+from dkgp.kernels.program import InputGroup, Profile
+from dkgp.kernels.tile_encoding import EncodedProgram, encode
 
 __all__ = ["Features", "Precision", "TileEvaluator"]
 
 Precision = Literal["single", "double"]
 
-# From this many features on 2ab - a^2 - b^2 with the product by BLAS beats direct differences, by `dkgp bench tiles`.
-EXPANDED_FROM_FEATURES = {"single": 10, "double": 8}
-# The expanded form loses |x|^2 times the precision's epsilon. Standardised inputs have an expected |x|^2 of
-# sum(scale^2); where that is larger (many short length scales), single precision keeps to differences.
-EXPANDED_UP_TO_SQUARED_NORM = {"single": 64.0, "double": float("inf")}
 _TILE_BYTES = 48 * 1024
 
 
@@ -34,9 +33,11 @@ class Features:
 
     Attributes
     ----------
-    values : (d, n_padded) float32 or float64
-        Scaled features; the padding repeats the last row.
-    squared_norms : (n_padded,) same type
+    values : (inputs, n_padded) float32 or float64
+        Scaled features, those of all the kernel's groups one below the other, two rows for a periodic one; the padding
+        repeats the last sample.
+    squared_norms : (groups, n_padded) same type
+        Of each group whose kernel is a function of the distance.
     n : int
         Number of real rows.
     """
@@ -44,13 +45,6 @@ class Features:
     values: NDArray[Any]
     squared_norms: NDArray[Any]
     n: int
-
-    @classmethod
-    def of(cls, values: NDArray[Any], n: int) -> Features:
-        """Complete scaled, padded `values` (d, n_padded) with their norms."""
-        norms = np.empty(values.shape[1], values.dtype)
-        compiled.squared_norms(values, norms)
-        return cls(values, norms, n)
 
     @property
     def nbytes(self) -> int:
@@ -61,17 +55,28 @@ class Features:
         """Return the chosen rows, in the order given."""
         padded = _padded(len(indices))
         values = np.empty((self.values.shape[0], padded), self.values.dtype)
-        norms = np.empty(padded, self.values.dtype)
+        norms = np.empty((self.squared_norms.shape[0], padded), self.values.dtype)
         if len(indices):
-            compiled.gather_columns(self.values, self.squared_norms, indices, values, norms)
+            compiled.gather_columns(self.values, indices, values)
+            compiled.gather_columns(self.squared_norms, indices, norms)
         return Features(values, norms, len(indices))
 
     def slice(self, start: int, stop: int) -> Features:
         """Return rows start:stop; a view where `start` and `stop` fall on whole vectors, a copy elsewhere."""
         if start % compiled.LANES == 0 and (stop % compiled.LANES == 0 or stop == self.n):
             end = start + _padded(stop - start)
-            return Features(self.values[:, start:end], self.squared_norms[start:end], stop - start)
+            return Features(self.values[:, start:end], self.squared_norms[:, start:end], stop - start)
         return self.take(np.arange(start, stop, dtype=np.intp))
+
+    def first(self, n: int) -> Features:
+        """Return the first n rows; the arrays stay as they are, and the rows after them are padding."""
+        return Features(self.values, self.squared_norms, n)
+
+    def put(self, start: int, rows: Features) -> None:
+        """Write rows over those from `start` on."""
+        stop = start + rows.n
+        self.values[:, start:stop] = rows.values[:, : rows.n]
+        self.squared_norms[:, start:stop] = rows.squared_norms[:, : rows.n]
 
 
 class TileEvaluator:
@@ -83,11 +88,19 @@ class TileEvaluator:
     precision : {"single", "double"}
         Type of the tile entries. Results of `matmat` are float64 either way.
     expanded : bool, optional
-        Force (or forbid) the expanded form of the squared distance; chosen by the number of features by default.
+        Force (or forbid) the expanded form of the squared distances; chosen for each group of inputs by their number
+        and the profile by default. A profile that is steep at zero (Matern 1/2, a user's function) keeps to
+        differences whatever is asked for: the expanded form would cost it half of all digits.
+
+    Raises
+    ------
+    InputError
+        An unknown precision, or a kernel whose tile program is malformed.
 
     Notes
     -----
-    A row's result depends on that row, the columns and their order alone, not on the rows evaluated with it.
+    A row's result depends on that row, the columns and their order alone, not on the rows evaluated with it. Evaluators
+    with and without the expanded form can read each other's features.
     """
 
     def __init__(self, kernel: Kernel, precision: Precision = "single", *, expanded: bool | None = None) -> None:
@@ -96,38 +109,70 @@ class TileEvaluator:
         self.kernel = kernel
         self.precision: Precision = precision
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
-        program = kernel.tile_program()
-        self._program = program
-        # A feature with zero weight contributes nothing: leave it out of the loops (one stays, so that tiles have a
-        # shape).
-        active = np.flatnonzero(program.feature_scale > 0.0)
-        self._active = active if active.size else np.zeros(1, np.intp)
-        d = self._active.size
-        squared_norm = float(np.sum(program.feature_scale**2))
-        worthwhile = d >= EXPANDED_FROM_FEATURES[precision] and squared_norm <= EXPANDED_UP_TO_SQUARED_NORM[precision]
-        self._expanded = worthwhile if expanded is None else bool(expanded)
-        rows = _TILE_BYTES // (self.dtype.itemsize * (compiled.TILE_COLUMNS + min(d, 24)))
-        self._tile_rows = int(np.clip(rows // 64 * 64, 64, 512))
+        self._expanded = expanded
+        self._encoded: EncodedProgram = encode(kernel.tile_program(), self.dtype.itemsize, expanded, kernel.n_features)
+        self._inputs = self._encoded.inputs
+        entry_bytes = self.dtype.itemsize * (
+            compiled.TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24)
+        )
+        self.tile_rows = int(np.clip(_TILE_BYTES // entry_bytes // 64 * 64, 64, 512))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The table holds addresses of this process.
+        return _evaluator, (self.kernel, self.precision, self._expanded)
+
+    @cached_property
+    def program(self) -> NDArray[np.int64]:
+        """The kernel's program for the loops of `dkgp.kernels.compiled`; holds in this process alone."""
+        return self._encoded.table(self.dtype)
 
     @property
-    def program(self) -> tuple[int, bool, int, Any]:
-        """Profile, expanded form, rows of a tile, amplitude: what `compiled.tile_into` is told."""
-        amplitude = self.dtype.type(self._program.amplitude)
-        return self._program.profile, self._expanded, self._tile_rows, amplitude
+    def amplitude(self) -> float:
+        """Factor on what the loops leave in a tile."""
+        return self._encoded.amplitude
+
+    @property
+    def radial(self) -> tuple[Profile, float] | None:
+        """Profile and parameter of a kernel that is one decreasing function of one distance; None for any other."""
+        return self._encoded.radial
+
+    @property
+    def inputs(self) -> int:
+        """Rows of features that a sample takes: those that the kernel looks at, two for a periodic one."""
+        return self._inputs
+
+    @property
+    def entry_error(self) -> float:
+        """Bound on |computed - exact| of one entry, in units of the precision's epsilon times the kernel's scale.
+
+        The scale is the largest value that the kernel's terms, each taken by its absolute value, reach together: the
+        amplitude of a stationary kernel, the sum of the amplitudes of a sum; of a linear or polynomial kernel the value
+        at the largest |x||x'| that occurs. Exact is the kernel at the scaled inputs as they were rounded to the
+        precision, which is another positive definite matrix a rounding of the inputs away. Infinite where the expanded
+        form is used, which loses |x|^2 epsilon besides. Of a user's function it is assumed that it is good to sixteen
+        roundings and changes by no more than its scale when the squared distance, or the inputs, change in proportion.
+        """
+        return self._encoded.entry_error
 
     def prepare(self, X: ArrayLike) -> Features:
         """Scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
         rows = np.asarray(X, dtype=np.float64)
         if rows.ndim != 2 or rows.shape[1] != self.kernel.n_features:
             raise InputError(f"expected rows of {self.kernel.n_features} features; got an array of shape {rows.shape}")
-        n = rows.shape[0]
-        values = np.empty((self._active.size, _padded(n)), self.dtype)
+        n, groups = rows.shape[0], self._encoded.groups
+        values = np.empty((self._inputs, _padded(n)), self.dtype)
+        norms = np.zeros((sum(not group.product for group in groups), values.shape[1]), self.dtype)
         if n:
-            scale = self._program.feature_scale
-            for position, feature in enumerate(self._active):
-                np.multiply(rows[:, feature], scale[feature], out=values[position, :n], casting="same_kind")
-            values[:, n:] = values[:, n - 1 : n]
-        return Features.of(values, n)
+            place = norm = 0
+            for group in groups:
+                first = place
+                for part in group.parts:
+                    place = _write(part, rows, values, place)
+                values[first:place, n:] = values[first:place, n - 1 : n]
+                if not group.product:
+                    compiled.squared_norms(values[first:place], norms[norm])
+                    norm += 1
+        return Features(values, norms, n)
 
     def matmat(self, A: Features, B: Features, W: NDArray[np.float64]) -> NDArray[np.float64]:
         """K(A, B) @ W without ever holding more of K than a tile.
@@ -143,14 +188,14 @@ class TileEvaluator:
         (a, t) float64
             Tile sums run in the evaluator's precision, their total in float64.
         """
+        self._require_own(A, B)
         if W.ndim != 2 or W.shape[0] != B.n:
             raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
-        weights = np.ascontiguousarray(W * self._program.amplitude, dtype=self.dtype)
+        weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
         out = np.empty((W.shape[1], A.values.shape[1]))
         compiled.tile_matmat(
-            A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights, out,
-            self._program.profile, self._expanded, self._tile_rows,
-        )  # fmt: skip
+            A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights, out, self.program, self.tile_rows
+        )
         return out[:, : A.n].T
 
     def pair(
@@ -168,28 +213,59 @@ class TileEvaluator:
         -------
         (a, t) and (b, t) float64
         """
+        self._require_own(A, B)
         if W_B.ndim != 2 or W_A.ndim != 2 or W_B.shape[0] != B.n or W_A.shape != (A.n, W_B.shape[1]):
             raise InputError(f"expected weights ({B.n}, t) and ({A.n}, t); got {W_B.shape} and {W_A.shape}")
         targets, padded = W_B.shape[1], A.values.shape[1]
-        amplitude = self._program.amplitude
-        weights_b = np.ascontiguousarray(W_B * amplitude, dtype=self.dtype)
+        weights_b = np.ascontiguousarray(W_B * self.amplitude, dtype=self.dtype)
         weights_a = np.zeros((targets, padded), self.dtype)
-        weights_a[:, : A.n] = W_A.T * amplitude
+        weights_a[:, : A.n] = W_A.T * self.amplitude
         out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
         compiled.tile_pair(
             A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights_b, weights_a, out_a, out_b,
-            self._program.profile, self._expanded, self._tile_rows,
+            self.program, self.tile_rows,
         )  # fmt: skip
         return out_a[:, : A.n].T, out_b.T
 
     def tile(self, A: Features, B: Features) -> NDArray[Any]:
         """K(A, B): (a, b) in the evaluator's precision (a transposed view of column-major storage)."""
+        self._require_own(A, B)
         out = np.empty((B.n, A.values.shape[1]), self.dtype)
         compiled.tile_into(
-            A.values, A.squared_norms, B.values, B.squared_norms, B.n, out,
-            self._program.profile, self._expanded, self._tile_rows, self.dtype.type(self._program.amplitude),
+            A.values, A.squared_norms, B.values, B.squared_norms, B.n, out, self.program, self.tile_rows,
+            self.dtype.type(self.amplitude),
         )  # fmt: skip
         return out[:, : A.n].T
+
+    def _require_own(self, *features: Features) -> None:
+        """Refuse what another kernel's evaluator prepared: compiled code would read past its arrays."""
+        for rows in features:
+            if rows.values.dtype != self.dtype or rows.values.shape[0] != self._inputs:
+                raise InputError(
+                    f"expected features of {self._inputs} inputs in {self.dtype}, from `prepare` of this kernel's "
+                    f"evaluator; got {rows.values.shape[0]} in {rows.values.dtype}"
+                )
+
+
+def _evaluator(kernel: Kernel, precision: Precision, expanded: bool | None) -> TileEvaluator:
+    return TileEvaluator(kernel, precision, expanded=expanded)
+
+
+def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
+    """Write a group's scaled inputs from row `place` on; return the row after them."""
+    n = len(rows)
+    for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
+        if part.periods is None:
+            np.multiply(rows[:, feature], scale, out=values[place, :n], casting="same_kind")
+            place += 1
+        else:
+            turns = rows[:, feature] / part.periods[number]
+            # Whole turns off first: far from the origin the angle would lose them anyway, and digits with them.
+            angle = 2.0 * math.pi * (turns - np.rint(turns))
+            np.multiply(np.cos(angle), scale, out=values[place, :n], casting="same_kind")
+            np.multiply(np.sin(angle), scale, out=values[place + 1, :n], casting="same_kind")
+            place += 2
+    return place
 
 
 def _padded(n: int) -> int:

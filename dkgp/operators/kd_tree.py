@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
-from dkgp.kernels.compiled import FLUSH_COLUMNS, LANES, profile_value, tile_matmat
+from dkgp.kernels.code_cache import cached_njit
+from dkgp.kernels.compiled import FLUSH_COLUMNS, LANES, tile_matmat
+from dkgp.kernels.compiled_profiles import profile_rounding, profile_value, steepest_slopes
 from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["KDTree", "node_sums", "sum_queries"]
@@ -110,7 +111,7 @@ class KDTree:
         return np.searchsorted(active, np.arange(self.n_leaves + 1) * LEAF_ROWS).astype(np.intp)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def node_sums(starts, weights, first, right, sums, magnitudes):  # type: ignore[no-untyped-def]
     """Sums of weights (m, t) over each node, and of their absolute values: (nodes, t)."""
     for node in range(right.shape[0] - 1, -1, -1):
@@ -126,7 +127,7 @@ def node_sums(starts, weights, first, right, sums, magnitudes):  # type: ignore[
                 sums[node, t], magnitudes[node, t] = total, magnitude
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _distances(low, high, query, node):  # type: ignore[no-untyped-def]
     """Squared distances between the nearest and between the farthest points of two boxes."""
     nearest, farthest = 0.0, 0.0
@@ -138,7 +139,7 @@ def _distances(low, high, query, node):  # type: ignore[no-untyped-def]
     return nearest, farthest
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _affordable(half, magnitudes, node, allowed):  # type: ignore[no-untyped-def]
     """Whether a node may be taken as one number: for each target whose weights there are not all zero."""
     affordable = True
@@ -147,27 +148,32 @@ def _affordable(half, magnitudes, node, allowed):  # type: ignore[no-untyped-def
     return affordable
 
 
-@njit(nogil=True, cache=True)
-def _entry_rounding(nearest, farthest, profile, largest, coordinate, features, unit):  # type: ignore[no-untyped-def]
+@cached_njit(nogil=True)
+def _entry_rounding(  # type: ignore[no-untyped-def]
+    nearest, farthest, profile, parameter, largest, coordinate, features, unit
+):
     """Bound on the error of one entry of a tile, by the rounding of inputs, their differences, squares and the profile.
 
-    A squared exponential changes by at most max |dk/dr| |dr|, and by at most max (d log k / d log r^2) k times the
-    relative error of r^2; both maxima are taken over the distances beyond the nearest.
+    A profile changes by at most max |dk/dr| |dr|, and by at most max |dk / d log r^2| times the relative error of r^2;
+    both maxima are taken over the distances beyond the nearest.
     """
     shift = 2.0 * unit * np.sqrt(farthest) + 4.0 * _EPS * coordinate
     beyond = max(np.sqrt(nearest) - shift, 0.0)
-    # 2^(-r^2) is steepest at r = 0.849, and r^2 2^(-r^2) largest at r^2 = 1.443.
-    steepest = max(beyond, 0.8493)
-    slope = 1.3863 * steepest * profile_value(steepest * steepest, profile)
-    bulge = max(beyond * beyond, 1.4427)
-    relative = 0.7 * bulge * profile_value(bulge, profile)
-    return slope * shift + (features + 10) * unit * relative + 6.0 * unit * largest
+    slope, relative = steepest_slopes(beyond, profile, parameter)
+    roundings = profile_rounding(profile) + 2.0
+    return slope * shift + (features + 10) * unit * relative + roundings * unit * largest
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
+def _relative_slope(squared_distance, profile, parameter):  # type: ignore[no-untyped-def]
+    """The greatest |dk/d log s| anywhere beyond a squared distance s: what its own rounding does to a value."""
+    return steepest_slopes(np.sqrt(squared_distance), profile, parameter)[1]
+
+
+@cached_njit(nogil=True)
 def sum_queries(  # type: ignore[no-untyped-def]
     queries, points, low, high, first, last, right, coordinate, active, starts, weights, sums, magnitudes, errors,
-    profile, like, out, bounds,
+    profile, parameter, program, like, out, bounds,
 ):  # fmt: skip
     """Sum the contributions of weighted points to the points of some queries.
 
@@ -187,8 +193,10 @@ def sum_queries(  # type: ignore[no-untyped-def]
         See `node_sums`.
     errors : (t,)
         What pruning may cost an entry of the result.
-    profile : int
-        The kernel's, as for `tile_matmat`.
+    profile, parameter : int, float
+        The kernel as a function of the squared distance (see `profile_value`).
+    program : (k, PROGRAM_WIDTH) int64
+        The same for `tile_matmat`, by differences.
     like : (0,) float32 or float64
         An array of the tiles' type.
     out : (t, points of these queries) float64
@@ -212,7 +220,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
         np.empty(targets), np.empty(targets), np.empty(targets), np.empty(targets), np.empty(targets),
     )  # fmt: skip
     centre = np.empty(d)
-    nothing = np.empty(0, like.dtype)
+    nothing = np.empty((0, 0), like.dtype)
     rows_held = np.empty(d * QUERY_LEAVES * LEAF_ROWS, like.dtype)
     columns_held = np.empty(d * BATCH, like.dtype)
     weights_held = np.empty(targets * BATCH, like.dtype)
@@ -234,14 +242,15 @@ def sum_queries(  # type: ignore[no-untyped-def]
             if starts[first[node]] == starts[last[node]]:
                 continue
             nearest, farthest = _distances(low, high, query, node)
-            largest, smallest = profile_value(nearest, profile), profile_value(farthest, profile)
+            largest, smallest = profile_value(nearest, profile, parameter), profile_value(farthest, profile, parameter)
             half = 0.5 * (largest - smallest)
             if _affordable(half, magnitudes, node, allowed):
                 taken += 1
+                sensitive = largest + _relative_slope(nearest, profile, parameter)
                 for t in range(targets):
                     constant[t] += 0.5 * (largest + smallest) * sums[node, t]
                     spent[t] += half * magnitudes[node, t]
-                    mass[t] += (1.0 + nearest) * largest * magnitudes[node, t]
+                    mass[t] += sensitive * magnitudes[node, t]
             elif right[node] >= 0:
                 stack[depth], stack[depth + 1] = right[node], node + 1
                 depth += 2
@@ -257,11 +266,12 @@ def sum_queries(  # type: ignore[no-untyped-def]
                 fits = fits and spent[t] + near_half[i] * magnitudes[node, t] <= errors[t]
             if fits:
                 taken += 1
-                largest = profile_value(near_nearest[i], profile)
+                largest = profile_value(near_nearest[i], profile, parameter)
+                sensitive = largest + _relative_slope(near_nearest[i], profile, parameter)
                 for t in range(targets):
                     constant[t] += (largest - near_half[i]) * sums[node, t]
                     spent[t] += near_half[i] * magnitudes[node, t]
-                    mass[t] += (1.0 + near_nearest[i]) * largest * magnitudes[node, t]
+                    mass[t] += sensitive * magnitudes[node, t]
                 near[i] = -1
         kept = 0
         for i in range(found):
@@ -293,9 +303,9 @@ def sum_queries(  # type: ignore[no-untyped-def]
             filled = 0
             while i < stop:
                 leaf = first[near[i]]
-                largest = profile_value(near_nearest[i], profile)
+                largest = profile_value(near_nearest[i], profile, parameter)
                 entry = _entry_rounding(
-                    near_nearest[i], near_farthest[i], profile, largest, coordinate, d, unit
+                    near_nearest[i], near_farthest[i], profile, parameter, largest, coordinate, d, unit
                 )  # fmt: skip
                 for t in range(targets):
                     # A run of FLUSH_COLUMNS products is summed in the tiles' precision.
@@ -309,7 +319,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
                     filled += 1
                 i += 1
             tile_matmat(
-                rows, nothing, columns, nothing, size, chosen, part, profile, False, QUERY_LEAVES * LEAF_ROWS
+                rows, nothing, columns, nothing, size, chosen, part, program, QUERY_LEAVES * LEAF_ROWS
             )  # fmt: skip
             for t in range(targets):
                 for row in range(count):

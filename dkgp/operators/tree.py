@@ -14,14 +14,15 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockExecutor, split_evenly
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel
-from dkgp.kernels.compiled import profile_value
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.program import Profile
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.kd_tree import LEAF_ROWS, KDTree, node_sums, sum_queries
+from dkgp.operators.tree_memory import require_room
 
 __all__ = ["TreeKernelOperator"]
 
@@ -73,10 +74,22 @@ def _forest(context: BlockContext) -> _Forest:
         parts = []
         for block in range(context.n_blocks):
             features = evaluator.prepare(context.source.inputs(*context.bounds(block)))
-            parts.append(features.values[:, : features.n].T)
+            # A kernel that looks at no feature finds all samples in one place.
+            values = features.values if evaluator.inputs else np.zeros((1, features.n))
+            parts.append(values[:, : features.n].T)
         return _Forest.of(np.concatenate(parts))
 
     return worker_cache().get((context.run_id, "tree"), build)
+
+
+def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
+    if evaluator.radial is None:
+        raise InputError(
+            "tree sums are for one kernel that falls with the distance (squared exponential, Matern, rational "
+            f"quadratic, periodic, times a constant); got one of type {evaluator.kernel.type_name!r}. Use the blocked "
+            "operator"
+        )
+    return evaluator.radial
 
 
 def tree_task(
@@ -91,7 +104,9 @@ def tree_task(
 
     `weights` (m, t) are of the points `active` (all of them if None), in the tree's order.
     """
-    forest, evaluator = _forest(context), context.evaluator(precision)
+    forest, evaluator = _forest(context), TileEvaluator(context.kernel, precision, expanded=False)
+    profile, parameter = _radial(evaluator)
+    program = evaluator.program
     tree, targets = forest.tree, weights.shape[1]
     # What came in a message may be read-only, and another type to compiled code.
     weights = np.require(weights, requirements=["C", "W"])
@@ -106,7 +121,8 @@ def tree_task(
         out, bounds = np.empty((targets, rows)), np.zeros(targets)
         evaluated = sum_queries(
             queries, tree.points, tree.low, tree.high, tree.first, tree.last, tree.right, forest.coordinate,
-            active, starts, weights, sums, magnitudes, errors.copy(), evaluator.program[0], like, out, bounds,
+            active, starts, weights, sums, magnitudes, errors.copy(), int(profile), parameter, program, like, out,
+            bounds,
         )  # fmt: skip
         results.append((np.ascontiguousarray(out.T), bounds, evaluated))
     return results
@@ -118,7 +134,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     Parameters
     ----------
     kernel : Kernel
-        One that falls with the distance.
+        One that falls with the distance: squared exponential, Matern, rational quadratic or periodic, maybe scaled.
     noise_variance : float
     source : InputSource
         Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds
@@ -137,6 +153,13 @@ class TreeKernelOperator(BlockedKernelOperator):
         Proven bound on the entries' errors in the last product, rounding included. In double precision that is hardly
         more than `error`. In single it allows for the worst case of float32 sums, far above what they do in fact.
 
+    Raises
+    ------
+    InputError
+        An error that is not positive, a kernel that does not fall with the distance, or too many features.
+    MemoryBudgetError
+        The tree does not fit this process's cache.
+
     Notes
     -----
     The approximate Kbar is not quite symmetric. It holds what it was asked for entry by entry, and solvers that refresh
@@ -146,6 +169,8 @@ class TreeKernelOperator(BlockedKernelOperator):
     ----------
     N. Ratliff and J. A. Bagnell (2007), section 6; A. Gray and A. Moore, N-body problems in statistical learning.
     """
+
+    approximate = True
 
     def __init__(
         self,
@@ -160,16 +185,16 @@ class TreeKernelOperator(BlockedKernelOperator):
         super().__init__(kernel, noise_variance, source, executor, **options)
         if not error > 0.0 or not np.isfinite(error):
             raise InputError(f"the error of tree sums must be finite and positive; got {error!r}")
-        active = self.double.prepare(np.zeros((1, kernel.n_features))).values.shape[0]
+        _radial(self.double)
+        active = self.double.inputs
         if active > MOST_FEATURES:
             raise InputError(
                 f"tree sums are for up to {MOST_FEATURES} features; got {active}, where boxes have too many neighbours "
-                "to prune anything. Use the blocked operator"
+                "to prune anything (a periodic feature counts twice). Use the blocked operator"
             )
-        if np.isnan(profile_value(0.0, self.double.program[0])):
-            raise InputError(f"tree sums know no bounds for a kernel of type {kernel.type_name!r}")
         self.error = float(error)
         self.error_bound = 0.0
+        require_room(self.n, active)
 
     @property
     def overlaps(self) -> bool:
@@ -215,7 +240,7 @@ class TreeKernelOperator(BlockedKernelOperator):
         given[forest.place[indices]] = np.arange(len(indices))
         active = np.flatnonzero(given >= 0)
         sorting = given[active]
-        amplitude = float(self.double.program[3])
+        amplitude = self.double.amplitude
         ordered = amplitude * weights[sorting]
         # Weights that are not finite have no error to speak of: their targets come out as they would otherwise.
         finite = np.isfinite(ordered).all(axis=0)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
+from dkgp.kernels.code_cache import cached_njit
 from dkgp.kernels.compiled import tile_into
 from dkgp.kernels.tiles import Features, Precision
 from dkgp.operators.base import FloatArray, KernelOperator
@@ -64,7 +64,7 @@ class ColumnCache:
         )
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _column(sample, keep, values, norms, program, columns, owner, slot_of, used, hand):  # type: ignore[no-untyped-def]
     """Slot that holds the column of `sample`, evaluated if need be without evicting slot `keep`; whether it was."""
     slot = slot_of[sample]
@@ -81,19 +81,20 @@ def _column(sample, keep, values, norms, program, columns, owner, slot_of, used,
         used[slot] = False
     if owner[slot] >= 0:
         slot_of[owner[slot]] = -1
-    profile, expanded, tile_rows, amplitude = program
+    table, tile_rows, amplitude = program
     one = np.empty((values.shape[0], 16), values.dtype)
-    one_norm = np.empty(16, values.dtype)
+    one_norm = np.empty((norms.shape[0], 16), values.dtype)
     for lane in range(16):
-        one_norm[lane] = norms[sample]
+        for group in range(norms.shape[0]):
+            one_norm[group, lane] = norms[group, sample]
         for feature in range(values.shape[0]):
             one[feature, lane] = values[feature, sample]
-    tile_into(values, norms, one, one_norm, 1, columns[slot : slot + 1], profile, expanded, tile_rows, amplitude)
+    tile_into(values, norms, one, one_norm, 1, columns[slot : slot + 1], table, tile_rows, amplitude)
     owner[slot], slot_of[sample], used[slot] = sample, slot, True
     return slot, 1
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _steps(  # type: ignore[no-untyped-def]
     count, alpha, gradient, noise, values, norms, program, columns, owner, slot_of, used, hand
 ):
@@ -225,7 +226,8 @@ class SequentialMinimalOptimization:
             state.features = operator.features(np.arange(operator.n, dtype=np.intp), state.precision)
             state.cache = ColumnCache.of(state.features, self.cache_bytes)
         features, cache = state.features, state.cache
-        program = operator.evaluator(state.precision).program
+        evaluator = operator.evaluator(state.precision)
+        program = (evaluator.program, evaluator.tile_rows, evaluator.dtype.type(evaluator.amplitude))
         steps = 1 if self.steps_per_round == "auto" else self.steps_per_round
         moved = np.zeros(state.rhs.shape[1])
         for target in range(state.rhs.shape[1]):

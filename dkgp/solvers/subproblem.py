@@ -24,8 +24,8 @@ from dkgp.solvers.triangular import solve_lower, solve_lower_transposed
 
 __all__ = ["Subproblem"]
 
-# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v: below this margin float32 would not be a
-# good guide.
+# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v, m v being its trace at most: below this
+# margin float32 would not be a good guide.
 SINGLE_MARGIN = 20.0
 REFINEMENT_TOLERANCE = 1e-7
 MOST_REFINEMENTS = 5
@@ -34,6 +34,14 @@ MOST_REFINEMENTS = 5
 LEAST_PARALLEL_WORK = 10_000_000
 # A run of rows this long is evaluated by one thread: half a millisecond of work, and a whole number of vectors.
 PARALLEL_ROWS = 512
+
+
+def _largest_eigenvalue(operator: KernelOperator, size: int) -> float:
+    """What no eigenvalue of Kbar_BB exceeds for any B of so many samples: the largest trace that it may have."""
+    diagonal = operator.diagonal()
+    if operator.kernel.stationary:
+        return float(np.max(diagonal)) * size
+    return float(np.sum(np.partition(diagonal, -size)[-size:])) if size else 0.0
 
 
 def matmat_in_parallel(
@@ -76,8 +84,7 @@ class Subproblem:
 
     def __init__(self, operator: KernelOperator, capacity: int, targets: int, *, single: bool | None = None) -> None:
         self._operator = operator
-        largest = float(np.max(operator.diagonal())) * capacity
-        margin = operator.noise_variance / (np.finfo(np.float32).eps * largest)
+        margin = operator.noise_variance / (np.finfo(np.float32).eps * _largest_eigenvalue(operator, capacity))
         self._wants_single = bool(margin >= SINGLE_MARGIN) if single is None else single
         self._allocate(self._wants_single, capacity, targets)
 
@@ -107,7 +114,7 @@ class Subproblem:
     @property
     def features(self) -> Features:
         """Features of B in the factor's precision."""
-        return Features(self._features.values, self._features.squared_norms, self.size)
+        return self._features.first(self.size)
 
     def guide(self) -> FloatArray:
         """Return the minimiser over the variables so far, (size, p), as good as the selection needs it."""
@@ -133,8 +140,7 @@ class Subproblem:
         old, new = self.size, self.size + len(indices)
         features = self._operator.features(indices, self._evaluator.precision)
         self._indices[old:new] = indices
-        self._features.values[:, old:new] = features.values[:, : len(indices)]
-        self._features.squared_norms[old:new] = features.squared_norms[: len(indices)]
+        self._features.put(old, features)
         self.gradient[old:new] = gradient
         self.size = new
         try:
@@ -154,7 +160,7 @@ class Subproblem:
         corner[np.diag_indices(new - old)] += self._evaluator.dtype.type(self._operator.noise_variance)
         tail = -self.gradient[old:new].T.astype(rows.dtype)
         if old:
-            active = Features(self._features.values, self._features.squared_norms, old)
+            active = self._features.first(old)
             rows[:, :old] = self._evaluator.tile(features, active)
             self._solve_rows(rows, old)
             corner -= rows[:, :old] @ rows[:, :old].T

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg.cython_blas
-from numba import njit
 from numpy.typing import NDArray
 
+from dkgp.kernels.code_cache import cached_njit
 from dkgp.kernels.compiled import FAST_MATH, prefer_full_vectors
 
 __all__ = ["solve_lower", "solve_lower_transposed"]
@@ -64,7 +64,7 @@ def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
     )
 
 
-@njit(fastmath=FAST_MATH, nogil=True, cache=True)
+@cached_njit(fastmath=FAST_MATH, nogil=True)
 def solve_lower_transposed(factor, order, right):  # type: ignore[no-untyped-def]
     """`right[i] = L^-T right[i]` in place for each row i, L the leading `order` rows and columns of `factor`.
 

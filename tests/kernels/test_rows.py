@@ -84,7 +84,7 @@ def test_taken_features_are_the_rows_prepared_alone(rng: np.random.Generator, pr
     assert features.take(np.array([], dtype=np.intp)).n == 0
     scale = np.sqrt(np.array([0.5, 0.25, 0.1]) / np.log(2.0))
     np.testing.assert_allclose(features.values[:, :50], (X * scale).T, rtol=1e-6 if precision == "single" else 1e-15)
-    np.testing.assert_allclose(features.squared_norms[:50], ((X * scale) ** 2).sum(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(features.squared_norms[0, :50], ((X * scale) ** 2).sum(axis=1), rtol=1e-6)
     assert features.nbytes == (3 + 1) * 64 * features.values.itemsize
 
 
@@ -96,4 +96,4 @@ def test_slices_on_whole_vectors_are_views_and_others_copies(rng: np.random.Gene
         assert part.n == stop - start
         assert np.shares_memory(part.values, features.values) == view
         np.testing.assert_array_equal(part.values[:, : part.n], features.values[:, start:stop])
-        np.testing.assert_array_equal(part.squared_norms[: part.n], features.squared_norms[start:stop])
+        np.testing.assert_array_equal(part.squared_norms[:, : part.n], features.squared_norms[:, start:stop])

@@ -114,9 +114,9 @@ def test_json_without_variance_is_the_papers_kernel() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"type": "matern", "gamma": [1.0]}, r"unknown kernel type 'matern'; known types: \['rbf'\]"),
-        ({"type": ["rbf"], "gamma": [1.0]}, r"unknown kernel type \['rbf'\]; known types: \['rbf'\]"),
-        ({"gamma": [1.0]}, r'needs a "type".*known types: \[\'rbf\'\]'),
+        ({"type": "matern", "gamma": [1.0]}, r"unknown kernel type 'matern'; known types: \[.*'rbf'"),
+        ({"type": ["rbf"], "gamma": [1.0]}, r"unknown kernel type \['rbf'\]; known types: \[.*'rbf'"),
+        ({"gamma": [1.0]}, r'needs a "type".*known types: \[.*\'rbf\''),
         ([1.0], r'needs a "type"'),
         ({"type": "rbf", "variance": 1.0}, 'needs "gamma"'),
         ({"type": "rbf", "gamma": 1.0}, '"gamma" must be a list'),

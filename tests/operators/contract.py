@@ -80,7 +80,7 @@ class OperatorContract:
             expected = TileEvaluator(case.kernel, precision).prepare(case.X[indices])
             assert found.n == len(indices)
             np.testing.assert_array_equal(found.values[:, : found.n], expected.values[:, : found.n])
-            np.testing.assert_array_equal(found.squared_norms[: found.n], expected.squared_norms[: found.n])
+            np.testing.assert_array_equal(found.squared_norms[:, : found.n], expected.squared_norms[:, : found.n])
 
     @pytest.mark.parametrize("precision", ["single", "double"])
     @pytest.mark.parametrize(("columns", "targets"), [(1, 1), (1, 3), (40, 1), (40, 3), (N, 2)])

@@ -1,0 +1,395 @@
+"""Sums, products and multiples of kernels.
+
+Values, derivatives and tile programs of a composite follow from those of its parts. Where several numbers could only
+change together, one of them is a parameter: a product has one amplitude however many of its parts have one, and a
+multiple has its own instead of its kernel's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError
+from dkgp.kernels.assembly import ProgramBuilder
+from dkgp.kernels.base import (
+    FloatArray,
+    Kernel,
+    Parameter,
+    Pullback,
+    part_from_json,
+    register_kernel,
+    require_positive,
+)
+from dkgp.kernels.constants import Constant
+from dkgp.kernels.fields import VARIANCE_BOUNDS, number_from_json
+
+__all__ = ["Product", "Scaled", "Sum"]
+
+
+@dataclass(frozen=True)
+class _Parts(Kernel):
+    """Two or more kernels of the same features; parts of the same kind are spliced in."""
+
+    parts: tuple[Kernel, ...]
+
+    def __post_init__(self) -> None:
+        flat: list[Kernel] = []
+        for part in self.parts:
+            if not isinstance(part, Kernel):
+                raise InputError(f"a kernel of type {self.type_name!r} is made of kernels; got {part!r}")
+            flat += part.parts if isinstance(part, type(self)) else [part]
+        if len(flat) < 2:
+            raise InputError(f"a kernel of type {self.type_name!r} needs at least two parts; got {len(flat)}")
+        counts = {part.n_features for part in flat if part.n_features}
+        if len(counts) > 1:
+            raise InputError(
+                f"the parts of a {self.type_name} must have the same number of features; got {sorted(counts)}. "
+                "Give a kernel of some features its place with kernel.on(features, n_features)"
+            )
+        object.__setattr__(self, "parts", tuple(flat))
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d; 0 where no part minds."""
+        return max(part.n_features for part in self.parts)
+
+    @property
+    def stationary(self) -> bool:
+        """Whether all parts are."""
+        return all(part.stationary for part in self.parts)
+
+    @property
+    def children(self) -> tuple[Kernel, ...]:
+        """The parts."""
+        return self.parts
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parts' parameters, in the order of the parts, named by them."""
+        return tuple(
+            part.parameters()[index].within(label)
+            for part, label, kept in zip(self.parts, self._labels(), self._kept(), strict=True)
+            for index in kept
+        )
+
+    def with_parameters(self, values: ArrayLike) -> Self:
+        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        supply = iter(self.checked_values(values))
+        parts = []
+        for part, kept in zip(self.parts, self._kept(), strict=True):
+            own = [parameter.value for parameter in part.parameters()]
+            for index in kept:
+                own[index] = next(supply)
+            parts.append(part.with_parameters(own))
+        return replace(self, parts=tuple(parts))
+
+    @property
+    def amplitude_index(self) -> int | None:
+        """None: the parts have their own."""
+        return None
+
+    def _kept(self) -> list[list[int]]:
+        """Which of each part's parameters are parameters of the whole."""
+        return [list(range(len(part.parameters()))) for part in self.parts]
+
+    def _labels(self) -> list[str]:
+        """The parts' labels; a number tells twins apart."""
+        labels = [part.label for part in self.parts]
+        total, seen = Counter(labels), Counter[str]()
+        found = []
+        for label in labels:
+            seen[label] += 1
+            found.append(f"{label}#{seen[label]}" if total[label] > 1 else label)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": ..., "parts": [...]}`."""
+        return {"type": self.type_name, "parts": [part.to_json() for part in self.parts]}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`'s form."""
+        parts = document.get("parts")
+        if not isinstance(parts, Sequence) or isinstance(parts, str):
+            raise InputError(f'a kernel of type "{cls.type_name}" needs "parts", a list of kernels; got {parts!r}')
+        return cls(tuple(part_from_json(part, f"parts[{index}]") for index, part in enumerate(parts)))
+
+
+@register_kernel
+@dataclass(frozen=True)
+class Sum(_Parts):
+    """k(x, x') = k_1(x, x') + k_2(x, x') + ...
+
+    Parameters
+    ----------
+    parts : sequence of at least two kernels
+        Of the same number of features.
+    """
+
+    type_name: ClassVar[str] = "sum"
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """The sum of the parts' values; see `Kernel.__call__`."""
+        left, right = self.rows(A, B)
+        values: FloatArray = np.sum([part(left, right) for part in self.parts], axis=0)
+        return values
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """The sum of the parts' diagonals: (a,)."""
+        rows = self.one_side(A)
+        values: FloatArray = np.sum([part.diagonal(rows) for part in self.parts], axis=0)
+        return values
+
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """The sum rule; see `Kernel.linearise`."""
+        left, right = self.rows(A, B)
+        first, *others = (part.linearise(left, right) for part in self.parts)
+        pullbacks = [first[1], *(pullback for _, pullback in others)]
+        values = first[0] + others[0][0]
+        for more, _ in others[1:]:
+            values += more
+        return values, lambda weights: np.concatenate([pullback(weights) for pullback in pullbacks])
+
+    def contract(self, A: ArrayLike, B: ArrayLike, weights: ArrayLike) -> FloatArray:
+        """Part by part, so that only one part's arrays are held at a time; see `Kernel.contract`."""
+        left, right = self.rows(A, B)
+        checked = self.checked_weights(left, right, weights)
+        return np.concatenate([part.contract(left, right, checked) for part in self.parts])
+
+    def split_white(self) -> tuple[Kernel | None, float]:
+        """What is left of the sum without white noise, and the noise's variance; see `Kernel.split_white`."""
+        split = [part.split_white() for part in self.parts]
+        left = [part for part, _ in split if part is not None]
+        white = math.fsum(variance for _, variance in split)
+        if len(left) < 2:
+            return (left[0] if left else None), white
+        return Sum(tuple(left)), white
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Add the parts, all relative to the first one's amplitude; see `Kernel.emit`."""
+        amplitude = self.parts[0].emit(builder, columns)
+        for part in self.parts[1:]:
+            builder.scale(part.emit(builder, columns) / amplitude)
+            builder.add()
+        return amplitude
+
+
+@register_kernel
+@dataclass(frozen=True)
+class Product(_Parts):
+    """k(x, x') = k_1(x, x') k_2(x, x') ..., positive definite by Schur's product theorem.
+
+    The amplitudes of the parts can only change together: the first one is the parameter.
+
+    Parameters
+    ----------
+    parts : sequence of at least two kernels
+        Of the same number of features.
+    """
+
+    type_name: ClassVar[str] = "product"
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """The product of the parts' values; see `Kernel.__call__`."""
+        left, right = self.rows(A, B)
+        values: FloatArray = np.prod([part(left, right) for part in self.parts], axis=0)
+        return values
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """The product of the parts' diagonals: (a,)."""
+        rows = self.one_side(A)
+        values: FloatArray = np.prod([part.diagonal(rows) for part in self.parts], axis=0)
+        return values
+
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """The product rule; see `Kernel.linearise`."""
+        left, right = self.rows(A, B)
+        values, pullbacks = zip(*(part.linearise(left, right) for part in self.parts), strict=True)
+        # before[i] is the product of the values up to part i, after[i] that of those from part i on.
+        before = list(accumulate(values, mul))
+        after = list(accumulate(values[::-1], mul))[::-1]
+
+        def pullback(weights: FloatArray) -> FloatArray:
+            last = len(values) - 1
+            gradients = []
+            for index, (own, kept) in enumerate(zip(pullbacks, self._kept(), strict=True)):
+                others = weights * before[index - 1] if index else weights
+                if index < last:
+                    others = others * after[index + 1]
+                gradients.append(own(others)[kept])
+            return np.concatenate(gradients)
+
+        return before[-1], pullback
+
+    @property
+    def amplitude_index(self) -> int | None:
+        """The amplitude of the first part that has one."""
+        offset = 0
+        for part, kept in zip(self.parts, self._kept(), strict=True):
+            if part.amplitude_index is not None:
+                return offset + part.amplitude_index
+            offset += len(kept)
+        return None
+
+    def _kept(self) -> list[list[int]]:
+        found, taken = [], False
+        for part in self.parts:
+            amplitude = part.amplitude_index
+            found.append([index for index in range(len(part.parameters())) if not (taken and index == amplitude)])
+            taken = taken or amplitude is not None
+        return found
+
+    def split_white(self) -> tuple[Kernel | None, float]:
+        """What is left of the product without white noise, and the noise's variance.
+
+        With delta one on the diagonal, prod (k_i + w_i delta) = prod k_i + delta (prod (k_i(x, x) + w_i) - prod
+        k_i(x, x)), where that is the same everywhere.
+
+        Raises
+        ------
+        InputError
+            White noise times a kernel that is not stationary: noise of another variance at every sample.
+        """
+        split = [part.split_white() for part in self.parts]
+        if all(variance == 0.0 for _, variance in split):
+            return self, 0.0
+        for index, (part, _) in enumerate(split):
+            if part is not None and not part.stationary and any(w for j, (_, w) in enumerate(split) if j != index):
+                raise InputError(
+                    f"white noise times a kernel of type {part.type_name!r}, which is not stationary, is noise of "
+                    "another variance at every sample; add White to the kernel instead of multiplying with it"
+                )
+        everywhere = [0.0 if part is None else _at_any_sample(part) for part, _ in split]
+        total = math.prod(value + variance for value, (_, variance) in zip(everywhere, split, strict=True))
+        if any(part is None for part, _ in split):
+            return None, total
+        left = Product(tuple(part for part, _ in split if part is not None))
+        return left, total - math.prod(everywhere)
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Multiply the parts; constants among them become factors; see `Kernel.emit`."""
+        amplitude, pushed = 1.0, False
+        for part in self.parts:
+            if isinstance(part, Constant):
+                amplitude *= part.variance
+                continue
+            amplitude *= part.emit(builder, columns)
+            if pushed:
+                builder.multiply()
+            pushed = True
+        if not pushed:
+            builder.constant(1.0)
+        return amplitude
+
+
+@register_kernel
+@dataclass(frozen=True)
+class Scaled(Kernel):
+    """k(x, x') = scale k_1(x, x'); the scale is the parameter in place of the kernel's own amplitude.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    scale : float
+        Positive.
+    """
+
+    kernel: Kernel
+    scale: float
+
+    type_name: ClassVar[str] = "scaled"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise InputError(f"a kernel of type {self.type_name!r} is made of a kernel; got {self.kernel!r}")
+        object.__setattr__(self, "scale", require_positive("the scale of a kernel", self.scale))
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self.kernel.n_features
+
+    @property
+    def stationary(self) -> bool:
+        """Whether the kernel is."""
+        return self.kernel.stationary
+
+    @property
+    def label(self) -> str:
+        """The kernel's own."""
+        return self.kernel.label
+
+    @property
+    def children(self) -> tuple[Kernel, ...]:
+        """The kernel."""
+        return (self.kernel,)
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """Multiply the kernel's values; see `Kernel.__call__`."""
+        return self.scale * self.kernel(*self.rows(A, B))
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """The multiple of the kernel's diagonal: (a,)."""
+        return self.scale * self.kernel.diagonal(A)
+
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """Multiply values and derivatives; see `Kernel.linearise`."""
+        values, own = self.kernel.linearise(*self.rows(A, B))
+        kept = self._kept()
+
+        def pullback(weights: FloatArray) -> FloatArray:
+            return self.scale * np.append(own(weights)[kept], np.vdot(weights, values))
+
+        return self.scale * values, pullback
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The kernel's parameters but for its amplitude, then the scale."""
+        own = self.kernel.parameters()
+        return (*(own[index] for index in self._kept()), Parameter("scale", self.scale, *VARIANCE_BOUNDS))
+
+    def with_parameters(self, values: ArrayLike) -> Scaled:
+        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        *checked, scale = self.checked_values(values)
+        own = [parameter.value for parameter in self.kernel.parameters()]
+        for index, value in zip(self._kept(), checked, strict=True):
+            own[index] = value
+        return Scaled(self.kernel.with_parameters(own), scale)
+
+    @property
+    def amplitude_index(self) -> int | None:
+        """The scale."""
+        return len(self._kept())
+
+    def _kept(self) -> list[int]:
+        return [index for index in range(len(self.kernel.parameters())) if index != self.kernel.amplitude_index]
+
+    def split_white(self) -> tuple[Kernel | None, float]:
+        """What is left of the kernel, times the scale, and the noise's variance; see `Kernel.split_white`."""
+        left, white = self.kernel.split_white()
+        return (None if left is None else replace(self, kernel=left)), self.scale * white
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """The kernel's steps, and the factor; see `Kernel.emit`."""
+        return self.scale * self.kernel.emit(builder, columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": "scaled", "scale": c, "kernel": {...}}`."""
+        return {"type": self.type_name, "scale": self.scale, "kernel": self.kernel.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Scaled:
+        """Rebuild from `to_json`'s form."""
+        scale = number_from_json(document, "scale", "the scale of a kernel")
+        return cls(part_from_json(document.get("kernel"), "kernel"), scale)
+
+
+def _at_any_sample(kernel: Kernel) -> float:
+    return float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])

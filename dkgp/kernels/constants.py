@@ -1,0 +1,171 @@
+"""Kernels that look at no feature: a constant, which is an unknown offset of the targets, and white noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError
+from dkgp.kernels.assembly import ProgramBuilder
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.fields import VARIANCE_BOUNDS, integer_from_json, number_from_json
+
+__all__ = ["Constant", "White", "fold_white"]
+
+
+@dataclass(frozen=True)
+class _Featureless(Kernel):
+    """A variance, and a number of features that is only there to be checked."""
+
+    variance: float = 1.0
+    n_features: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
+        count = self.n_features
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise InputError(f"n_features must be a whole number from 1, or left out; got {count!r}")
+        object.__setattr__(self, "n_features", int(count))
+
+    @property
+    def stationary(self) -> bool:
+        """K(x, x) is the variance everywhere."""
+        return True
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """The variance for each row of `A`: (a,)."""
+        return np.full(self.one_side(A).shape[0], self.variance)
+
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """A kernel that is its only parameter times a pattern is its own derivative; see `Kernel.linearise`."""
+        values = self(A, B)
+        return values, lambda weights: np.array([np.vdot(weights, values)])
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The variance."""
+        return (Parameter("variance", self.variance, *VARIANCE_BOUNDS),)
+
+    def with_parameters(self, values: ArrayLike) -> Self:
+        """The same kernel with another variance; see `Kernel.with_parameters`."""
+        (variance,) = self.checked_values(values)
+        return replace(self, variance=variance)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": ..., "variance": v}`, and the number of features where one was given."""
+        document: dict[str, Any] = {"type": self.type_name, "variance": self.variance}
+        return {**document, "n_features": self.n_features} if self.n_features else document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
+        return cls(
+            number_from_json(document, "variance", "the kernel's variance", 1.0),
+            integer_from_json(document, "n_features", 0),
+        )
+
+
+@register_kernel
+@dataclass(frozen=True)
+class Constant(_Featureless):
+    """k(x, x') = v: an offset with prior variance v, as part of a sum.
+
+    Parameters
+    ----------
+    variance : float, default 1.0
+        v.
+    n_features : int, optional
+        Number of features d, checked against inputs; any number by default.
+    """
+
+    type_name: ClassVar[str] = "constant"
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """The variance for all pairs; see `Kernel.__call__`."""
+        left, right = self.rows(A, B)
+        return np.full((left.shape[0], right.shape[0]), self.variance)
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Push 1; see `Kernel.emit`."""
+        builder.constant(1.0)
+        return self.variance
+
+
+@register_kernel
+@dataclass(frozen=True)
+class White(_Featureless):
+    """k(x_i, x_j) = v if i = j, else 0: independent noise, part of a sum that `fold_white` takes it out of.
+
+    Samples are told apart by where they stand, not by their inputs: `kernel(A, A)`, with the very same array, has v on
+    its diagonal, and `kernel(A, B)` is zero, whatever is in `B`.
+
+    Parameters
+    ----------
+    variance : float, default 1.0
+        v.
+    n_features : int, optional
+        Number of features d, checked against inputs; any number by default.
+    """
+
+    type_name: ClassVar[str] = "white"
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """The variance on the diagonal where `A` is `B`; see `Kernel.__call__`."""
+        left, right = self.rows(A, B)
+        values = np.zeros((left.shape[0], right.shape[0]))
+        if left is right:
+            np.fill_diagonal(values, self.variance)
+        return values
+
+    @property
+    def pairwise(self) -> bool:
+        """No."""
+        return False
+
+    def split_white(self) -> tuple[Kernel | None, float]:
+        """Nothing, and the variance; see `Kernel.split_white`."""
+        return None, self.variance
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Refuse: samples cannot be told apart in a tile. Always an `InputError`."""
+        raise InputError(
+            "a kernel with white noise cannot be compiled; take the noise out with "
+            "dkgp.kernels.fold_white(kernel, noise_variance), which adds it to the noise variance"
+        )
+
+
+def fold_white(kernel: Kernel, noise_variance: float) -> tuple[Kernel, float]:
+    """Take all white noise out of a kernel and add it to the noise variance.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+        s2.
+
+    Returns
+    -------
+    kernel : Kernel
+        Without `White`; the same object where there was none.
+    noise_variance : float
+        s2 and the variance taken out.
+
+    Raises
+    ------
+    InputError
+        Nothing but white noise, or white noise times a kernel that is not stationary.
+
+    Examples
+    --------
+    >>> fold_white(Constant(2.0) + 0.5 * White(0.2), 0.01)
+    (Constant(variance=2.0, n_features=0), 0.11)
+    """
+    left, white = kernel.split_white()
+    if left is None:
+        raise InputError(
+            "the kernel is nothing but white noise, so there is nothing to learn from inputs; add another kernel to it"
+        )
+    return left, noise_variance + white

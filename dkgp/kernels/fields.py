@@ -1,0 +1,128 @@
+"""What kernels with one number for each feature, or one for all, have in common: checks, bounds, JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError
+from dkgp.kernels.base import Parameter, require_positive
+
+__all__ = [
+    "GAMMA_BOUNDS",
+    "PERIOD_BOUNDS",
+    "SHAPE_BOUNDS",
+    "VARIANCE_BOUNDS",
+    "by_feature",
+    "checked_features",
+    "checked_per_feature",
+    "feature_parameters",
+    "gamma_of_length_scales",
+    "integer_from_json",
+    "length_scales_of_gamma",
+    "list_from_json",
+    "number_from_json",
+    "replaced",
+]
+
+# For searches on standardised inputs. A gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample
+# an island.
+GAMMA_BOUNDS = (1e-8, 1e4)
+VARIANCE_BOUNDS = (1e-4, 1e4)
+# From a fortieth of a standard deviation to where a period is not seen in full.
+PERIOD_BOUNDS = (2.5e-2, 1e2)
+# From 1e3 on a rational quadratic is a squared exponential.
+SHAPE_BOUNDS = (1e-2, 1e4)
+
+
+def checked_per_feature(name: str, values: Any, *, zero: bool) -> tuple[float, ...]:
+    """Numbers, one for each feature or one for all, as a tuple of positive floats (or zero, where admitted)."""
+    items: Sequence[float] = tuple(np.atleast_1d(np.asarray(values, dtype=object)).tolist())
+    if not items:
+        raise InputError(f"{name} needs one value for each feature; got none")
+    return tuple(
+        require_positive(f"{name}[{index}]", value, admits=lambda v: v > 0.0 or (zero and v == 0.0))
+        for index, value in enumerate(items)
+    )
+
+
+def checked_features(n_features: Any, **per_feature: tuple[float, ...]) -> int:
+    """Number of features, where `n_features` is it or 0 for as many as there are values; or why they do not fit."""
+    if isinstance(n_features, bool) or not isinstance(n_features, int | np.integer) or n_features < 0:
+        raise InputError(f"n_features must be a whole number from 1, or left out; got {n_features!r}")
+    total = int(n_features) or max(len(values) for values in per_feature.values())
+    for name, values in per_feature.items():
+        if len(values) not in (1, total):
+            raise InputError(f"{name} needs one value for each of {total} features, or one for all; got {len(values)}")
+    return total
+
+
+def by_feature(values: tuple[float, ...], n_features: int) -> tuple[float, ...]:
+    """One value for each feature, where there may be one for all."""
+    return values if len(values) == n_features else values * n_features
+
+
+def feature_parameters(name: str, values: tuple[float, ...], bounds: tuple[float, float]) -> list[Parameter]:
+    """The positive ones of `values` as parameters; of no feature where there is one for all of several."""
+    return [Parameter(name, value, *bounds, feature=feature) for feature, value in enumerate(values) if value > 0.0]
+
+
+def replaced(values: tuple[float, ...], new: Iterable[float]) -> tuple[float, ...]:
+    """`values` with the positive ones replaced, in their order; a zero stays zero."""
+    supply = iter(new)
+    return tuple(next(supply) if value > 0.0 else value for value in values)
+
+
+def gamma_of_length_scales(length_scales: ArrayLike) -> tuple[float, ...]:
+    """gamma_l = 1 / (2 lengthscale_l^2); an infinite length scale switches a feature off."""
+    try:
+        values = np.atleast_1d(np.asarray(length_scales, dtype=np.float64))
+    except (TypeError, ValueError):
+        values = np.zeros(1)
+    if values.ndim != 1 or not bool(np.all(values > 0.0)):
+        raise InputError(f"length scales must be positive, one for each feature or one for all; got {length_scales!r}")
+    return tuple((0.5 / values**2).tolist())
+
+
+def length_scales_of_gamma(gamma: tuple[float, ...]) -> tuple[float, ...]:
+    """lengthscale_l = 1 / sqrt(2 gamma_l), infinite for a feature that is switched off."""
+    return tuple(math.inf if value == 0.0 else 1.0 / math.sqrt(2.0 * value) for value in gamma)
+
+
+def number_from_json(document: Mapping[str, Any], name: str, called: str, default: float | None = None) -> float:
+    """The number `name` of a kernel's description; JSON's true is not 1, and "1" is text."""
+    value = document.get(name, default)
+    if name not in document and default is None:
+        raise InputError(f'a kernel of type "{document["type"]}" needs "{name}"; got {sorted(document)}')
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{called} must be a number; got {value!r}")
+    return float(value)
+
+
+def integer_from_json(document: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """The whole number `name` of a kernel's description."""
+    value = document.get(name, default)
+    if name not in document and default is None:
+        raise InputError(f'a kernel of type "{document["type"]}" needs "{name}"; got {sorted(document)}')
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f'"{name}" must be a whole number; got {value!r}')
+    return value
+
+
+def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """The list `name`, one number for each feature, of a kernel's description."""
+    if name not in document:
+        raise InputError(
+            f'a kernel of type "{document["type"]}" needs "{name}", one value for each feature; got {sorted(document)}'
+        )
+    values = document[name]
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise InputError(f'"{name}" must be a list with one value for each feature; got {values!r}')
+    for index, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{name}[{index}] must be a number; got {value!r}")
+    return tuple(float(value) for value in values)

@@ -1,0 +1,333 @@
+"""A kernel that is a user's own plain function, compiled when it is used.
+
+The function is written for numbers: `def cauchy(s): return 1.0 / (1.0 + s)`. Stores and hyperparameter files never hold
+code, only the name that a function was registered under; whoever reads one registers the function first. To workers
+the function itself travels, with the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError
+from dkgp.kernels.assembly import ProgramBuilder
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.distance import DistanceKernel
+from dkgp.kernels.fields import (
+    VARIANCE_BOUNDS,
+    checked_features,
+    checked_per_feature,
+    integer_from_json,
+    list_from_json,
+    number_from_json,
+)
+from dkgp.kernels.function_registry import Function, name_of_function, registered_function
+from dkgp.kernels.program import Profile
+
+__all__ = ["UserKernel"]
+
+_KINDS = ("squared_distance", "pair")
+# Error (step^4 / 30) of the fifth derivative, and rounding 1.5 eps / step: both about 1e-13.
+_LOG_STEP = 1e-3
+
+
+@register_kernel
+@dataclass(frozen=True)
+class UserKernel(Kernel):
+    """k(x, x') = v f(s) with s = sum_l gamma_l (x_l - x'_l)^2, or k(x, x') = v f(x, x').
+
+    Positive definiteness is up to the function: see `check_positive_definite`.
+
+    Parameters
+    ----------
+    function : callable
+        f, of a number s >= 0 or of two rows (d,), returning a number. Arithmetic, `math`, branches and loops can be
+        compiled; most of Python cannot.
+    gamma : float or sequence of d floats
+        Inverse squared length scales of s, as in `SquaredExponential`. A function of two rows has none.
+    variance : float, default 1.0
+        v.
+    of : {"squared_distance", "pair"}
+        What f is a function of.
+    n_features : int, optional
+        Number of features d, where one gamma serves several, or for a function of two rows.
+    derivative : callable, optional
+        f'(s). By default a central difference of fourth order in log s, in float64, whose relative error is some
+        1e-12 for smooth functions.
+    name : str, optional
+        The name that `function` is registered under, found by itself.
+
+    Raises
+    ------
+    InputError
+        A function that cannot be called or does not return a finite number, or parameters that are not admissible.
+
+    Examples
+    --------
+    >>> kernel = UserKernel(lambda s: 1.0 / (1.0 + s), gamma=(0.5, 0.5))
+    >>> float(kernel([[0.0, 0.0]], [[1.0, 1.0]])[0, 0])
+    0.5
+    """
+
+    function: Function
+    gamma: tuple[float, ...] = ()
+    variance: float = 1.0
+    of: str = "squared_distance"
+    n_features: int = 0
+    derivative: Function | None = None
+    name: str | None = None
+
+    type_name: ClassVar[str] = "user"
+
+    def __post_init__(self) -> None:
+        if self.of not in _KINDS:
+            raise InputError(f'a user\'s kernel is a function of "squared_distance" or "pair"; got {self.of!r}')
+        for what, function in (("a kernel function", self.function), ("its derivative", self.derivative)):
+            if not callable(function) and (function is not None or what != "its derivative"):
+                raise InputError(f"{what} must be callable; got {function!r}")
+        if self.name is None:
+            object.__setattr__(self, "name", name_of_function(self.function))
+        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
+        if self.of == "pair":
+            if self.gamma != () or self.derivative is not None:
+                raise InputError("a function of two rows has no gamma and no derivative in s; leave both out")
+            if not self.n_features:
+                raise InputError("a function of two rows needs n_features, the number of features of a row; got none")
+            object.__setattr__(self, "n_features", checked_features(self.n_features))
+        else:
+            gamma = checked_per_feature("gamma", self.gamma, zero=True)
+            object.__setattr__(self, "gamma", gamma)
+            object.__setattr__(self, "n_features", checked_features(self.n_features, gamma=gamma))
+        self._probe()
+
+    @classmethod
+    def registered(cls, name: str, **parameters: Any) -> UserKernel:
+        """The kernel of a function by the name that it is registered under; see `register_function`."""
+        entry = registered_function(name)
+        return cls(entry.function, derivative=entry.derivative, name=name, **parameters)
+
+    def _probe(self) -> None:
+        """Call the function once, where every function of a kernel must exist."""
+        origin = np.zeros(self.n_features)
+        try:
+            value = float(self.function(origin, origin) if self.of == "pair" else self.function(0.0))
+        except Exception as error:
+            raise InputError(
+                f"{self._called} failed at {'two rows of zeros' if self.of == 'pair' else 's = 0'}: "
+                f"{type(error).__name__}: {error}. Expected a number"
+            ) from error
+        if not math.isfinite(value) or value < 0.0:
+            raise InputError(
+                f"{self._called} must be finite and not negative where x = x'; got {value!r} at the origin"
+            )
+
+    @property
+    def _called(self) -> str:
+        return f"the kernel function '{self.name or getattr(self.function, '__name__', self.function)}'"
+
+    @property
+    def stationary(self) -> bool:
+        """Whether f is a function of s."""
+        return self.of == "squared_distance"
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """Call the function for each pair, in Python; see `Kernel.__call__`."""
+        left, right = self.rows(A, B)
+        if self.of == "pair":
+            values = np.array([[float(self.function(a, b)) for b in right] for a in left]).reshape(
+                len(left), len(right)
+            )
+        else:
+            s = np.zeros((left.shape[0], right.shape[0]))
+            for column, weight in enumerate(self._plain().feature_gamma):
+                s += weight * (left[:, None, column] - right[None, :, column]) ** 2
+            values = np.array([float(self.function(float(value))) for value in s.ravel()]).reshape(s.shape)
+        return self.variance * values
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """k(x, x) for each row of `A`: (a,)."""
+        rows = self.one_side(A)
+        if self.of == "pair":
+            values = np.empty(len(rows))
+            _compiled_diagonal(self.function, self._called)(np.ascontiguousarray(rows), values)
+            return self.variance * values
+        return np.full(len(rows), self.variance * float(self.function(0.0)))
+
+    def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """Values by the compiled function; see `Kernel.linearise`."""
+        left, right = self.rows(A, B)
+        if self.of == "squared_distance":
+            return self._plain().linearise(left, right)
+        values = np.empty((len(left), len(right)))
+        pairs = _compiled_pairs(self.function, self._called)
+        pairs(np.ascontiguousarray(left), np.ascontiguousarray(right), values)
+        values *= self.variance
+        return values, lambda weights: np.array([np.vdot(weights, values)])
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Of a function of s, the gammas that are not zero, and v; of a function of two rows, v."""
+        if self.of == "squared_distance":
+            return self._plain().parameters()
+        return (Parameter("variance", self.variance, *VARIANCE_BOUNDS),)
+
+    def with_parameters(self, values: ArrayLike) -> UserKernel:
+        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        if self.of == "squared_distance":
+            plain = self._plain().with_parameters(self.checked_values(values))
+            return replace(self, gamma=plain.gamma, variance=plain.variance)
+        (variance,) = self.checked_values(values)
+        return replace(self, variance=variance)
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """Push the function; see `Kernel.emit`."""
+        if self.of == "pair":
+            builder.leaf(Profile.USER_PAIR, columns, [1.0] * self.n_features, function=self.function)
+        else:
+            scale = [math.sqrt(value) for value in self._plain().feature_gamma]
+            builder.leaf(Profile.USER, columns, scale, function=self.function)
+        return self.variance
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": "user", "function": name, "of": ..., "variance": v, "gamma": [...]}` and maybe `n_features`."""
+        name = self.name or name_of_function(self.function)
+        if name is None:
+            raise InputError(
+                f"{self._called} has no name that a file could hold, and code is never written; register it first, "
+                'with @dkgp.kernels.register_function("NAME") above its definition'
+            )
+        document = {"type": self.type_name, "function": name, "of": self.of, "variance": self.variance}
+        if self.of == "pair":
+            return {**document, "n_features": self.n_features}
+        document = {**document, "gamma": list(self.gamma)}
+        return document if len(self.gamma) == self.n_features else {**document, "n_features": self.n_features}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> UserKernel:
+        """Rebuild from `to_json`'s form; the function must have been registered."""
+        name, of = document.get("function"), document.get("of", "squared_distance")
+        if not isinstance(name, str):
+            raise InputError(f'a kernel of type "user" needs "function", the name of one; got {name!r}')
+        return cls.registered(
+            name,
+            gamma=() if of == "pair" else list_from_json(document, "gamma"),
+            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
+            of=of,
+            n_features=integer_from_json(document, "n_features", 0),
+        )
+
+    def _plain(self) -> _FunctionOfDistance:
+        return _FunctionOfDistance(
+            self.gamma, self.variance, self.n_features, self.function, self.derivative, self._called
+        )
+
+
+@dataclass(frozen=True)
+class _FunctionOfDistance(DistanceKernel):
+    """The mathematics of a user's f(s), shared with the kernels that dkgp brings."""
+
+    function: Function = abs
+    derivative: Function | None = None
+    called: str = ""
+
+    type_name: ClassVar[str] = "user"
+
+    def profile(self, s: FloatArray) -> FloatArray:
+        """f(s), compiled."""
+        return self._apply(self.function, self.called, s)
+
+    def slope(self, s: FloatArray, f: FloatArray) -> FloatArray:
+        """f'(s): the user's, or df/dlog s / s by a central difference of fourth order."""
+        if self.derivative is not None:
+            return self._apply(self.derivative, f"the derivative of {self.called}", s)
+        result = np.zeros_like(s)
+        for steps, weight in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+            result += weight * self.profile(s * math.exp(steps * _LOG_STEP))
+        result /= 12.0 * _LOG_STEP
+        return np.divide(result, s, out=np.zeros_like(s), where=s > 0.0)
+
+    @staticmethod
+    def _apply(function: Function, called: str, s: FloatArray) -> FloatArray:
+        out = np.empty_like(s)
+        _compiled_profile(function, called)(np.ascontiguousarray(s).reshape(-1), out.reshape(-1))
+        return out
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """`UserKernel.emit` does it."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------------------- compilation
+
+
+@lru_cache(maxsize=64)
+def _compiled_profile(function: Function, called: str) -> Function:
+    compiled = _compiled(function, called, (numba.float64,))
+
+    @numba.njit(nogil=True)
+    def apply(s, out):  # type: ignore[no-untyped-def]
+        for i in range(s.shape[0]):
+            try:
+                out[i] = compiled(s[i])
+            except Exception:
+                out[i] = np.nan
+
+    return cast(Function, apply)
+
+
+@lru_cache(maxsize=64)
+def _compiled_pairs(function: Function, called: str) -> Function:
+    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+
+    @numba.njit(nogil=True)
+    def apply(A, B, out):  # type: ignore[no-untyped-def]
+        for i in range(A.shape[0]):
+            for j in range(B.shape[0]):
+                try:
+                    out[i, j] = compiled(A[i], B[j])
+                except Exception:
+                    out[i, j] = np.nan
+
+    return cast(Function, apply)
+
+
+@lru_cache(maxsize=64)
+def _compiled_diagonal(function: Function, called: str) -> Function:
+    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+
+    @numba.njit(nogil=True)
+    def apply(A, out):  # type: ignore[no-untyped-def]
+        for i in range(A.shape[0]):
+            try:
+                out[i] = compiled(A[i], A[i])
+            except Exception:
+                out[i] = np.nan
+
+    return cast(Function, apply)
+
+
+def _compiled(function: Function, called: str, signature: tuple[Any, ...]) -> Any:
+    """Compile the function by itself, so that errors speak of the user's lines; division by zero is as in NumPy."""
+    try:
+        compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
+        compiled.compile(signature)
+    except Exception as error:  # whatever stops the compiler, its own mistakes among it
+        raise InputError(
+            f"{called} cannot be compiled: {_explanation(error)}. Write it as a plain function, with arithmetic, math, "
+            "branches and loops on numbers"
+        ) from error
+    return compiled
+
+
+def _explanation(error: Exception) -> str:
+    """The first line of what Numba says that is about the function."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = (line for line in lines if line and not line.startswith(("Failed in", "During", "File", "- Resolution")))
+    return next(told, type(error).__name__).rstrip(".:")
