@@ -7,7 +7,9 @@ from typing import Any
 from dkgp.jobs.bench_papers_runs import SolverRun, Workbench, paper_contenders
 from dkgp.jobs.bench_report import Column
 from dkgp.jobs.documents import Document, plain
+from dkgp.jobs.kernel_text import kernel_text
 from dkgp.jobs.solver_options import SolverOptions
+from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 
 __all__ = ["PAPER_SECONDS", "TABLE_2_COLUMNS", "said", "section", "table_2"]
@@ -98,7 +100,11 @@ def table_2(bench: Workbench, options: SolverOptions) -> Document:
 
 def said(found: Hyperparameters) -> str:
     """Hyperparameters in a line."""
-    return f"noise variance {found.noise_variance:.4g}, gamma {', '.join(f'{value:.3g}' for value in found.gamma)}"
+    if isinstance(found.kernel, SquaredExponential):
+        shown = f"gamma {', '.join(f'{value:.3g}' for value in found.kernel.gamma)}"
+    else:
+        shown = "; ".join(kernel_text(found.kernel.to_json(), found.feature_names or ()).splitlines())
+    return f"noise variance {found.noise_variance:.4g}, {shown}"
 
 
 def _shown(value: float | None, reference: SolverRun, name: str, *, finished: bool) -> tuple[float | None, str]:

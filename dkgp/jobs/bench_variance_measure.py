@@ -258,14 +258,15 @@ def _save_without_solving(url: str, train: Dataset, found: Hyperparameters) -> N
     """Save a model whose alpha is zero, with the certificate that it deserves: the residual is the targets."""
     targets = np.concatenate([train.targets(*rows) for rows in train.row_chunks()])
     alpha = np.zeros_like(targets)
-    largest = float(found.kernel.diagonal(np.zeros((1, train.n_features)))[0])
+    parts = [found.kernel.diagonal(train.inputs(*rows)) for rows in train.row_chunks()]
+    diagonal = float(parts[0][0]) if found.kernel.stationary else np.concatenate(parts)
     save_model(
         url,
         kernel=found.kernel.to_json(),
         noise_variance=found.noise_variance,
         alpha=alpha,
         dataset=train,
-        certificate=Certificate.of(alpha, -targets, found.noise_variance, largest).to_json(),
+        certificate=Certificate.of(alpha, -targets, found.noise_variance, diagonal).to_json(),
         summary={"converged": False, "n": train.n_samples, "d": train.n_features},
     )
 

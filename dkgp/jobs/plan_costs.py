@@ -44,6 +44,8 @@ class Problem:
         Rows of a block of the samples.
     least_task_evaluations
         Kernel entries below which a task is not worth its messages.
+    width
+        The kernel's `feature_width`; d by default.
     """
 
     n: int
@@ -55,6 +57,7 @@ class Problem:
     precision: str
     block_rows: int
     least_task_evaluations: int
+    width: int | None = None
 
     @property
     def blocks(self) -> list[int]:
@@ -144,7 +147,7 @@ def round_work(problem: Problem, figures: MachineFigures, threads: int, precisio
         arrival_seconds=vectors,
         selection=tuple(steps),
         task_seconds=tuple(sum(group) * m * entry for group in groups),
-        payload_bytes=m * (itemsize * (problem.d + 1) + 8 * p) + TASK_BYTES,
+        payload_bytes=m * (itemsize * ((problem.width or problem.d) + 1) + 8 * p) + TASK_BYTES,
         result_bytes=tuple(8.0 * sum(group) * p for group in groups),
     )
 

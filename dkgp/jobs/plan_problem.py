@@ -7,7 +7,7 @@ from dkgp.errors import UsageError
 from dkgp.jobs.plan_costs import Problem
 from dkgp.kernels import Kernel
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection
 
@@ -46,6 +46,7 @@ def problem_of(
         precision=solver.precision,
         block_rows=context.block_rows,
         least_task_evaluations=least_task_evaluations,
+        width=feature_width(kernel),
     )
 
 
@@ -62,7 +63,7 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
     shares_process : bool
         Whether the workers are threads of the coordinator's process.
     """
-    needed = coordinator_input_bytes_needed(problem.n, problem.d)
+    needed = coordinator_input_bytes_needed(problem.n, problem.d, problem.width)
     return plan_training(
         problem.n,
         problem.d,
@@ -75,6 +76,7 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
         overlaps=True,
         holds_inputs=needed <= DEFAULT_COORDINATOR_INPUT_BYTES,
         cache_bytes=cache_bytes,
+        width=problem.width,
     )
 
 

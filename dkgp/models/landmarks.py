@@ -12,6 +12,7 @@ memory and time allow.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from dkgp.data import ModelRecord
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import IndexArray
-from dkgp.operators.pivots import RandomlyPivotedCholesky, jitter
+from dkgp.operators.pivots import RandomlyPivotedCholesky, jitter, regularised_factor
 
 __all__ = ["Landmarks", "choose_landmarks", "is_enough", "jitter"]
 
@@ -46,11 +47,14 @@ class Landmarks:
         trace(K - Q), extrapolated from the subset.
     effective_dimension : float
         tr(Q (Q + s2 I)^-1), of the subset; of its first landmarks where those show that the kernel is rough.
+    kernel_trace : float
+        trace(K), extrapolated from the subset; NaN where it is not known.
     """
 
     indices: IndexArray
     residual_trace: float
     effective_dimension: float
+    kernel_trace: float = math.nan
 
     @property
     def rank(self) -> int:
@@ -119,14 +123,13 @@ def choose_landmarks(
     trace = float(factor.residual.mean() * n)
     if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
         dimension = _effective_dimension(factor.rows, model.noise_variance, n / size)
-    return Landmarks(subset[factor.pivots], trace, dimension)
+    return Landmarks(subset[factor.pivots], trace, dimension, float(prior.mean() * n))
 
 
 def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: float) -> float:
     """tr(S (S + s2 I)^-1) with S = `copies` rows rows', the subset standing for all samples."""
     gram = copies * np.asarray(rows @ rows.T, dtype=np.float64)
-    gram[np.diag_indices(len(gram))] += noise_variance
-    lower = scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
+    lower = regularised_factor(gram, noise_variance)
     inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
     return float(len(gram) - noise_variance * np.sum(np.tril(inverse) ** 2))
 

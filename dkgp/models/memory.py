@@ -93,6 +93,7 @@ def plan_training(
     cache_bytes: int,
     own_bytes: int = 0,
     factor_bytes: int = 0,
+    width: int | None = None,
 ) -> MemoryPlan:
     """Project the peak of a training run.
 
@@ -110,15 +111,18 @@ def plan_training(
         Budget of a worker's feature cache.
     own_bytes, factor_bytes : int
         What the solver holds at the coordinator besides, and in the workers.
+    width : int, optional
+        The kernel's `feature_width`; d by default.
     """
+    width = width or d
     vector = 8 * n * p
     # alpha, g, y; directions and images with one spare slot each; on top either a round's result in pieces, joined, and
     # added up, and measuring, or a checkpoint, which gathers the remembered steps.
     vectors = vector * (3 + 2 * (memory + 1) + max(4, 2 * memory + 1))
-    inputs = coordinator_input_bytes_needed(n, d) if holds_inputs else 0
+    inputs = coordinator_input_bytes_needed(n, d, width) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2
-    drawn = block_size * candidates * (8 + (0 if holds_inputs else 24 * d))
-    cached = min(cache_bytes, 12 * n * (d + 1)) + 16 * READ_BUFFER_ROWS * d + factor_bytes
+    drawn = block_size * candidates * (8 + (0 if holds_inputs else 16 * d + 8 * width))
+    cached = min(cache_bytes, 12 * n * (width + 1)) + 16 * READ_BUFFER_ROWS * d + factor_bytes
     return MemoryPlan(resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + own_bytes, cached, shares_process)
 
 

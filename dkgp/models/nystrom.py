@@ -7,11 +7,15 @@ With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F 
 F is kept in float32: it only has to be close. What is *proven* is evaluated elsewhere from kernel columns in float64
 (`dkgp.models.variance_bounds`), and holds for any z whatever. So a factor that is to precondition is float32
 throughout, at half the time and memory; one that is to certify variances by itself has the rest in float64.
+
+Rounding errors of an entry k(x, x') go with sqrt(k(x, x) k(x', x')). Where k(x, x) is not the same everywhere, sums of
+them are weighed by it, lest a few samples far out, where a polynomial kernel is huge, spoil what is proven of the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,9 +28,10 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles import Precision
-from dkgp.models.landmarks import jitter
+from dkgp.models.rounding import entry_error
 from dkgp.operators.base import FloatArray
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.pivots import counted, jittered, regularised_factor
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
@@ -74,7 +79,7 @@ class FactorSource:
         key = (self.context.run_id, "factor", self.precision, rank, digest)
         cache = worker_cache()
         # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
-        features = 16 * self.context.n * (self.landmark_inputs.shape[1] + 1)
+        features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
         cache.budget_bytes = max(cache.budget_bytes, factor_bytes(self.context.n, rank, self.precision) + features)
         return cache.get(key, lambda: NystromFactor.of(self))
 
@@ -86,6 +91,8 @@ class NystromFactor:
     ----------
     evaluator : TileEvaluator
         Of the kernel, in float64.
+    entry_error : float
+        Bound on an entry's rounding error; see `dkgp.models.rounding`.
     landmarks : Features
         Prepared landmark inputs.
     lower : (R, R)
@@ -96,6 +103,12 @@ class NystromFactor:
         F.
     residual_diagonal : (n,) float64
         diag(K - Q), with the error of the factor's precision.
+    largest : float
+        What no entry of K exceeds; where k(x, x) varies, no entry of Kbar.
+    weights : (n,) float64 or None
+        sqrt(Kbar_ii / largest) where k(x, x) varies; None for a stationary kernel: all are one.
+    landmark_scale : (R,) float64
+        sqrt(k(x, x) / largest) of the landmarks.
     """
 
     def __init__(
@@ -109,9 +122,19 @@ class NystromFactor:
         self.context = source.context
         self.noise_variance = source.noise_variance
         self.evaluator = _evaluator(source.context)
+        self.entry_error = entry_error(source.context.kernel)
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
         self.columns, self.residual_diagonal = columns, residual_diagonal
+        kernel = source.context.kernel
+        self.weights: FloatArray | None = None
+        if kernel.stationary:
+            self.largest = float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
+        else:
+            regularised = _diagonal(source.context) + source.noise_variance
+            self.largest = float(regularised.max())
+            self.weights = np.sqrt(regularised / self.largest)
+        self.landmark_scale: FloatArray = np.sqrt(counted(kernel.diagonal(source.landmark_inputs)) / self.largest)
 
     @classmethod
     def of(cls, source: FactorSource) -> NystromFactor:
@@ -135,18 +158,17 @@ class NystromFactor:
     @classmethod
     def _build(cls, source: FactorSource) -> NystromFactor:
         """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
-        context, kernel = source.context, source.context.kernel
+        context = source.context
         evaluator = _evaluator(context)
         landmarks = evaluator.prepare(source.landmark_inputs)
         rank, n = landmarks.n, context.n
         dtype = np.float32 if source.precision == "single" else np.float64
-        matrix = np.array(evaluator.tile(landmarks, landmarks))
-        matrix[np.diag_indices(rank)] += jitter(rank, float(matrix.diagonal().max()))
+        matrix = jittered(np.array(evaluator.tile(landmarks, landmarks)))
         lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False).astype(dtype, order="F")
         del matrix
         columns = np.empty((n, rank), np.float32)
         diagonal = np.empty(n)
-        prior = float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
+        prior = _diagonal(context)
         pieces = list(_pieces(context))
 
         def fill(index: int) -> None:
@@ -154,7 +176,7 @@ class NystromFactor:
             right = np.asfortranarray(evaluator.tile(rows(), landmarks).T, dtype=dtype)
             block = scipy.linalg.solve_triangular(lower, right, lower=True, overwrite_b=True, check_finite=False)
             columns[start:stop] = block.T
-            diagonal[start:stop] = np.maximum(prior - np.einsum("ri,ri->i", block, block), 0.0)
+            diagonal[start:stop] = np.maximum(prior[start:stop] - np.einsum("ri,ri->i", block, block), 0.0)
 
         in_parallel(fill, len(pieces), process_threads())
         gram = np.zeros((rank, rank), order="F")
@@ -170,15 +192,20 @@ class NystromFactor:
                 total += part[:, left].astype(dtype, copy=False).T @ part[:, right].astype(dtype, copy=False)
 
         in_parallel(multiply, len(tiles), process_threads())
-        gram[np.diag_indices(rank)] += source.noise_variance
-        gram_lower = scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
+        gram_lower = regularised_factor(gram, source.noise_variance)
         return cls(source, lower, gram_lower.astype(dtype, order="F", copy=False), columns, diagonal)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal)
-        return sum(array.nbytes for array in held) + self.landmarks.nbytes
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.landmark_scale)
+        weights = 0 if self.weights is None else self.weights.nbytes
+        return sum(array.nbytes for array in held) + weights + self.landmarks.nbytes
+
+    @property
+    def weight_norm(self) -> float:
+        """Length of the vector of weights; sqrt(n) where all are one."""
+        return math.sqrt(self.n) if self.weights is None else float(np.linalg.norm(self.weights))
 
     @property
     def rank(self) -> int:
@@ -238,6 +265,15 @@ class NystromFactor:
 def _evaluator(context: BlockContext) -> TileEvaluator:
     # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
     return TileEvaluator(context.kernel, "double", expanded=False)
+
+
+def _diagonal(context: BlockContext) -> FloatArray:
+    """k(x, x) of all training samples: (n,)."""
+    kernel = context.kernel
+    if kernel.stationary:
+        return np.full(context.n, float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0]))
+    bounds = [context.bounds(block) for block in range(context.n_blocks)]
+    return np.concatenate([kernel.diagonal(context.source.inputs(*rows)) for rows in bounds])
 
 
 def _pieces(context: BlockContext) -> Iterator[tuple[Any, int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, ModelRecord, PredictionWriter, exists
 from dkgp.errors import InputError, InterruptedRunError
-from dkgp.kernels import kernel_from_json
+from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import SupportInputs, predicted_means
 from dkgp.models.variance import VarianceRun, VarianceSettings
@@ -58,9 +58,12 @@ class PredictSummary:
         return dict(self.__dict__)
 
 
-def mean_task(context: BlockContext, test: Dataset, pieces: list[tuple[int, int]]) -> list[FloatArray]:
-    """Predicted means of the test rows of each piece, standardised, in float64: (rows, p) each."""
-    return [predicted_means(context, test.inputs(start, stop)) for start, stop in pieces]
+def mean_task(
+    context: BlockContext, test: Dataset, pieces: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Predicted means (rows, p) of the test rows of each piece, and k(x, x) there (rows,): standardised, float64."""
+    inputs = (test.inputs(start, stop) for start, stop in pieces)
+    return [(predicted_means(context, rows), context.kernel.diagonal(rows)) for rows in inputs]
 
 
 class _Rounds(Protocol):
@@ -80,10 +83,15 @@ class _Means:
     depth = 1
 
     def __init__(
-        self, context: BlockContext, test: Dataset, executor: BlockExecutor, model: ModelRecord, bound: FloatArray
+        self,
+        context: BlockContext,
+        test: Dataset,
+        executor: BlockExecutor,
+        model: ModelRecord,
+        certificate: Certificate,
     ) -> None:
         self._context, self._test, self._executor = context, test, executor
-        self._standardisation, self._bound = model.standardisation, bound
+        self._standardisation, self._certificate = model.standardisation, certificate
         self.attributes: dict[str, Any] = {}
 
     def submit(self, start: int, stop: int) -> PendingRound:
@@ -92,11 +100,15 @@ class _Means:
         return self._executor.submit("kmean", mean_task, (self._context, self._test), groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        return self.of(np.concatenate(results))
+        return self.of(*(np.concatenate(parts) for parts in zip(*results, strict=True)))
 
-    def of(self, mean: FloatArray) -> dict[str, FloatArray]:
-        raw = self._standardisation.targets_back(mean)
-        return {"mean": raw, "mean_error_bound": np.broadcast_to(self._bound, raw.shape).copy()}
+    def of(self, mean: FloatArray, prior: FloatArray) -> dict[str, FloatArray]:
+        return {"mean": self._standardisation.targets_back(mean), "mean_error_bound": self.bound(prior)}
+
+    def bound(self, prior: FloatArray) -> FloatArray:
+        """Largest error of the mean where k(x, x) = `prior` (rows,), in the targets' units: (rows, p)."""
+        bound: FloatArray = self._certificate.mean_error_bound(prior) * np.asarray(self._standardisation.target_std)
+        return bound
 
 
 class _MeansAndVariances:
@@ -115,9 +127,9 @@ class _MeansAndVariances:
         return self._run.submit(start, stop)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        mean, lower, upper = self._run.collect(results)
+        mean, prior, lower, upper = self._run.collect(results)
         low, high = lower[:, None] * self._squared_scale, upper[:, None] * self._squared_scale
-        return {**self._means.of(mean), "variance": high, "variance_lower": low, "variance_upper": high}
+        return {**self._means.of(mean, prior), "variance": high, "variance_lower": low, "variance_upper": high}
 
 
 def predict(
@@ -173,20 +185,21 @@ def predict(
         Variances do not fit in their working memory.
     """
     started = time.perf_counter()
-    kernel = kernel_from_json(model.kernel)
+    kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+    if noise_variance != model.noise_variance:
+        model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
     test = dataset.as_seen_by(model.feature_names, model.target_names, model.standardisation)
-    _require_finite(test)
+    largest_prior = _largest_prior(test, kernel)
     version = f"{model.fingerprint}-{time.time_ns():x}"
     source = SupportInputs(model.url, version, model.n_samples, model.n_features)
     context = BlockContext(version, source, kernel, model.n_samples)
     model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
     scale = np.asarray(model.standardisation.target_std)
     certificate = Certificate.from_json(dict(model.certificate))
-    bound = certificate.mean_error_bound(kernel.diagonal(np.zeros((1, kernel.n_features))))[0] * scale
     writer = PredictionWriter.open_to_resume(url) if resume and exists(url) else None
     try:
         with single_threaded_blas():
-            means = _Means(context, test, executor, model, bound)
+            means = _Means(context, test, executor, model, certificate)
             rounds: _Rounds = means
             run: VarianceRun | None = None
             if variance is not None:
@@ -226,7 +239,8 @@ def predict(
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
     figures = None if run is None else run.summary(seconds)
-    return PredictSummary(dataset.n_samples, model.n_samples, seconds, float(np.max(bound)), str(url), figures)
+    largest_bound = float(np.max(means.bound(np.array([largest_prior]))))
+    return PredictSummary(dataset.n_samples, model.n_samples, seconds, largest_bound, str(url), figures)
 
 
 def _write_regions(
@@ -257,11 +271,16 @@ def _write_regions(
             progress(done, writer.n_samples)
 
 
-def _require_finite(test: Dataset) -> None:
+def _largest_prior(test: Dataset, kernel: Kernel) -> float:
+    """The largest k(x, x) over the test samples; refuses inputs that are not finite."""
+    largest = 0.0
     for start, stop in test.row_chunks():
-        wrong = np.flatnonzero(~np.isfinite(test.inputs(start, stop)).all(axis=1))
+        inputs = test.inputs(start, stop)
+        wrong = np.flatnonzero(~np.isfinite(inputs).all(axis=1))
         if len(wrong):
             raise InputError(
                 f"'{test.url}' has a NaN or an infinity in row {start + int(wrong[0])}; predictions need finite "
                 "inputs. Remove the row or fill it, and ingest again"
             )
+        largest = max(largest, float(np.max(kernel.diagonal(inputs))))
+    return largest

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.data import ModelRecord, open_model
+from dkgp.data import ModelRecord, find_model
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["SupportInputs", "predicted_means"]
+__all__ = ["SupportInputs", "cross_products", "predicted_means"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SupportInputs:
 
     def record(self) -> ModelRecord:
         """Open the model, or take it from this worker's cache."""
-        return worker_cache().get((self.version, "model"), lambda: _CachedModel(open_model(self.url))).record
+        return worker_cache().get((self.version, "model"), lambda: _CachedModel(find_model(self.url))).record
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised support inputs start:stop."""
@@ -53,11 +53,15 @@ class SupportInputs:
 def predicted_means(context: BlockContext, inputs: FloatArray) -> FloatArray:
     """k_x' alpha for standardised test inputs (rows, d), in float64: (rows, p), standardised."""
     assert isinstance(context.source, SupportInputs)
-    alpha = context.source.record().alpha
+    return cross_products(context, inputs, context.source.record().alpha)
+
+
+def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:
+    """K(inputs, X) @ weights for standardised inputs (rows, d) and weights (n, t), in float64: (rows, t)."""
     evaluator = context.evaluator("double")
     rows = evaluator.prepare(inputs)
-    mean = np.zeros((rows.n, alpha.shape[1]))
+    product = np.zeros((rows.n, weights.shape[1]))
     for block in range(context.n_blocks):
         first, last = context.bounds(block)
-        mean += evaluator.matmat(rows, context.block_features(block, "double"), alpha[first:last])
-    return mean
+        product += evaluator.matmat(rows, context.block_features(block, "double"), weights[first:last])
+    return product

@@ -21,6 +21,7 @@ What was compared (2 cores; figures of one run each; kin40k with gamma = 0.12 th
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ FREE_OPERATIONS = 1e11
 # One pass evaluates n^2 kernel entries however few samples share it; an entry costs as much as this many samples do.
 ENTRY_WORTH_SAMPLES = 40
 REGIONS = 1000
-# Largest eigenvalue (n k at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly noise.
+# Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly
+# noise.
 SINGLE_PRECISION_UP_TO = 1.0
 
 
@@ -123,8 +125,8 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 
 def variance_task(
     source: FactorSource, test: Dataset, options: _BatchOptions, batches: list[tuple[int, int]]
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray]]:
-    """Mean (rows, p), bounds of the variance and passes (rows,) of each batch: standardised, float64."""
+) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]]:
+    """Mean (rows, p), k(x, x), bounds of the variance and passes (rows,) of each batch: standardised, float64."""
     factor = source.factor()
     results = []
     for start, stop in batches:
@@ -139,7 +141,8 @@ def variance_task(
             together=options.together,
             threads=options.threads,
         )
-        results.append((predicted_means(source.context, inputs), bounds.lower, bounds.upper, bounds.passes))
+        mean, prior = predicted_means(source.context, inputs), source.context.kernel.diagonal(inputs)
+        results.append((mean, prior, bounds.lower, bounds.upper, bounds.passes))
     return results
 
 
@@ -158,6 +161,8 @@ class VarianceRun:
     settings : VarianceSettings
     stored : dict, optional
         Plan of the prediction that is resumed; the regions still missing are computed as the first ones were.
+    n_test : int, optional
+        Test samples in all, where `test` is a part of them; see `at`.
 
     Attributes
     ----------
@@ -181,8 +186,11 @@ class VarianceRun:
         executor: BlockExecutor,
         settings: VarianceSettings,
         stored: dict[str, Any] | None = None,
+        *,
+        n_test: int | None = None,
     ) -> None:
         self._executor, self._test, self._settings = executor, test, settings
+        self._n_test = test.n_samples if n_test is None else n_test
         asked = {
             "gap": settings.gap,
             "max_passes": settings.max_passes,
@@ -196,7 +204,7 @@ class VarianceRun:
             )
         if stored is not None:
             self._require_plan(stored, model.n_samples)
-        largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, test.n_samples)
+        largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, self._n_test)
         kept, self._trouble = kept_factor(model, settings.rank, proving=settings.max_passes < 1)
         landmarks = (
             landmarks_of(kept)
@@ -220,7 +228,7 @@ class VarianceRun:
             latent=settings.latent,
         )
         self._landmarks = landmarks
-        self._precision = _precision(kept, smooth or settings.max_passes < 1, kernel, model)
+        self._precision = _precision(kept, smooth or settings.max_passes < 1, landmarks.kernel_trace, model)
         self._source = FactorSource(
             context, model.noise_variance, model.input_rows(landmarks.indices), self._precision, kept
         )
@@ -247,11 +255,19 @@ class VarianceRun:
         self._gap_sum = self._gap_max = self._passes = 0.0
         self._factor_seconds = 0.0
 
+    def at(self, test: Dataset) -> VarianceRun:
+        """The same run at another part of the test samples, with figures of its own."""
+        other = copy.copy(self)
+        other._test = test
+        other._met = other._unmet = 0
+        other._gap_sum = other._gap_max = other._passes = 0.0
+        return other
+
     @property
     def region_rows(self) -> int:
         """Rows of a region of the store: one batch, several where that would make more than a thousand regions."""
         batch = int(self.plan["batch_size"])
-        return batch * max(1, math.ceil(self._test.n_samples / (REGIONS * batch)))
+        return batch * max(1, math.ceil(self._n_test / (REGIONS * batch)))
 
     @property
     def depth(self) -> int:
@@ -292,9 +308,9 @@ class VarianceRun:
         groups = [batches] if self._joint else [[batch] for batch in batches]
         return self._executor.submit("kvariance", variance_task, (self._source, self._test, self._options), groups)
 
-    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Join a region's batches: mean (rows, p), lower and upper (rows,), standardised; keep count."""
-        mean, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Join a region's batches: mean (rows, p), k(x, x), lower and upper (rows,), standardised; keep count."""
+        mean, prior, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
         gap = relative_gap(lower, upper)
         unmet = int(np.count_nonzero(gap > self._settings.gap))
         self._met += len(gap) - unmet
@@ -302,7 +318,7 @@ class VarianceRun:
         self._gap_sum += float(gap.sum())
         self._gap_max = max(self._gap_max, float(gap.max()))
         self._passes += float(passes.sum())
-        return mean, lower, upper
+        return mean, prior, lower, upper
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""
@@ -329,7 +345,7 @@ class VarianceRun:
         settings = self._settings
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
-            ("batch size", settings.batch_size, stored["batch_size"], self._test.n_samples),
+            ("batch size", settings.batch_size, stored["batch_size"], self._n_test),
         )
         for name, asked, was, most in sizes:
             if asked is not None and min(asked, most) != was:
@@ -370,8 +386,8 @@ class VarianceRun:
 
     def _batch_size(self, together: int, smooth: bool) -> int:
         if self._settings.batch_size is not None:
-            return min(self._settings.batch_size, self._test.n_samples)
-        n_test = self._test.n_samples
+            return min(self._settings.batch_size, self._n_test)
+        n_test = self._n_test
         most = LARGEST_BATCH if smooth else together
         at_least = max(
             math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)
@@ -385,9 +401,8 @@ def _memory_bytes(settings: VarianceSettings, n: int) -> int:
     return max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, int(psutil.virtual_memory().available) // 3))
 
 
-def _precision(kept: FactorRecord | None, certifies: bool, kernel: Kernel, model: ModelRecord) -> Precision:
+def _precision(kept: FactorRecord | None, certifies: bool, kernel_trace: float, model: ModelRecord) -> Precision:
     if kept is not None:
         return "double" if kept.metadata["precision"] == "double" else "single"
-    largest = model.n_samples * float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
-    hopeless = float(np.finfo(np.float32).eps) * largest > SINGLE_PRECISION_UP_TO * model.noise_variance
+    hopeless = float(np.finfo(np.float32).eps) * kernel_trace > SINGLE_PRECISION_UP_TO * model.noise_variance
     return "double" if certifies or hopeless else "single"

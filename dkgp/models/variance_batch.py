@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.models.nystrom import NystromFactor
-from dkgp.models.variance_bounds import EPS, additions, factor_interval, residual_bound
+from dkgp.models.variance_bounds import EPS, additions, factor_interval, reaches, residual_bound
 from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
@@ -179,7 +179,9 @@ class _BlockConjugateGradient:
     ) -> None:
         self._factor, self._bounds, self._passes, self._prior = factor, bounds, passes, prior
         self._threads = threads
-        self._largest = float(prior.max())
+        # Roundings of an entry of Kbar v are this times sum w_j |v_j|; see `dkgp.models.variance_bounds`.
+        self._unit = additions(factor.n, factor.entry_error) * EPS
+        self._reach, self._share = reaches(factor, prior), np.sqrt(prior / factor.largest)
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
@@ -192,10 +194,10 @@ class _BlockConjugateGradient:
             r[where] = factor.evaluator.tile(rows, self._test)
         v, _ = factor.precondition(r, self._threads)
         along = np.einsum("it,it->t", v, r)  # v'k_x
-        absolute = _lengths(v)
+        absolute = _lengths(v, factor.weights)
         for where, image in self._products(v):
             r[where] -= image
-        rounding = additions(factor.n) * EPS * self._largest * absolute
+        rounding = self._unit * factor.largest * absolute
         p: NDArray[np.float32] | None = None
         q: FloatArray | None = None
         done = 1
@@ -225,9 +227,9 @@ class _BlockConjugateGradient:
             _subtract(r, q, step)
             along += np.einsum("jt,jt->t", self._against_test(p), step)
             # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r.
-            spread = _lengths(p) @ np.abs(step)
-            absolute = _lengths(v)
-            rounding += (additions(factor.n) + p.shape[1]) * EPS * self._largest * (spread + absolute)
+            spread = _lengths(p, factor.weights) @ np.abs(step)
+            absolute = _lengths(v, factor.weights)
+            rounding += (self._unit + p.shape[1] * EPS) * factor.largest * (spread + absolute)
             done += 1
 
     def _certify(
@@ -243,7 +245,8 @@ class _BlockConjugateGradient:
         """Tighten the bounds; return M^-1 r, and which of the samples have not met the gap and may still do so."""
         factor, s2 = self._factor, self._factor.noise_variance
         raw = self._prior[self._todo] + s2 - along - np.einsum("it,it->t", v, r)
-        slack = 2.0 * absolute * rounding + 8.0 * additions(factor.n) * EPS * self._largest * (1.0 + absolute)
+        reach, share = self._reach[self._todo], self._share[self._todo]  # reach * share is k(x, x)
+        slack = 2.0 * absolute * rounding + 8.0 * self._unit * reach * (share + absolute)
         preconditioned, z = factor.precondition(r, self._threads)
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
         expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
@@ -310,11 +313,14 @@ def _subtract(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None
         target[rows] -= tall[rows].astype(np.float64, copy=False) @ small
 
 
-def _lengths(tall: NDArray[Any]) -> FloatArray:
-    """Sums of absolute values down the columns."""
+def _lengths(tall: NDArray[Any], weights: FloatArray | None) -> FloatArray:
+    """Sums of absolute values down the columns, weighed unless all weights are one."""
     total = np.zeros(tall.shape[1])
     for rows in _runs(len(tall)):
-        total += np.abs(tall[rows]).sum(axis=0)
+        values = np.abs(tall[rows])
+        if weights is not None:
+            values = values * weights[rows, None]
+        total += values.sum(axis=0)
     return total
 
 

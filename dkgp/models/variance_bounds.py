@@ -15,7 +15,10 @@ with diagonal e, |v' E v| <= (sum |v_i| sqrt(e_i))^2, and therefore, without any
     k_x' Kbar^-1 k_x >= 2 v'k_x - ||L^-1 K_In v||^2 - s2 ||v||^2 - (sum |v_i| sqrt(e_i))^2.         (upper bound)
 
 Kernel entries are float64 throughout. A computed sum of products is off by at most `additions` * eps * sum |products|;
-products with K run over PIECE_ROWS terms in BLAS and over the pieces outside it.
+products with K run over PIECE_ROWS terms in BLAS and over the pieces outside it. |k(x, x')| is at most sqrt(k(x, x)
+k(x', x')): with the factor's `largest` and the weights w of its samples, an entry of Kbar is at most largest w_i w_j,
+and k(x, x_i) at most `reach` w_i, reach = sqrt(k(x, x) largest). A stationary kernel's weights are all one, and its
+largest and reach are k(x, x).
 
 References
 ----------
@@ -31,20 +34,25 @@ import scipy.linalg
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
-from dkgp.models.landmarks import jitter
 from dkgp.models.nystrom import PIECE_ROWS, NystromFactor
+from dkgp.models.rounding import ENTRY_ERROR
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.pivots import jitter
 
-__all__ = ["EPS", "additions", "factor_interval", "residual_bound"]
+__all__ = ["EPS", "additions", "factor_interval", "reaches", "residual_bound"]
 
 EPS = float(np.finfo(np.float64).eps)
-# A kernel value itself: a squared distance of d terms and an exponential, in units of eps.
-ENTRY_ERROR = 32.0
 
 
-def additions(n: int) -> float:
+def additions(n: int, entry_error: float = ENTRY_ERROR) -> float:
     """Roundings on the way of one entry of K v to its sum over n samples, in units of eps * k * |v|."""
-    return PIECE_ROWS + n / PIECE_ROWS + ENTRY_ERROR
+    return PIECE_ROWS + n / PIECE_ROWS + entry_error
+
+
+def reaches(factor: NystromFactor, prior: FloatArray) -> FloatArray:
+    """What k(x, x_i) / w_i does not exceed at test samples with these k(x, x): (t,)."""
+    reach: FloatArray = np.sqrt(prior * factor.largest)
+    return reach
 
 
 def factor_interval(
@@ -84,26 +92,29 @@ def factor_interval(
         square += np.einsum("it,it->t", v, v)
         cross += np.einsum("it,it->t", v, kernel)
         np.abs(v, out=kernel)
+        spread += np.sqrt(factor.residual_diagonal[where] + _diagonal_slack(factor, where)) @ kernel
+        if factor.weights is not None:
+            kernel *= factor.weights[where, None]
         absolute += kernel.sum(axis=0)
-        spread += np.sqrt(factor.residual_diagonal[where] + _diagonal_slack(factor)) @ kernel
         image += columns.T @ v
-    largest = float(prior.max(initial=0.0))
+    largest, reach = factor.largest, reaches(factor, prior)
+    unit = additions(factor.n, factor.entry_error) * EPS
     lower_triangle = factor.lower
     whitened = scipy.linalg.solve_triangular(lower_triangle, image, lower=True, check_finite=False)
     # L w = c is solved to a residual; what that, and the rounding of c itself, may add to ||w||.
-    remainder = np.linalg.norm(image - lower_triangle @ whitened, axis=0)
-    rounded = additions(factor.n) * EPS * largest * absolute * np.sqrt(factor.rank)
-    gain = 1.0 / np.sqrt(jitter(factor.rank, largest))  # ||L^-1||: K_II + jitter is at least the jitter
+    remainder = np.linalg.norm((image - lower_triangle @ whitened) / factor.landmark_scale[:, None], axis=0)
+    rounded = unit * largest * absolute * np.sqrt(factor.rank)
+    gain = 1.0 / np.sqrt(jitter(factor.rank, largest))  # ||L^-1 c||: K_II + jitter is at least the jitter
     norm = np.linalg.norm(whitened, axis=0) + gain * (remainder + rounded)
     upper = prior + s2 - 2.0 * cross + norm**2 + s2 * square + spread**2
-    upper += 4.0 * additions(factor.n) * EPS * (largest + s2 + largest * absolute + s2 * square + spread**2)
+    upper += 4.0 * unit * (prior + s2 + reach * absolute + s2 * square + spread**2)
     if factor.lower.dtype != np.float64:
         upper = prior + s2  # the Q of a float32 L may exceed K: from above it proves nothing
     # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
-    off = _column_rounding(factor, beta, largest) + ENTRY_ERROR * EPS * largest
+    off = _column_rounding(factor, beta) + factor.entry_error * EPS * reach
     quadratic = _landmark_quadratic(factor, beta)
-    lower = prior + s2 - (s2 * np.sqrt(square) + np.sqrt(factor.n) * off) ** 2 / s2 - quadratic
-    lower -= 4.0 * additions(factor.n) * EPS * (largest + s2)
+    lower = prior + s2 - (s2 * np.sqrt(square) + factor.weight_norm * off) ** 2 / s2 - quadratic
+    lower -= 4.0 * unit * (prior + s2)
     return lower, upper, spread**2
 
 
@@ -125,7 +136,7 @@ def residual_bound(
     z : (R, t)
         What preconditioning r gave; any other makes the bound wider, not wrong.
     rounding : (t,) float64
-        By how much an entry of it may miss the exact r.
+        By how much entry i of it may miss the exact r, over w_i.
     chosen : (t,) int, optional
         Which columns of `residual` are meant; all by default.
     threads : int
@@ -148,9 +159,8 @@ def residual_bound(
 
     in_parallel(measure, len(pieces), threads)
     square = squares.sum(axis=0)
-    largest = float(factor.evaluator.kernel.diagonal(np.zeros((1, factor.evaluator.kernel.n_features)))[0])
-    off = rounding + _column_rounding(factor, beta, largest)
-    norm = np.sqrt(square) * (1.0 + additions(factor.n) * EPS) + np.sqrt(factor.n) * off
+    off = rounding + _column_rounding(factor, beta)
+    norm = np.sqrt(square) * (1.0 + additions(factor.n, factor.entry_error) * EPS) + factor.weight_norm * off
     bound: FloatArray = norm**2 / s2 + _landmark_quadratic(factor, beta)
     return bound
 
@@ -166,19 +176,26 @@ def _landmark_quadratic(factor: NystromFactor, beta: FloatArray) -> FloatArray:
         stop = min(start + PIECE_ROWS, factor.rank)
         columns = factor.evaluator.tile(factor.landmarks.slice(start, stop), factor.landmarks)
         quadratic += np.einsum("rt,rt->t", beta[start:stop], columns @ beta)
-    largest = float(factor.evaluator.kernel.diagonal(np.zeros((1, factor.evaluator.kernel.n_features)))[0])
-    bound: FloatArray = quadratic + 2.0 * _column_rounding(factor, beta, largest) * np.abs(beta).sum(axis=0)
+    bound: FloatArray = quadratic + 2.0 * _column_rounding(factor, beta) * _scaled_sum(factor, beta)
     return bound
 
 
-def _column_rounding(factor: NystromFactor, beta: FloatArray, largest: float) -> FloatArray:
-    """Bound on the rounding error of one entry of K_nI beta."""
-    bound: FloatArray = (factor.rank + ENTRY_ERROR) * EPS * largest * np.abs(beta).sum(axis=0)
+def _column_rounding(factor: NystromFactor, beta: FloatArray) -> FloatArray:
+    """Bound on the rounding error of entry i of K_nI beta, over w_i."""
+    bound: FloatArray = (factor.rank + factor.entry_error) * EPS * factor.largest * _scaled_sum(factor, beta)
     return bound
 
 
-def _diagonal_slack(factor: NystromFactor) -> float:
-    """By how much a computed entry of diag(K - Q) may be too small: 2 |f||df| with f = L^-1 k_i, |f|^2 <= k(x, x)."""
-    largest = float(factor.lower[0, 0] ** 2)
+def _scaled_sum(factor: NystromFactor, beta: FloatArray) -> FloatArray:
+    """Sum over the landmarks of sqrt(k(x, x) / largest) |beta|: (t,)."""
+    total: FloatArray = (factor.landmark_scale[:, None] * np.abs(beta)).sum(axis=0)
+    return total
+
+
+def _diagonal_slack(factor: NystromFactor, rows: slice) -> FloatArray | float:
+    """By how much computed entries of diag(K - Q) may be too small: 2 |f||df| with f = L^-1 k_i, |f|^2 <= k(x, x)."""
+    # A stationary kernel's k(x, x) as L has it, its jitter included.
+    largest = float(factor.lower[0, 0] ** 2) if factor.weights is None else factor.largest
     gain = 1.0 / math.sqrt(jitter(factor.rank, largest))
-    return 2.0 * gain * math.sqrt(factor.rank) * ENTRY_ERROR * EPS * largest * math.sqrt(largest)
+    slack = 2.0 * gain * math.sqrt(factor.rank) * factor.entry_error * EPS * largest * math.sqrt(largest)
+    return slack if factor.weights is None else slack * factor.weights[rows] ** 2

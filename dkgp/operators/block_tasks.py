@@ -13,11 +13,20 @@ from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.inputs import InputSource
 
-__all__ = ["BlockContext", "apply_columns_task", "matmat_task", "rows_task"]
+__all__ = ["BlockContext", "apply_columns_task", "diagonal_task", "feature_width", "matmat_task", "rows_task"]
 
 TARGET_BLOCK_ROWS = 8192
 LEAST_BLOCKS = 8
 LEAST_BLOCK_ROWS = 256
+
+
+def feature_width(kernel: Kernel) -> int:
+    """Numbers that prepared features hold of a sample, a norm apart; d at least.
+
+    More where the parts of a kernel each have their own. What memory is planned by.
+    """
+    one = TileEvaluator(kernel, "single").prepare(np.zeros((1, kernel.n_features)))
+    return max(kernel.n_features, one.nbytes // (LANES * one.values.itemsize) - 1)
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ def apply_columns_task(
         product = evaluator.matmat(context.block_features(block, precision), columns, delta)
         results.append((product, None if wanted is None else _wanted_rows(context, block, wanted)))
     return results
+
+
+def diagonal_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
+    """k(x, x) for the samples of each block, in float64; nothing is cached, since nobody asks twice."""
+    return [
+        np.asarray(context.kernel.diagonal(context.source.inputs(*context.bounds(block))), dtype=np.float64)
+        for block in blocks
+    ]
 
 
 def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> list[FloatArray]:

@@ -20,7 +20,14 @@ from dkgp.operators.base import (
     check_columns,
     check_indices,
 )
-from dkgp.operators.block_tasks import BlockContext, apply_columns_task, matmat_task, rows_task
+from dkgp.operators.block_tasks import (
+    BlockContext,
+    apply_columns_task,
+    diagonal_task,
+    feature_width,
+    matmat_task,
+    rows_task,
+)
 from dkgp.operators.inputs import InputSource
 
 __all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
@@ -29,9 +36,12 @@ DEFAULT_COORDINATOR_INPUT_BYTES = 2 * 1024**3
 TASKS_PER_WORKER_THREAD = 1
 
 
-def coordinator_input_bytes_needed(n: int, d: int) -> int:
-    """Bytes of all inputs at the coordinator: float64 rows (a copy in passing too), float32 features with norms."""
-    return n * (20 * d + 4)
+def coordinator_input_bytes_needed(n: int, d: int, width: int | None = None) -> int:
+    """Bytes of all inputs at the coordinator: float64 rows (a copy in passing too), float32 features with norms.
+
+    `width` is the kernel's `feature_width`; d by default.
+    """
+    return n * (16 * d + 4 * ((width or d) + 1))
 
 
 class BlockedKernelOperator(KernelOperator):
@@ -61,12 +71,13 @@ class BlockedKernelOperator(KernelOperator):
     ) -> None:
         super().__init__(kernel, noise_variance, source.n_samples)
         if source.n_features != kernel.n_features:
-            raise InputError(f"the kernel has {kernel.n_features} length scales, the data {source.n_features} features")
+            raise InputError(f"the kernel is of {kernel.n_features} features, the data have {source.n_features}")
         self._source = source
         self._executor = executor
         self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
-        self._diagonal = np.full(self.n, np.nan)
-        self.holds_inputs = coordinator_input_bytes_needed(self.n, kernel.n_features) <= coordinator_input_bytes
+        self._diagonal: FloatArray | None = None
+        needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))
+        self.holds_inputs = needed <= coordinator_input_bytes
         self._resident: Features | None = None
         self._resident_rows: FloatArray | None = None
         self._announced: IndexArray | None = None
@@ -98,10 +109,16 @@ class BlockedKernelOperator(KernelOperator):
         return self._rows(indices)
 
     def diagonal(self) -> FloatArray:
-        """Kbar's diagonal: (n,). Stationary kernels need no pass over the data."""
-        if np.isnan(self._diagonal).any():
-            probe = self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))
-            self._diagonal = np.full(self.n, float(probe[0]) + self.noise_variance)
+        """Kbar's diagonal: (n,). One round of n kernel entries, once; stationary kernels need none."""
+        if self._diagonal is None:
+            if self.kernel.stationary:
+                probe = self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))
+                self._diagonal = np.full(self.n, float(probe[0]) + self.noise_variance)
+            else:
+                groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
+                parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
+                self._diagonal = np.concatenate(parts) + self.noise_variance
+                self.kernel_evaluations += self.n
         return self._diagonal
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:

@@ -8,16 +8,19 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["RandomlyPivotedCholesky", "jitter"]
+__all__ = ["RandomlyPivotedCholesky", "counted", "jitter", "jittered", "regularised_factor"]
 
 PIVOTS_A_STEP = 128
-# Pivots whose own residual has sunk to this share of k(x, x) would add rounding errors and little else.
+# Pivots whose own residual has sunk to this share of their k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
 LEAST_JITTER = 1e-9
+# Where k(x, x) varies, it counts for this share of the largest at least: no division by zero.
+LEAST_COUNTED = 1e-20
 
 
 def jitter(rank: int, largest_diagonal: float) -> float:
@@ -28,6 +31,51 @@ def jitter(rank: int, largest_diagonal: float) -> float:
     """
     rounding = 10.0 * (rank + 10) * float(np.finfo(np.float64).eps)
     return max(LEAST_JITTER, rounding) * largest_diagonal
+
+
+def jittered(matrix: FloatArray) -> FloatArray:
+    """K_II with `jitter` on its diagonal, in place: each landmark's in proportion to its own k(x, x).
+
+    Rounding errors in K_II go with sqrt(k(x, x) k(x', x')): so scaled, they are as small beside the jitter everywhere.
+    """
+    diagonal = matrix.diagonal()
+    matrix[np.diag_indices(len(matrix))] += jitter(len(matrix), 1.0) * counted(diagonal)
+    return matrix
+
+
+def counted(diagonal: FloatArray) -> FloatArray:
+    """Values of k(x, x), raised to a tiny share of the largest where they vanish beside it."""
+    values: FloatArray = np.maximum(diagonal, LEAST_COUNTED * diagonal.max())
+    return values
+
+
+def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
+    """Cholesky factor of F'F + s2 I, from F'F as it was computed; `gram` (R, R) is overwritten.
+
+    Where rounding has left more than s2 of F'F's null space (little noise, a large kernel), the diagonal is raised
+    by as large a share as it takes: a preconditioner, or an estimate, is then a little rougher.
+
+    Raises
+    ------
+    NumericalError
+        F'F is nothing like positive semidefinite, or not finite.
+    """
+    rank, diagonal, share = len(gram), gram.diagonal().copy(), 0.0
+    while share < 1.0:
+        gram[np.diag_indices(rank)] = diagonal + noise_variance + share * diagonal
+        lower, trouble = scipy.linalg.lapack.dpotrf(gram, lower=1, clean=0, overwrite_a=1)
+        if not trouble:
+            for column in range(1, rank):
+                lower[:column, column] = 0.0
+            return np.asarray(lower)
+        for column in range(rank):
+            gram[column:, column] = gram[column, column:]  # what was overwritten, from the other triangle
+        share = max(10.0 * share, (rank + 10) * float(np.finfo(np.float64).eps))
+    raise NumericalError(
+        f"the partial Cholesky factor of rank {rank} has no positive definite product with itself: the kernel's values "
+        f"(up to {diagonal.max():.3g} after summing) exceed what the noise variance {noise_variance:.3g} can tell from "
+        "rounding. Raise the noise variance, or bring inputs that are far out closer"
+    )
 
 
 class RandomlyPivotedCholesky:
@@ -66,6 +114,8 @@ class RandomlyPivotedCholesky:
         self._evaluator, self._features, self._rng = evaluator, features, rng
         self._largest_rank = largest_rank
         self._largest_prior = float(prior.max())
+        # What is left is judged by each sample's own k(x, x): errors go with it. Ones where it is the same everywhere.
+        self._relative = np.sqrt(counted(prior) / self._largest_prior)
         self.residual = prior.copy()
         self._rows: NDArray[Any] = np.zeros((largest_rank, len(prior)))
         self._chosen: list[int] = []
@@ -80,7 +130,12 @@ class RandomlyPivotedCholesky:
     @property
     def complete(self) -> bool:
         """Whether the largest rank, or the kernel's numerical rank, has been reached."""
-        return self._ended or self.rank >= self._largest_rank or not self.residual.max() > self._least
+        return self._ended or self.rank >= self._largest_rank or not self._largest_residual > self._least
+
+    @property
+    def _largest_residual(self) -> float:
+        """What is left of a sample's k(x, x), in units of it, times the largest; at most."""
+        return float((self.residual / self._relative**2).max())
 
     @property
     def pivots(self) -> IndexArray:
@@ -96,9 +151,14 @@ class RandomlyPivotedCholesky:
         """Draw up to 128 further pivots; fewer are kept where some are nearly dependent on others."""
         rank, rows = self.rank, self._rows
         step = min(PIVOTS_A_STEP, self._largest_rank - rank)
-        drawn = np.unique(self._rng.choice(len(self.residual), step, p=self.residual / self.residual.sum()))
+        left = self.residual
+        if self._relative.min() < 1.0:
+            # What rounding leaves of a large k(x, x) may be more than all there is of a small one.
+            left = np.where(left > self._least * self._relative**2, left, 0.0)
+        drawn = np.unique(self._rng.choice(len(left), step, p=left / left.sum()))
         columns = self._evaluator.tile(self._features, self._features.take(drawn)) - rows[:rank].T @ rows[:rank, drawn]
-        block = columns[drawn]
+        columns /= self._relative[drawn]
+        block = columns[drawn] / self._relative[drawn, None]
         lower, order, kept, _ = scipy.linalg.lapack.dpstrf(
             np.asarray(block + block.T, dtype=np.float64) / 2.0, lower=1, tol=self._least
         )
@@ -116,5 +176,5 @@ class RandomlyPivotedCholesky:
 
     def continue_in_single_if_rough(self) -> None:
         """Go on in float32, at half the time and memory, where much is left of the diagonal."""
-        if self.residual.max() > LEAST_PIVOT_SINGLE * self._largest_prior:
+        if self._largest_residual > LEAST_PIVOT_SINGLE * self._largest_prior:
             self._rows, self._least = self._rows.astype(np.float32), LEAST_PIVOT_SINGLE * self._largest_prior
