@@ -42,6 +42,7 @@ PATH_NAMES = (
     "out",
     "plot",
     "prediction",
+    "start",
     "tiles",
     "warm_start",
 )
@@ -235,6 +236,8 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
         elif context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             if isinstance(parameter, click.Option) and parameter.is_flag:
                 flags += [parameter.opts[0]] if options[name] else []
+            elif parameter.multiple:
+                flags += [part for value in options[name] for part in (parameter.opts[0], str(value))]
             else:
                 flags += [parameter.opts[0], str(options[name])]
     return [*positional, *flags]

@@ -22,7 +22,7 @@ __all__ = ["CLUSTERED", "CLUSTER_OPTIONS", "OWN_SETTINGS", "RESUMABLE", "batch_s
 
 # Commands that take --resume, and those that take the options of a cluster.
 RESUMABLE = ("predict", "train")
-CLUSTERED = ("predict", "train")
+CLUSTERED = ("predict", "train", "tune")
 
 # Read by the script, not by SLURM, with their defaults.
 OWN_SETTINGS: Mapping[str, str] = {"max-requeues": "50", "setup": "", "interface": ""}

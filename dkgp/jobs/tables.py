@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.jobs.documents import Document
+from dkgp.jobs.kernel_text import kernel_text
 from dkgp.jobs.terminal import duration
 
-__all__ = ["size", "table_of", "tables"]
+__all__ = ["size", "table_of", "tables", "titled"]
 
 Rows = list[tuple[str, str]]
 
@@ -41,10 +42,11 @@ def table_of(title: str, rows: Rows) -> RenderableType:
     for name, value in rows:
         # As it is: rich would take what stands in brackets for markup.
         table.add_row(name, Text(value))
-    return _titled(title, table)
+    return titled(title, table)
 
 
-def _titled(title: str, table: Table) -> RenderableType:
+def titled(title: str, table: Table) -> RenderableType:
+    """Return a table under a title."""
     # A table's own title is broken to the table's width.
     return Group(Text(title, style="bold"), table) if title else table
 
@@ -78,18 +80,9 @@ def _ingest(document: Document) -> list[RenderableType]:
 
 
 def _tune(document: Document) -> list[RenderableType]:
-    kernel = document["kernel"]
-    names = document.get("feature_names") or [f"feature {index}" for index in range(len(kernel["gamma"]))]
-    rows = [
-        ("hyperparameters", document["out"]),
-        ("noise variance", f"{document['noise_variance']:.4g}"),
-        ("amplitude", f"{kernel['variance']:.4g}"),
-        ("log marginal likelihood", f"{document['log_marginal_likelihood']:.2f}"),
-        ("converged", f"{_yes(document['converged'])}, {document['evaluations']} evaluations"),
-        ("seconds", f"{document['seconds']:.1f}"),
-    ]
-    scales = [(name, f"{gamma:.4g}") for name, gamma in zip(names, kernel["gamma"], strict=True)]
-    return [table_of("Tuned", rows), table_of("gamma (inverse squared length scales)", scales)]
+    from dkgp.jobs.tune_tables import tune_tables  # it takes what it draws with from here
+
+    return tune_tables(document)
 
 
 def _plan(document: Document) -> list[RenderableType]:
@@ -211,7 +204,10 @@ def _demo(document: Document) -> list[RenderableType]:
 
 
 def _info(document: Document) -> list[RenderableType]:
-    rows = [(name, _shown(name, value)) for name, value in document.items() if name != "command"]
+    rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
+    if "kernel" in document:
+        names = document.get("feature_names") or document.get("features") or ()
+        rows.insert(list(document).index("kernel") - 1, ("kernel", kernel_text(document["kernel"], names)))
     return [table_of("", rows)]
 
 
@@ -222,7 +218,7 @@ def _bench(document: Document) -> list[RenderableType]:
     for row in document["rows"]:
         table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
     extra = [(name.replace("_", " "), _figure(value)) for name, value in document["figures"].items()]
-    return [_titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    return [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
 
 
 def _cell(value: Any, form: str) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from dkgp.data.storage import exists, read_object, write_object
 from dkgp.errors import InputError, OutputExistsError, StorageError
-from dkgp.kernels import Kernel, SquaredExponential, kernel_from_json
+from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
+from dkgp.models.tuned_parameter import TunedParameter
 
 __all__ = ["Hyperparameters", "read_hyperparameters", "write_hyperparameters"]
 
 Location: TypeAlias = str | os.PathLike[str]
 
-T = TypeVar("T", bool, int, float)
+T = TypeVar("T", bool, int, float, str, dict[str, Any])
 
 _REQUIRED = ("kernel", "noise_variance")
 
@@ -37,12 +38,12 @@ class Hyperparameters:
     Parameters
     ----------
     kernel : Kernel
-        The covariance function of the standardised inputs.
+        The covariance function of the standardised inputs. White noise in it is folded into `noise_variance`.
     noise_variance : float
         s2, the variance of the noise on standardised targets.
     log_marginal_likelihood : float, optional
-        Of the subset, summed over the targets, in nats. This and the fields below are None (or empty) where the values
-        were given by hand instead of tuned.
+        Summed over the subsets and the targets, in nats; None where another objective was maximised. This and the
+        fields below are None (or empty) where the values were given by hand instead of tuned.
     evaluations : int, optional
         How many times likelihood and gradient were computed.
     seconds : float, optional
@@ -50,7 +51,22 @@ class Hyperparameters:
     converged : bool, optional
         Whether the tolerance was met.
     subset_size, n_samples : int, optional
-        How many samples were tuned on, and of how many they were drawn.
+        How many samples a subset has, and of how many they were drawn.
+    subsets : int, optional
+        How many subsets' log likelihoods were added.
+    objective : str, optional
+        What was maximised: "likelihood", or "loo" for the leave-one-out predictive likelihood.
+    leave_one_out_log_likelihood : float, optional
+        Summed over the subsets and the targets, in nats, where that was maximised.
+    log_prior : float, optional
+        Of the priors at the values found, where there were any.
+    parameters : tuple of TunedParameter, optional
+        Each of the hyperparameters by name, with its start, its bounds and whether it was held fixed.
+    scores : dict, optional
+        How the values predict: under "folds" and "holdout" each a dict of `rmse`, `nlpd`, `coverage_95` (of
+        standardised targets) and `predictions`, their number.
+    refinement : dict, optional
+        What refining on all samples did: steps, figures of the held-out samples, which values were kept.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -61,7 +77,8 @@ class Hyperparameters:
     Raises
     ------
     InputError
-        A noise variance that is not positive and finite, or as many names as the kernel does not have features.
+        A noise variance that is not positive and finite, white noise that cannot be told from the rest of the kernel,
+        or as many names as the kernel does not have features.
     """
 
     kernel: Kernel
@@ -72,12 +89,21 @@ class Hyperparameters:
     converged: bool | None = None
     subset_size: int | None = None
     n_samples: int | None = None
+    subsets: int | None = None
+    objective: str | None = None
+    leave_one_out_log_likelihood: float | None = None
+    log_prior: float | None = None
+    parameters: tuple[TunedParameter, ...] | None = None
+    scores: dict[str, dict[str, float | int]] | None = field(default=None, hash=False)
+    refinement: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_variance", _positive("noise_variance", self.noise_variance))
+        kernel, noise_variance = fold_white(self.kernel, _positive("noise_variance", self.noise_variance))
+        object.__setattr__(self, "kernel", kernel)
+        object.__setattr__(self, "noise_variance", noise_variance)
         if self.feature_names is not None and len(self.feature_names) != self.n_features:
             raise InputError(
                 f"the kernel has {self.n_features} features, but {len(self.feature_names)} feature names are given; "
@@ -94,7 +120,7 @@ class Hyperparameters:
         """gamma_1 .. gamma_d of a squared exponential: (d,) float64. `InputError` for another kernel."""
         if not isinstance(self.kernel, SquaredExponential):
             raise InputError(f"a kernel of type {self.kernel.type_name!r} has no gamma; only 'rbf' has")
-        return np.asarray(self.kernel.gamma)
+        return np.asarray(self.kernel.feature_gamma)
 
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.
@@ -107,7 +133,7 @@ class Hyperparameters:
         if self.n_features != n_features:
             raise InputError(
                 f"the hyperparameters are for {self.n_features} features, but the data have {n_features}"
-                f"{_listed(feature_names)}; expected one gamma for each feature that ingestion kept. "
+                f"{_listed(feature_names)}; expected the features that ingestion kept. "
                 "Tune on this data set, or give its own hyperparameters"
             )
         if feature_names is None or self.feature_names is None:
@@ -130,6 +156,13 @@ class Hyperparameters:
             "converged": self.converged,
             "subset_size": self.subset_size,
             "n_samples": self.n_samples,
+            "subsets": self.subsets,
+            "objective": self.objective,
+            "leave_one_out_log_likelihood": self.leave_one_out_log_likelihood,
+            "log_prior": self.log_prior,
+            "parameters": None if self.parameters is None else [parameter.to_json() for parameter in self.parameters],
+            "scores": self.scores,
+            "refinement": self.refinement,
             "seed": self.seed,
             "feature_names": None if self.feature_names is None else list(self.feature_names),
             "warnings": list(self.warnings),
@@ -166,6 +199,13 @@ class Hyperparameters:
             converged=_optional(document, "converged", bool),
             subset_size=_optional(document, "subset_size", int),
             n_samples=_optional(document, "n_samples", int),
+            subsets=_optional(document, "subsets", int),
+            objective=_optional(document, "objective", str),
+            leave_one_out_log_likelihood=_optional(document, "leave_one_out_log_likelihood", float),
+            log_prior=_optional(document, "log_prior", float),
+            parameters=_parameters(document),
+            scores=_scores(document),
+            refinement=_optional(document, "refinement", dict),
             seed=_optional(document, "seed", int),
             feature_names=_names(document, "feature_names"),
             warnings=_names(document, "warnings") or (),
@@ -241,14 +281,20 @@ def _positive(name: str, value: object) -> float:
     return number
 
 
-def _numbers_of(kernel: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, object]]:
+    """The length scales and amplitudes of a kernel's description and its parts', by name."""
     # A kernel object may switch a feature off with a gamma of zero; in a file an infinite length scale is a slip.
     gamma = kernel.get("gamma", [])
     found: list[tuple[str, object]] = []
     if isinstance(gamma, list):
-        found += [(f"gamma[{index}]", value) for index, value in enumerate(gamma)]
+        found += [(f"{path}gamma[{index}]", value) for index, value in enumerate(gamma)]
     if "variance" in kernel:
-        found.append(("the kernel's variance", kernel["variance"]))
+        found.append((f"{path}variance" if path else "the kernel's variance", kernel["variance"]))
+    parts = kernel.get("parts")
+    inner = [(f"{path}parts[{index}].", part) for index, part in enumerate(parts if isinstance(parts, list) else [])]
+    for place, part in [*inner, (f"{path}kernel.", kernel.get("kernel"))]:
+        if isinstance(part, Mapping):
+            found += _numbers_of(part, place)
     return found
 
 
@@ -269,6 +315,24 @@ def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise InputError(f'"{name}" must be a list of strings; got {value!r}')
     return tuple(value)
+
+
+def _parameters(document: Mapping[str, Any]) -> tuple[TunedParameter, ...] | None:
+    value = document.get("parameters")
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise InputError(f'"parameters" must be a list; got {value!r}')
+    return tuple(TunedParameter.from_json(item) for item in value)
+
+
+def _scores(document: Mapping[str, Any]) -> dict[str, dict[str, float | int]] | None:
+    value = document.get("scores")
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
+        raise InputError(f'"scores" must be an object of objects; got {value!r}')
+    return value
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
-"""The search for the hyperparameters of greatest marginal likelihood: BFGS in log space, within bounds.
+"""The search for the hyperparameters of greatest likelihood: BFGS in log space, within bounds.
 
 The GBCD paper's section 3 uses BFGS with a tolerance of 1e-4 on the likelihood and on the hyperparameters. This is its
 limited-memory form with bounds, remembering as many steps as there are parameters, which loses next to nothing; it
-stops when one step changes neither the likelihood nor any hyperparameter by more than the tolerance.
+stops when one step changes neither the likelihood nor any hyperparameter by more than the tolerance. The likelihood may
+be a sum over subsets or the leave-one-out one; priors are added here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from dkgp.errors import InputError
-from dkgp.models.marginal_likelihood import KernelFamily, LogMarginalLikelihood
+from dkgp.models.search_space import SearchSpace
 
 __all__ = [
     "LikelihoodSearch",
@@ -26,6 +27,7 @@ __all__ = [
     "SearchSettings",
     "TuneProgress",
     "fallback_starting_points",
+    "first_point",
     "starting_points",
 ]
 
@@ -43,8 +45,9 @@ class TuneProgress:
     """One evaluation of likelihood and gradient; handed to a progress callback.
 
     `evaluation` counts within the starting point number `start`, up to at most `max_evaluations`.
-    `gradient_inf_norm` is with respect to the logarithms of the hyperparameters. Where the kernel matrix was not
+    `gradient_inf_norm` is with respect to the logarithms of the free hyperparameters. Where the kernel matrix was not
     positive definite, so that the step is taken back, it is not a number and `log_marginal_likelihood` minus infinity.
+    Both log likelihoods are those of the objective that is searched with, without priors.
     """
 
     evaluation: int
@@ -85,10 +88,24 @@ class SearchSettings:
 
 @dataclass
 class Optimum:
-    """The best point of a search: log parameters, log marginal likelihood, and whether the tolerance was met there."""
+    """The best point of a search.
+
+    Attributes
+    ----------
+    parameters : (q,) float64
+        Logarithms of all parameters, those held fixed included.
+    value : float
+        Of the objective, priors included.
+    log_likelihood, log_prior : float
+        Its two parts.
+    converged : bool
+        Whether the tolerance was met there.
+    """
 
     parameters: FloatArray
     value: float
+    log_likelihood: float
+    log_prior: float = 0.0
     converged: bool = False
 
 
@@ -102,11 +119,9 @@ class LikelihoodSearch:
     Parameters
     ----------
     likelihood : callable
-        (value, gradient) of the log marginal likelihood at given log parameters, or None where it does not exist.
-    bounds : (parameters, 2) float64
-        Of the log parameters.
-    n_gamma : int
-        How many of the parameters, the first ones, are logarithms of a gamma.
+        (value, gradient) of the log likelihood at given log parameters (q,), or None where it does not exist.
+    space : SearchSpace
+        What may be moved, and where to.
     settings : SearchSettings
 
     Attributes
@@ -119,16 +134,16 @@ class LikelihoodSearch:
 
     def __init__(
         self,
-        likelihood: LogMarginalLikelihood | Callable[[FloatArray], tuple[float, FloatArray] | None],
-        bounds: FloatArray,
-        n_gamma: int,
+        likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None],
+        space: SearchSpace,
         settings: SearchSettings,
     ) -> None:
         self.best: Optimum | None = None
         self.evaluations = 0
         self._likelihood = likelihood
-        self._bounds = bounds
-        self._n_gamma = n_gamma
+        self._space = space
+        self._free = space.free
+        self._gamma_like = space.gamma_like[self._free]
         self._settings = settings
         self._started = time.perf_counter()
         self._start = -1
@@ -142,25 +157,10 @@ class LikelihoodSearch:
         self._settled = False
 
     def run(self, parameters: FloatArray) -> None:
-        """Search from one starting point, within `max_evaluations`."""
+        """Search from one starting point (q,), within `max_evaluations`."""
+        first = parameters[self._free]
         try:
-            result = optimize.minimize(
-                self._objective,
-                parameters,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=self._bounds,
-                callback=self._after_step,
-                options={
-                    "maxcor": max(10, parameters.size),
-                    "ftol": 0.0,  # `_after_step` decides
-                    "gtol": self._settings.tolerance,
-                    # `_objective` keeps the count: the optimiser would look at it only between steps.
-                    "maxfun": 10**9,
-                    "maxiter": 10**9,
-                },
-            )
-            converged = self._settled or bool(result.success)
+            converged = self._minimise(first) if first.size else self._evaluate_once(first)
         except _SearchEndedError:
             converged = False
         if self._here is not None:
@@ -169,21 +169,50 @@ class LikelihoodSearch:
                 self.best = self._here
         self._begin()
 
-    def _objective(self, parameters: FloatArray) -> tuple[float, FloatArray]:
+    def _evaluate_once(self, nothing: FloatArray) -> bool:
+        """Where every parameter is held fixed there is nothing to search for, but its likelihood to tell."""
+        self._objective(nothing)
+        return True
+
+    def _minimise(self, first: FloatArray) -> bool:
+        result = optimize.minimize(
+            self._objective,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=self._space.bounds[self._free],
+            callback=self._after_step,
+            options={
+                "maxcor": max(10, first.size),
+                "ftol": 0.0,  # `_after_step` decides
+                "gtol": self._settings.tolerance,
+                # `_objective` keeps the count: the optimiser would look at it only between steps.
+                "maxfun": 10**9,
+                "maxiter": 10**9,
+            },
+        )
+        return self._settled or bool(result.success)
+
+    def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
         if self._evaluations_of_start >= self._settings.max_evaluations:
             raise _SearchEndedError
+        parameters = self._space.full(free_parameters)
         outcome = self._likelihood(parameters)
         self.evaluations += 1
         self._evaluations_of_start += 1
-        if outcome is not None and (self._here is None or outcome[0] > self._here.value):
-            self._here = Optimum(parameters.copy(), outcome[0])
-        self._report(parameters, outcome)
         if outcome is not None:
-            return -outcome[0], -outcome[1]
+            likelihood, gradient = outcome
+            log_prior, its_gradient = self._space.log_prior(parameters)
+            value, gradient = likelihood + log_prior, (gradient + its_gradient)[self._free]
+            if self._here is None or value > self._here.value:
+                self._here = Optimum(parameters, value, likelihood, log_prior)
+            self._report(parameters, likelihood, gradient)
+            return -value, -gradient
+        self._report(parameters, -math.inf, np.full(1, math.nan))
         if self._here is None:
             raise _SearchEndedError  # no likelihood at the starting point itself
         # Far worse than anything seen, and flat: the line search interpolates back towards the last good point.
-        return -self._here.value + 1e3 * (1.0 + abs(self._here.value)), np.zeros_like(parameters)
+        return -self._here.value + 1e3 * (1.0 + abs(self._here.value)), np.zeros_like(free_parameters)
 
     def _after_step(self, intermediate_result: optimize.OptimizeResult) -> None:
         parameters, value = np.array(intermediate_result.x), -float(intermediate_result.fun)
@@ -198,40 +227,46 @@ class LikelihoodSearch:
         # A change of logarithms is relative. For a gamma below 1 the absolute change is what moves the kernel's
         # exponent; relatively, the gamma of an irrelevant feature would slide towards zero for ever.
         change = np.abs(parameters - old_parameters)
-        change[: self._n_gamma] *= np.minimum(1.0, np.exp(parameters[: self._n_gamma]))
+        change[self._gamma_like] *= np.minimum(1.0, np.exp(parameters[self._gamma_like]))
         return bool(change.max() <= self._settings.tolerance)
 
-    def _report(self, parameters: FloatArray, outcome: tuple[float, FloatArray] | None) -> None:
+    def _report(self, parameters: FloatArray, likelihood: float, gradient: FloatArray) -> None:
         if self._settings.progress is None:
             return
-        values = [optimum.value for optimum in (self.best, self._here) if optimum is not None]
+        bests = [optimum.log_likelihood for optimum in (self.best, self._here) if optimum is not None]
         self._settings.progress(
             TuneProgress(
                 evaluation=self._evaluations_of_start,
                 max_evaluations=self._settings.max_evaluations,
                 start=self._start,
-                log_marginal_likelihood=-math.inf if outcome is None else outcome[0],
-                best_log_marginal_likelihood=max(values, default=-math.inf),
-                gradient_inf_norm=math.nan if outcome is None else float(np.abs(outcome[1]).max()),
+                log_marginal_likelihood=likelihood,
+                best_log_marginal_likelihood=max(bests, default=-math.inf),
+                gradient_inf_norm=float(np.abs(gradient).max(initial=0.0)),
                 noise_variance=math.exp(parameters[-1]),
                 elapsed_seconds=time.perf_counter() - self._started,
             )
         )
 
 
-def starting_points(family: KernelFamily, bounds: FloatArray, settings: SearchSettings) -> list[FloatArray]:
-    """The kernel's own starting point, then seeded random ones around it, by factors of about e."""
-    first = np.append(family.initial(), math.log(_INITIAL_NOISE_VARIANCE))
+def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:
+    """Where the search starts: the kernel's log values, and the noise variance's, by default all of the targets' 1."""
+    noise = _INITIAL_NOISE_VARIANCE if noise_variance is None else noise_variance
+    return np.append(kernel_values, math.log(noise))
+
+
+def starting_points(first: FloatArray, space: SearchSpace, settings: SearchSettings) -> list[FloatArray]:
+    """The starting point `first` (q,), then seeded random ones around it, by factors of about e."""
     generator = np.random.default_rng([settings.seed, 1])
     others = [first + generator.standard_normal(first.size) for _ in range(settings.restarts - 1)]
-    return [np.clip(point, bounds[:, 0], bounds[:, 1]) for point in [first, *others]]
+    return [space.within(point) for point in [first, *others]]
 
 
-def fallback_starting_points(family: KernelFamily, bounds: FloatArray, n_gamma: int) -> list[FloatArray]:
+def fallback_starting_points(first: FloatArray, space: SearchSpace) -> list[FloatArray]:
     """Other starting points, for where the first ones found nothing but noise."""
     points = []
     for factor, noise_variance in _FALLBACK_STARTS:
-        point = np.append(family.initial(), math.log(noise_variance))
-        point[:n_gamma] += math.log(factor)
-        points.append(np.clip(point, bounds[:, 0], bounds[:, 1]))
+        point = first.copy()
+        point[-1] = math.log(noise_variance)
+        point[space.gamma_like] += math.log(factor)
+        points.append(space.within(point))
     return points

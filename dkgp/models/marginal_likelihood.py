@@ -12,18 +12,21 @@ supply is its matrix and the contraction of a given G with its derivatives, so f
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import blas, lapack
 
 from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.models.dense_algebra import factor, invert_factored, rank_update, solve_factored, symmetric_product
 
 __all__ = ["ArdSquaredExponential", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
+# What the search itself holds: its history, and Python's own objects.
+SEARCH_BYTES = 2**19
 # On standardised inputs a gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample an island.
 GAMMA_BOUNDS = (1e-8, 1e4)
 VARIANCE_BOUNDS = (1e-4, 1e4)
@@ -65,18 +68,29 @@ class ArdSquaredExponential:
     inputs : (n, d) float64
         Standardised inputs.
     learn_variance : bool
-        Whether v is a parameter; otherwise v = 1, as in the GBCD paper.
+        Whether v is a parameter; otherwise it stays where it starts.
     feature_names : sequence of d str
         For messages.
+    start : SquaredExponential, optional
+        Where to start, with every gamma positive; by default gamma_l = 1 / (2 d) and v = 1, as in the GBCD paper.
     """
 
-    def __init__(self, inputs: FloatArray, *, learn_variance: bool, feature_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        inputs: FloatArray,
+        *,
+        learn_variance: bool,
+        feature_names: tuple[str, ...],
+        start: SquaredExponential | None = None,
+    ) -> None:
         n_samples, self._n_features = inputs.shape
         self._inputs = np.ascontiguousarray(inputs)
         self._squares = inputs * inputs
         # A column of ones beside the inputs makes the row sums of W part of the one product that the gradient needs.
         self._inputs_and_one = np.asfortranarray(np.column_stack([inputs, np.ones(n_samples)]))
         self._learn_variance = learn_variance
+        self._start = start
+        self._held_variance = 1.0 if start is None else start.variance
         self._names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
 
     @property
@@ -93,7 +107,13 @@ class ArdSquaredExponential:
     def initial(self) -> FloatArray:
         """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
         start = np.zeros(len(self._names))
-        start[: self._n_features] = -math.log(2.0 * self._n_features)
+        default = 1.0 / (2.0 * self._n_features)
+        if self._start is None or self._start.gamma == (default,) * self._n_features:
+            start[: self._n_features] = -math.log(2.0 * self._n_features)
+        else:
+            start[: self._n_features] = np.log(self._start.gamma)
+        if self._learn_variance:
+            start[-1] = math.log(self._held_variance)
         return start
 
     def kernel(self, parameters: FloatArray) -> SquaredExponential:
@@ -113,7 +133,7 @@ class ArdSquaredExponential:
         np.minimum(out, 0.0, out=out)
         np.fill_diagonal(out, 0.0)
         np.exp(out, out=out)
-        if self._learn_variance:
+        if self._learn_variance or self._held_variance != 1.0:
             out *= self._variance(parameters)
 
     def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
@@ -122,7 +142,7 @@ class ArdSquaredExponential:
         With W = weights * K elementwise, sum_ij W_ij (x_il - x_jl)^2 = 2 (sum_i x_il^2 (W 1)_i - x_l' W x_l).
         """
         weights *= matrix
-        product = blas.dsymm(1.0, weights, self._inputs_and_one, lower=1)
+        product = symmetric_product(weights, self._inputs_and_one)
         row_sums = product[:, -1]
         spread = self._squares.T @ row_sums - np.einsum("ij,ij->j", self._inputs, product[:, :-1])
         gradient = np.empty(len(self._names))
@@ -132,13 +152,13 @@ class ArdSquaredExponential:
         return gradient
 
     def _variance(self, parameters: FloatArray) -> float:
-        return math.exp(parameters[-1]) if self._learn_variance else 1.0
+        return math.exp(parameters[-1]) if self._learn_variance else self._held_variance
 
 
 class LogMarginalLikelihood:
     """log p(Y | X, theta) and its gradient; theta = (the kernel's log parameters, log s2).
 
-    Two (n, n) float64 arrays are allocated once and reused by every evaluation.
+    Spends its time without the GIL, as far as the family does.
 
     Parameters
     ----------
@@ -146,14 +166,19 @@ class LogMarginalLikelihood:
         The kernel and its parameters, on the same n inputs.
     targets : (n, p) float64
         Standardised targets; the p columns share the hyperparameters, their log likelihoods add up.
+    matrices : sequence of (n, n) float64, optional
+        `n_matrices` arrays in Fortran order to work in; allocated once by default and reused by every evaluation.
     """
 
-    def __init__(self, family: KernelFamily, targets: FloatArray) -> None:
+    n_matrices = 2
+
+    def __init__(self, family: KernelFamily, targets: FloatArray, matrices: Sequence[FloatArray] | None = None) -> None:
         n_samples = targets.shape[0]
         self._family = family
         self._targets = np.asfortranarray(targets)
-        self._kernel_matrix = np.empty((n_samples, n_samples), order="F")
-        self._work = np.empty((n_samples, n_samples), order="F")
+        if matrices is None:
+            matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
+        self._kernel_matrix, self._work = matrices[:2]
 
     def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
         """The value and its gradient, or None where Kbar is not numerically positive definite.
@@ -166,26 +191,39 @@ class LogMarginalLikelihood:
         np.copyto(self._work, self._kernel_matrix)
         np.einsum("ii->i", self._work)[:] += noise_variance
 
-        factor, info = lapack.dpotrf(self._work, lower=1, clean=0, overwrite_a=1)
-        if info != 0:
+        if not factor(self._work):
             return None
-        alpha, _ = lapack.dpotrs(factor, self._targets, lower=1)
-        log_determinant = 2.0 * float(np.log(np.diagonal(factor)).sum())
+        alpha = solve_factored(self._work, self._targets)
+        log_determinant = 2.0 * float(np.log(np.diagonal(self._work)).sum())
         value = -0.5 * (
             float(np.vdot(self._targets, alpha))
             + n_targets * log_determinant
             + n_samples * n_targets * math.log(2.0 * math.pi)
         )
-
-        inverse, info = lapack.dpotri(factor, lower=1, overwrite_c=1)
-        if info != 0 or not math.isfinite(value):
+        if not math.isfinite(value) or not invert_factored(self._work):
             return None
-        weights = blas.dsyrk(1.0, alpha, beta=-float(n_targets), c=inverse, lower=1, overwrite_c=1)
+        weights = self._work
+        rank_update(weights, alpha, scale=1.0, keep=-float(n_targets))
         noise_gradient = noise_variance * float(np.trace(weights))
         kernel_gradient = self._family.contract(parameters[:-1], self._kernel_matrix, weights)
         return value, 0.5 * np.append(kernel_gradient, noise_gradient)
 
 
-def projected_peak_bytes(subset_size: int, n_features: int, n_targets: int) -> int:
-    """Bytes that tuning holds at its peak: two (n, n) arrays and a few of (n, d) and (n, p), n the subset's size."""
-    return 8 * subset_size * (2 * subset_size + 9 * (n_features + 1) + 4 * n_targets)
+def projected_peak_bytes(
+    subset_size: int, n_features: int, n_targets: int, *, subsets: int = 1, at_once: int = 1, matrices: int = 2
+) -> int:
+    """Bytes that tuning holds at its peak in one process.
+
+    Parameters
+    ----------
+    subset_size, n_features, n_targets : int
+        n, d and p of a subset.
+    subsets : int
+        How many there are; each holds a few arrays of (n, d) and (n, p).
+    at_once : int
+        How many are evaluated at the same time; each takes `matrices` arrays of (n, n).
+    matrices : int
+        2 for the likelihood, 3 for the leave-one-out objective; what a composed kernel adds is told by `family_bytes`.
+    """
+    rows = 9 * (n_features + 1) + 4 * n_targets
+    return SEARCH_BYTES + 8 * subset_size * (at_once * matrices * subset_size + subsets * rows)

@@ -54,7 +54,7 @@ def test_every_command_that_the_service_knows_can_be_submitted() -> None:
     ("command", "options"),
     [
         ("train", "dataset hyper out warm_start checkpoint plot log_json tiles"),
-        ("tune", "dataset out"),
+        ("tune", "dataset out start plot"),
         ("predict", "model dataset out"),
         ("evaluate", "prediction dataset plot"),
     ],

@@ -20,6 +20,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import TuneProgress, likelihood_search, projected_peak_bytes, tune, tune_dataset
 from dkgp.models.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
+from dkgp.models.search_space import SearchSpace
 from dkgp.models.tuning import draw_subset
 
 FloatArray = NDArray[np.float64]
@@ -264,7 +265,8 @@ def test_indefinite_matrices_on_the_way_are_stepped_back_from() -> None:
 
     failures = []
     settings = SearchSettings(progress=lambda item: failures.append(math.isinf(item.log_marginal_likelihood)))
-    search = LikelihoodSearch(partial, np.array([[-5.0, 5.0]]), 0, settings)
+    space = SearchSpace(("t",), ("t",), (None,), np.array([[-5.0, 5.0]]), np.array([False]), np.array([np.nan]))
+    search = LikelihoodSearch(partial, space, settings)
     search.run(np.array([0.6]))
     assert any(failures)
     assert search.best is not None
