@@ -13,7 +13,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank import LowRankFactor
-from dkgp.operators.pivots import RandomlyPivotedCholesky
+from dkgp.operators.pivots import RandomlyPivotedCholesky, regularised_factor
 
 __all__ = ["PartialCholesky", "Preconditioner"]
 
@@ -37,9 +37,7 @@ class Preconditioner:
 
     def __init__(self, factor: LowRankFactor, noise_variance: float) -> None:
         self._factor, self._noise_variance = factor, noise_variance
-        gram = factor.gram()
-        gram[np.diag_indices(len(gram))] += noise_variance
-        self._lower = scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
+        self._lower = regularised_factor(factor.gram(), noise_variance)
 
     @property
     def rank(self) -> int:
@@ -105,18 +103,19 @@ class PartialCholesky:
             raise UsageError(
                 f"a partial Cholesky preconditioner needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
-        return Preconditioner(LowRankFactor(operator, self._choose(operator)), operator.noise_variance)
+        return Preconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
 
-    def _choose(self, operator: BlockedKernelOperator) -> IndexArray:
+    def choose(self, operator: BlockedKernelOperator) -> IndexArray:
+        """Draw the landmarks: (rank,) samples, sorted; fewer where the kernel's numerical rank is reached."""
         n = operator.n
         rank = n if self.rank == "auto" else self.rank
         rng = np.random.default_rng(self.seed)
         if self.landmarks == "uniform":
             return np.sort(rng.permutation(n)[:rank]).astype(np.intp)
         subset = np.sort(rng.permutation(n)[: min(n, max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank)))])
-        features = operator.features(subset.astype(np.intp), "double")
-        prior = operator.diagonal()[subset] - operator.noise_variance
-        factor = RandomlyPivotedCholesky(operator.double, features, prior, rank, rng)
+        inputs = operator.inputs(subset.astype(np.intp))
+        prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
+        factor = RandomlyPivotedCholesky(operator.double, operator.double.prepare(inputs), prior, rank, rng)
         while not factor.complete:
             factor.extend()
             if factor.rank >= rank // 2:

@@ -1,0 +1,169 @@
+"""`dkgp tune --refine`: from a store to a better hyperparameter file, interrupted, and refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.jobs import refine as refine_job
+from dkgp.jobs import tune as tune_job
+from dkgp.jobs.service.specification import job_from_options, options_from_job
+from dkgp.jobs.tune import TuneJob
+from dkgp.models import read_hyperparameters
+from dkgp.models.refine_record import RefineSettings
+from tests.cli.conftest import dkgp_command, document_of
+
+QUICK = ("--refine-probes", 4, "--refine-rank", 30, "--refine-steps", 4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2)) * [3.0, 10.0]
+    y = np.sin(X[:, :1]) + 0.05 * X[:, 1:] + 0.2 * rng.normal(size=(400, 1))
+    path = tmp_path_factory.mktemp("refine") / "train.zarr"
+    dataset_from_arrays(path, X, y, feature_names=("lat", "lon"), chunk_rows=150)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.3, 3.0]}, "noise_variance": 0.6}))
+    return path
+
+
+def test_the_subsets_result_is_refined(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hyper.json"
+    result = dkgp_command("tune", store, "--out", out, "--subset", 60, "--refine", *QUICK, "--json")
+    document = document_of(result)
+    record = document["refinement"]
+    assert record["kept"] in ("refined", "start")
+    assert record["before"]["nlpd"] > record["after"]["nlpd"] or record["kept"] == "start"
+    assert record["settings"]["probes"] == 4
+    assert record["n_held_out"] == 40
+    assert record["memory_plan"]["coordinator_bytes"] > 0
+    found = read_hyperparameters(out, feature_names=("lat", "lon"))
+    assert found.noise_variance == document["noise_variance"]
+    assert found.refinement == record
+    # A line for every step, and what came of it.
+    assert result.stderr.count("refine step ") == len(record["history"])
+    assert record["verdict"] in " ".join(result.stderr.split()) or record["kept"] == "start"
+
+
+def test_values_of_a_file_are_refined_without_a_search(store: Path, bad: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hyper.json"
+    options = ("--start", bad, "--refine-only", *QUICK, "--fix", "gamma.lon=0.5", "--plot", tmp_path / "scales.png")
+    result = dkgp_command("tune", store, "--out", out, *options)
+    assert result.exit_code == 0, result.stderr
+    assert "Refined on all samples" in result.stdout
+    assert "40 held-out samples" in result.stdout
+    assert "evaluation" not in result.stderr
+    found = read_hyperparameters(out)
+    assert found.refinement is not None
+    assert found.refinement["kept"] == "refined"
+    assert found.refinement["after"]["nlpd"] < found.refinement["before"]["nlpd"] - 0.1
+    assert found.gamma[1] == pytest.approx(0.5)
+    assert found.noise_variance < 0.3
+
+
+def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
+    store: Path, bad: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    polls: list[int] = []
+
+    @contextmanager
+    def interrupted_soon(announce: Any) -> Iterator[Any]:
+        yield lambda: polls.append(1) or len(polls) > 12
+
+    monkeypatch.setattr(refine_job, "interruptible", interrupted_soon)
+    out = tmp_path / "hyper.json"
+    command = ("tune", store, "--refine-only", *QUICK, "--json")
+    document = document_of(dkgp_command(*command, "--start", bad, "--out", out), exit_code=130)
+    message = document["error"]["message"]
+    assert "not validated" in message
+    assert f"--start '{out}' --refine-only" in message
+    so_far = read_hyperparameters(out)
+    assert so_far.refinement is not None
+    assert so_far.refinement["interrupted"]
+    assert so_far.noise_variance == so_far.refinement["history"][-1]["noise_variance"] < 0.6
+    monkeypatch.undo()
+    again = document_of(dkgp_command(*command, "--start", out, "--out", tmp_path / "again.json"))
+    assert again["refinement"]["history"][0]["noise_variance"] == so_far.noise_variance
+    assert not again["refinement"]["interrupted"]
+
+
+def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Path) -> None:
+    options = ("--refine-max-passes", 1, "--refine-tol", 1e-9, "--refine-steps", 1, "--refine-holdout", 0)
+    out = tmp_path / "hyper.json"
+    document = document_of(
+        dkgp_command(
+            "tune", store, "--out", out, "--start", bad, "--refine-only", "--refine-rank", 5, *options, "--json"
+        )
+    )
+    assert any("1 passes did not solve to a relative residual of 1e-09" in warning for warning in document["warnings"])
+    history = document["refinement"]["history"]
+    assert all(step["relative_residual"] > 1e-9 and step["solver_share"] > 0.0 for step in history)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--refine-probes", 4), 2, "--refine-probes belongs to --refine"),
+        (("--refine-probes", 4, "--refine-rank", 5), 2, "belong to --refine"),
+        (("--refine-only",), 2, "--start FILE"),
+        (("--refine", "--refine-probes", 1), 3, "number of probes"),
+        (("--refine", "--refine-tol", 2.0), 3, "relative residual"),
+        (("--refine", "--refine-holdout", -1), 3, "held-out samples"),
+        (("--refine", "--refine-rank", 300, "--refine-memory", "1KiB"), 3, "Lower the rank"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_any_work(
+    options: tuple[Any, ...], code: int, words: str, store: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "hyper.json"
+    result = dkgp_command("tune", store, "--out", out, *options)
+    assert result.exit_code == code, result.stderr
+    assert words in " ".join(result.stderr.split())
+    assert "evaluation" not in result.stderr
+    assert not out.exists()
+
+
+def test_the_kernel_is_the_files(store: Path, bad: Path, tmp_path: Path) -> None:
+    result = dkgp_command(
+        "tune", store, "--out", tmp_path / "h.json", "--start", bad, "--refine-only", "--kernel", "rbf"
+    )
+    assert result.exit_code == 2
+    assert "leave --kernel out" in " ".join(result.stderr.split())
+
+
+def test_memory_that_is_not_there_is_refused_with_numbers(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(refine_job, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(tune_job, "available_bytes", lambda: 2**40)
+    out = tmp_path / "hyper.json"
+    result = dkgp_command("tune", store, "--out", out, "--refine")
+    assert result.exit_code == 3
+    assert "refining is projected to need" in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_a_service_can_be_given_it() -> None:
+    pytest.importorskip("pydantic")
+    options = {
+        "dataset": "/data/train.zarr",
+        "out": "/data/hyper.json",
+        "start": "/data/start.json",
+        "refine": {"steps": 5, "held_out": 100},
+        "refine_only": True,
+    }
+    job = job_from_options("tune", options)
+    assert isinstance(job, TuneJob)
+    assert job.refine == RefineSettings(steps=5, held_out=100)
+    assert options_from_job(job) == options
