@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors import BlockExecutor
 from dkgp.data import Dataset, save_model
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
-from dkgp.operators import BlockedKernelOperator
+from dkgp.models.rounding import entry_error
+from dkgp.operators import BlockedKernelOperator, KernelOperator, TreeKernelOperator
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 
-__all__ = ["TrainedModel", "run_identity", "save", "train"]
+__all__ = ["TrainedModel", "run_identity", "save", "train", "trained_model"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class TrainedModel:
     Attributes
     ----------
     kernel, noise_variance
-        As given; the noise variance s2 on the standardised scale.
+        Of the standardised inputs and targets; white noise that was part of the kernel is part of s2.
     solution : Solution
         alpha, its float64 gradient, history, why the solve stopped.
     certificate : Certificate
         What is proven about it.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
-        relative_residual, objective, reason, settings.
+        relative_residual, objective, reason, settings; tree_error where sums were pruned.
     """
 
     kernel: Kernel
@@ -45,9 +46,13 @@ class TrainedModel:
     summary: dict[str, Any]
 
 
-def run_identity(dataset: Dataset, kernel: Kernel, noise_variance: float) -> dict[str, Any]:
+def run_identity(
+    dataset: Dataset, kernel: Kernel, noise_variance: float, tree_error: float | None = None
+) -> dict[str, Any]:
     """Say what a training run is of; a checkpoint is resumed only by a run with the same identity."""
-    return {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
+    return exact if tree_error is None else {**exact, "tree_error": float(tree_error)}
 
 
 def train(
@@ -63,6 +68,7 @@ def train(
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
     coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+    tree_error: float | None = None,
 ) -> TrainedModel:
     """Fit an exact GP to a dataset.
 
@@ -71,6 +77,7 @@ def train(
     dataset : Dataset
         Standardised inputs and targets are read from it by whoever needs them.
     kernel : Kernel
+        White noise in it is folded into the noise variance.
     noise_variance : float
         s2, on the standardised scale.
     executor : BlockExecutor
@@ -79,6 +86,8 @@ def train(
         See `dkgp.solvers.solve`.
     coordinator_input_bytes : int
         What the coordinator may spend on inputs; see `BlockedKernelOperator`.
+    tree_error : float, optional
+        Take products by pruned sums, each entry good to this; see `TreeKernelOperator`. The certificate allows for it.
 
     Returns
     -------
@@ -87,14 +96,20 @@ def train(
     Raises
     ------
     InputError
-        No targets, or a kernel for another number of features.
+        No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
+        user's function that is not positive definite on some of the samples.
     """
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; training needs at least one. Ingest with --target NAME")
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    if has_user_function(kernel):
+        check_positive_definite(kernel, _some_rows(dataset))
     targets = np.concatenate([dataset.targets(start, stop) for start, stop in dataset.row_chunks()])
-    with BlockedKernelOperator(
-        kernel, noise_variance, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
-    ) as operator:
+    options: dict[str, Any] = {"coordinator_input_bytes": coordinator_input_bytes}
+    operators: type[BlockedKernelOperator] = BlockedKernelOperator
+    if tree_error is not None:
+        operators, options["error"] = TreeKernelOperator, tree_error
+    with operators(kernel, noise_variance, dataset, executor, **options) as operator:
         solution = solve(
             operator,
             targets,
@@ -105,8 +120,22 @@ def train(
             checkpointing=checkpointing,
             interrupted=interrupted,
         )
-        largest = float(np.max(operator.diagonal())) - operator.noise_variance
-    certificate = Certificate.of(solution.alpha, solution.gradient, noise_variance, largest)
+        return trained_model(dataset, operator, solution, tree_error)
+
+
+def trained_model(
+    dataset: Dataset, operator: KernelOperator, solution: Solution, tree_error: float | None = None
+) -> TrainedModel:
+    """Certify and sum up what was solved."""
+    diagonal = operator.diagonal() - operator.noise_variance
+    certificate = Certificate.of(
+        solution.alpha,
+        solution.gradient,
+        operator.noise_variance,
+        float(np.max(diagonal)) if operator.kernel.stationary else diagonal,
+        product_error=solution.product_error,
+        entry_error=entry_error(operator.kernel),
+    )
     progress = solution.progress
     summary = {
         "n": dataset.n_samples,
@@ -125,8 +154,15 @@ def train(
         "relative_residual": progress.relative_residual,
         "objective": progress.objective,
         "settings": solution.solver,
+        **({} if tree_error is None else {"tree_error": float(tree_error)}),
     }
-    return TrainedModel(kernel, float(noise_variance), solution, certificate, summary)
+    return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary)
+
+
+def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:
+    """Return standardised inputs of a random subset: (count, d)."""
+    chosen = np.random.default_rng(0).choice(dataset.n_samples, size=min(count, dataset.n_samples), replace=False)
+    return dataset.input_rows(np.sort(chosen))
 
 
 def save(
@@ -142,6 +178,8 @@ def save(
         history=[progress.to_json() for progress in trained.solution.history],
         certificate=trained.certificate.to_json(),
         summary=trained.summary,
+        # Approximate products leave a gradient that nobody can go on from as if it were the true one.
+        gradient=None if trained.solution.product_error else trained.solution.gradient,
         by_reference=by_reference,
         overwrite=overwrite,
     )

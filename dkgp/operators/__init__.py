@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dkgp.operators.base import KernelOperator, PendingColumns
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cached_columns import CachedColumnsOperator
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.operators.inputs import ArrayInputs, InputSource
+from dkgp.operators.tree import TreeKernelOperator
 
 __all__ = [
     "ArrayInputs",
     "BlockedKernelOperator",
+    "CachedColumnsOperator",
     "DenseKernelOperator",
     "InputSource",
     "KernelOperator",
     "PendingColumns",
+    "TreeKernelOperator",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +63,16 @@ class KernelOperator(ABC):
         Whether the coordinator has all inputs at hand; where it has not, `announce` saves round trips.
     kernel_evaluations : int
         Kernel entries evaluated through this operator so far; what effort is counted in.
+    approximate : bool
+        Whether products in double precision are off by more than rounding.
+    error_bound : float
+        Of an operator that is `approximate`: proven bound on the entries' errors in the last product. Zero elsewhere,
+        where rounding is all there is.
     """
 
+    approximate: ClassVar[bool] = False
     holds_inputs: bool = True
+    error_bound: float = 0.0
 
     def __init__(self, kernel: Kernel, noise_variance: float, n: int) -> None:
         if not np.isfinite(noise_variance) or noise_variance <= 0.0:
@@ -105,6 +112,10 @@ class KernelOperator(ABC):
     @abstractmethod
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
         """Start Kbar[:, B] @ delta for the columns B = `indices` (m,), distinct; `delta` is (m, t)."""
+
+    def columns_to_evaluate(self, indices: IndexArray, precision: Precision = "single") -> int:
+        """How many of these columns a product with them would evaluate: all, unless an operator keeps columns."""
+        return len(indices)
 
     def apply_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> FloatArray:
         """Kbar[:, B] @ delta: (n, t) float64; see `submit_columns`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ class SolverState:
     moved : (p,) float64
         Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows
         with.
+    risk_width : float
+        How far the regularised risk is from its least at most, by a bound that the solver knows of besides ||g||^2 / 2,
+        targets added up; infinite where it knows of none.
     """
 
     alpha: FloatArray
@@ -40,6 +44,7 @@ class SolverState:
     precision: Precision = "single"
     exact: bool = False
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
+    risk_width: float = math.inf
 
     def note_step(self, squared_norm: FloatArray) -> None:
         """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32."""
@@ -58,6 +63,7 @@ class SolverState:
             "columns": self.columns,
             "precision": self.precision,
             "exact": self.exact,
+            "risk_width": self.risk_width if math.isfinite(self.risk_width) else None,
         }
 
     def read_metadata(self, metadata: dict[str, Any]) -> None:
@@ -66,12 +72,16 @@ class SolverState:
         self.columns = int(metadata["columns"])
         self.precision = metadata["precision"]
         self.exact = bool(metadata["exact"])
+        width = metadata.get("risk_width")
+        self.risk_width = math.inf if width is None else float(width)
 
     def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
         """Continue from a gradient recomputed in float64, with tiles of `precision` from here on.
 
         It stays exact until something evaluated in float32 is added to it.
         """
+        if self.precision == "single":  # so is what the solver's own bound was evaluated in
+            self.risk_width = math.inf
         self.gradient = gradient
         self.moved = np.zeros(gradient.shape[1])
         self.precision = precision

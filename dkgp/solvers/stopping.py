@@ -199,7 +199,8 @@ class DualityGap(StoppingRule):
     min R = -s2 min f, so that any alpha bounds min Q from above, by Q(alpha), and from below, by -s2 f(alpha) -
     ||y||^2 / 2. The two differ by ||g||^2 / 2, which costs nothing to know. The gap is that difference over the mean of
     their magnitudes: Smola and Bartlett (2001), Theorem 1 and their stopping criterion; after Gibbs and MacKay. It says
-    nothing about any single prediction; `GradientInfNorm` does.
+    nothing about any single prediction; `GradientInfNorm` does. Where a solver knows of a narrower difference
+    (`SolverState.risk_width`), that counts.
     """
 
     tolerance: float = 0.025

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dkgp
+from tests import benchmark_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -43,8 +44,4 @@ def importable() -> dict[str, str]:
 @pytest.fixture
 def benchmark_folder() -> Path:
     """The folder of benchmark data, where there is one."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(os.environ["DKGP_TEST_DATA"]) if "DKGP_TEST_DATA" in os.environ else beside
-    if not folder.is_dir():
-        pytest.skip("no benchmark data: set DKGP_TEST_DATA to the folder of .npz files")
-    return folder
+    return benchmark_data.benchmark_folder()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
-from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor
 from dkgp.data import Dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import TrainedModel, train
@@ -70,6 +72,28 @@ def client_of(executor: Any) -> Client:
 
 def worker_pids(client: Client) -> list[int]:
     return [int(pid) for pid in client.run(os.getpid).values()]
+
+
+class AfterSubmit:
+    """An executor that does something once, just after a certain round has gone out to the workers."""
+
+    def __init__(self, executor: BlockExecutor, name: str, count: int, deed: Callable[[], None]) -> None:
+        self._executor, self._name, self._countdown, self._deed = executor, name, itertools.count(-count), deed
+        self.done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
+        pending = self._executor.submit(name, task, arguments, groups)
+        if name == self._name and next(self._countdown) == 0:
+            self._deed()
+            self.done = True
+        return pending
+
+
+def kill_one(client: Client) -> None:
+    os.kill(worker_pids(client)[0], signal.SIGKILL)
 
 
 def hyperparameters(problem: Problem, folder: Path) -> Path:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from distributed import Client
 
-from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor, worker_cache
+from dkgp.cluster import ClusterOptions, open_executor, worker_cache
 from dkgp.data import CheckpointStore, open_model
 from dkgp.errors import ClusterError, ExitCode
 from dkgp.solvers import Checkpointing, Progress
 from tests.engine.helpers import (
+    AfterSubmit,
     Bits,
     ManualCluster,
     Problem,
     bits,
     client_of,
+    kill_one,
     opened,
     train_command,
     wait_for_rounds,
@@ -35,28 +34,6 @@ from tests.engine.helpers import (
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
 
 StartProcess = Callable[..., subprocess.Popen[str]]
-
-
-class AfterSubmit:
-    """An executor that does something once, just after a certain round has gone out to the workers."""
-
-    def __init__(self, executor: BlockExecutor, name: str, count: int, deed: Callable[[], None]) -> None:
-        self._executor, self._name, self._countdown, self._deed = executor, name, itertools.count(-count), deed
-        self.done = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
-        pending = self._executor.submit(name, task, arguments, groups)
-        if name == self._name and next(self._countdown) == 0:
-            self._deed()
-            self.done = True
-        return pending
-
-
-def kill_one(client: Client) -> None:
-    os.kill(worker_pids(client)[0], signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["kblock", "kpass"])

@@ -1,0 +1,171 @@
+"""Training by pruned sums: the certificate is true, bits do not depend on who computes, a resumed run is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import CheckpointStore, Dataset, open_model
+from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.certificate import Certificate
+from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.solvers import (
+    Checkpointing,
+    ConjugateGradient,
+    GradientInfNorm,
+    GreedyBlockCoordinateDescent,
+    KernelConjugateGradient,
+    MaxIterations,
+    PartialCholesky,
+)
+from tests.engine.helpers import opened
+
+NOISE = 0.05
+# On standardised coordinates, whose extent is about 3.5: most pairs have nothing to do with each other.
+KERNEL = SquaredExponential((60.0, 90.0), 1.2)
+TOLERANCE, ERROR = 1e-3, 1e-4
+SOLVERS = {
+    "gbcd": GreedyBlockCoordinateDescent(block_size=60),
+    "gbcd-double": GreedyBlockCoordinateDescent(block_size=60, precision="double"),
+    "cg": ConjugateGradient(),
+    "pcg": ConjugateGradient(PartialCholesky(rank=40), "double"),
+    "kcg": KernelConjugateGradient(),
+}
+
+
+@pytest.fixture(scope="module")
+def terrain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    rng = np.random.default_rng(11)
+    X = rng.uniform(size=(900, 2))
+    y = np.sin(X @ rng.standard_normal((2, 2)) * 12.0) + 0.2 * rng.standard_normal((900, 2))
+    return dataset_from_arrays(str(tmp_path_factory.mktemp("terrain") / "t.zarr"), X, y, chunk_rows=250)
+
+
+@pytest.fixture(scope="module")
+def dense(terrain: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kbar, the standardised targets and the exact coefficients, by LAPACK."""
+    Z, y = terrain.inputs(0, 900), terrain.targets(0, 900)
+    Kbar = KERNEL(Z, Z) + NOISE * np.eye(900)
+    return Kbar, y, scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
+
+
+def trained(terrain: Dataset, executor: Any, **options: Any) -> TrainedModel:
+    given = {"stopping": GradientInfNorm(TOLERANCE) | MaxIterations(400), "tree_error": ERROR, **options}
+    return train(terrain, KERNEL, NOISE, executor, **given)
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
+def test_the_certificate_holds_for_the_dense_solution(terrain: Dataset, dense: Any, solver: Any) -> None:
+    Kbar, y, exact = dense
+    with opened("none", 2) as executor:
+        model = trained(terrain, executor, solver=solver)
+    assert model.solution.converged
+    assert model.summary["tree_error"] == ERROR
+    certificate, alpha = model.certificate, model.solution.alpha
+    # The gradient was had from pruned sums: off by something, and by no more than is said.
+    off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
+    assert 1e-9 < off <= certificate.product_error <= ERROR * 1.01
+    assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
+    assert (np.linalg.norm(Kbar @ alpha - y, axis=0) <= certificate.proven_residual_norm).all()
+    assert (np.linalg.norm(alpha - exact, axis=0) <= certificate.alpha_error_bound).all()
+    at = np.random.default_rng(3).uniform(-1.7, 1.7, (200, 2))
+    error = np.abs(KERNEL(at, terrain.inputs(0, 900)) @ (alpha - exact))
+    assert (error <= certificate.mean_error_bound(KERNEL.diagonal(at))).all()
+
+
+def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
+    """A gradient that pruned sums show as zero says nothing of the residual below their error."""
+    alpha, seen = np.zeros((4, 1)), np.zeros((4, 1))
+    true = np.full((4, 1), 1e-3)
+    certificate = Certificate.of(alpha, seen, NOISE, 1.0, product_error=1e-3)
+    assert np.linalg.norm(true) <= certificate.proven_residual_norm[0] <= 1.0001 * np.linalg.norm(true)
+    assert Certificate.of(alpha, seen, NOISE, 1.0).proven_residual_norm[0] == 0.0
+    # Of a model that was saved before there were pruned sums.
+    document = {key: value for key, value in certificate.to_json().items() if key != "product_error"}
+    assert Certificate.from_json(document).product_error == 0.0
+    assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+@pytest.mark.parametrize("name", ["gbcd", "cg"])
+def test_the_same_bits_on_any_number_of_threads(terrain: Dataset, name: str) -> None:
+    found = set()
+    for threads, options in ((1, {}), (3, {}), (2, {"coordinator_input_bytes": 0})):
+        with opened("none", threads) as executor:
+            model = trained(terrain, executor, solver=SOLVERS[name], **options)
+        found.add((model.solution.alpha.tobytes(), model.solution.gradient.tobytes(), model.certificate))
+    assert len(found) == 1
+
+
+def test_fewer_kernel_entries_are_evaluated(terrain: Dataset) -> None:
+    with opened("none", 2) as executor:
+        pruned = trained(terrain, executor, solver=SOLVERS["cg"])
+        whole = trained(terrain, executor, solver=SOLVERS["cg"], tree_error=None)
+    assert whole.certificate.product_error == 0.0
+    assert "tree_error" not in whole.summary
+    assert pruned.summary["kernel_evaluations"] < 0.7 * whole.summary["kernel_evaluations"]
+
+
+def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path) -> None:
+    store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
+    identity = run_identity(terrain, KERNEL, NOISE, ERROR)
+    assert identity["tree_error"] == ERROR
+    assert "tree_error" not in run_identity(terrain, KERNEL, NOISE)
+    executor = LocalExecutor(2)
+    options: dict[str, Any] = {"solver": SOLVERS["gbcd"]}
+    expected = trained(terrain, executor, **options).solution
+    with pytest.raises(InterruptedRunError):
+        trained(
+            terrain,
+            executor,
+            callback=lambda progress: done.__setitem__(0, progress.iteration),
+            interrupted=lambda: done[0] >= expected.progress.iteration // 2,
+            checkpointing=Checkpointing(store, 1e9, identity),
+            **options,
+        )
+    another = Checkpointing(store, 1e9, run_identity(terrain, KERNEL, NOISE, ERROR / 2), resume=True)
+    with pytest.raises(CheckpointError, match="another run"):
+        trained(terrain, executor, checkpointing=another, **options)
+    resumed = trained(terrain, executor, checkpointing=Checkpointing(store, 1e9, identity, resume=True), **options)
+    executor.close()
+    assert resumed.solution.alpha.tobytes() == expected.alpha.tobytes()
+    assert resumed.certificate.product_error == expected.product_error
+
+
+def test_started_at_the_answer_it_does_nothing(terrain: Dataset, dense: Any) -> None:
+    with opened("none", 2) as executor:
+        model = trained(terrain, executor, initial=dense[2])
+    assert model.solution.converged
+    assert model.solution.progress.iteration == 0
+    assert model.certificate.product_error > 0.0
+
+
+def test_a_saved_model_keeps_its_certificate(terrain: Dataset, tmp_path: Path) -> None:
+    with opened("none", 2) as executor:
+        model = trained(terrain, executor)
+    save(model, str(tmp_path / "m"), terrain)
+    found = open_model(str(tmp_path / "m"))
+    assert found.summary["tree_error"] == ERROR
+    assert Certificate.from_json(dict(found.certificate)) == model.certificate
+
+
+def test_what_the_tree_cannot_serve_is_refused(
+    terrain: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = dataset_from_arrays(
+        str(tmp_path / "wide.zarr"), np.random.default_rng(0).normal(size=(60, 7)), np.ones(60) + np.arange(60.0)
+    )
+    with opened("none", 1) as executor:
+        with pytest.raises(InputError, match="up to 6 features; got 7"):
+            train(wide, SquaredExponential((1.0,) * 7), NOISE, executor, tree_error=1e-5)
+        monkeypatch.setattr(
+            "dkgp.operators.tree_memory.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
+        )
+        with pytest.raises(MemoryBudgetError, match=r"the tree over 900 samples takes [\d,]+ bytes .* holds 20,000"):
+            trained(terrain, executor)

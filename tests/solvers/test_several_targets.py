@@ -1,0 +1,95 @@
+"""Seven targets at once: the coefficients of seven single solves, for about the kernel columns of the worst of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.kernels import SquaredExponential
+from dkgp.solvers import (
+    Cholesky,
+    ConjugateGradient,
+    CyclicSelection,
+    GradientInfNorm,
+    GradientSelection,
+    GreedyBlockCoordinateDescent,
+    KernelConjugateGradient,
+    MaxPasses,
+    PartialCholesky,
+    SequentialMinimalOptimization,
+    Solution,
+    TiledCholesky,
+    solve,
+)
+from tests.benchmark_data import standardised
+from tests.solvers.problems import Problem, smooth_problem
+
+SOLVERS: dict[str, Any] = {
+    "gbcd": GreedyBlockCoordinateDescent(block_size=40, precision="double"),
+    "bcdc": GreedyBlockCoordinateDescent(block_size=40, selection=CyclicSelection(), precision="double"),
+    "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection(), precision="double"),
+    "smo": SequentialMinimalOptimization(precision="double"),
+    "cg": ConjugateGradient(precision="double"),
+    "pcg": ConjugateGradient(PartialCholesky(rank=40), "double"),
+    "kcg": KernelConjugateGradient("double"),
+    "cholesky": Cholesky(),
+    "tiled-cholesky": TiledCholesky(tile_rows=64, precision="double"),
+}
+# Passes of all together against those of the target that needs most. Blocks are chosen for all targets at once, so
+# none has the block that it would choose for itself.
+LARGEST_RATIO = {"gbcd": 2.5, "bcdc": 1.2, "bcdg": 2.0}
+
+
+def solved(problem: Problem, executor: LocalExecutor, solver: Any, y: np.ndarray, tolerance: float) -> Solution:
+    stopping = GradientInfNorm(tolerance) | MaxPasses(20_000.0)
+    solution = solve(problem.blocked(executor), y, solver=solver, stopping=stopping)
+    assert solution.converged
+    return solution
+
+
+def compared(problem: Problem, executor: LocalExecutor, solver: Any, tolerance: float) -> tuple[float, float, float]:
+    """Largest relative difference of a target's alpha; passes together over the worst's, and over all singles'."""
+    together = solved(problem, executor, solver, problem.y, tolerance)
+    singles = [solved(problem, executor, solver, problem.y[:, t], tolerance) for t in range(problem.y.shape[1])]
+    difference = max(
+        float(np.linalg.norm(together.alpha[:, [t]] - single.alpha) / np.linalg.norm(single.alpha))
+        for t, single in enumerate(singles)
+    )
+    passes = [single.progress.column_passes for single in singles]
+    return difference, together.progress.column_passes / max(passes), together.progress.column_passes / sum(passes)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_seven_targets_cost_about_as_much_as_the_worst_of_them(executor: LocalExecutor, name: str) -> None:
+    problem = smooth_problem(300, 3, targets=7, noise_variance=0.1, gamma=1.0)
+    difference, over_worst, over_sum = compared(problem, executor, SOLVERS[name], 1e-8)
+    assert difference < 1e-6
+    if name == "smo":  # pairs are a target's own, and so are their columns
+        assert over_sum == pytest.approx(1.0, rel=0.1)
+    else:
+        assert over_worst <= LARGEST_RATIO.get(name, 1.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["gbcd", "bcdc", "cg", "pcg", "kcg", "tiled-cholesky"])
+def test_the_seven_torques_of_a_robot_arm(executor: LocalExecutor, name: str) -> None:
+    """SARCOS: 21 joint positions, velocities and accelerations, and seven torques."""
+    data = standardised("sarcos_test4449", 3559, "Y7")
+    problem = Problem(SquaredExponential(data.gamma), data.noise_variance, data.X, data.y)
+    solver = SOLVERS[name]
+    if name in ("gbcd", "bcdc"):
+        solver = replace(solver, block_size=500)
+    if name == "pcg":
+        solver = ConjugateGradient(PartialCholesky(), "double")
+    if name == "tiled-cholesky":
+        solver = TiledCholesky(precision="double")
+    difference, over_worst, over_sum = compared(problem, executor, solver, 1e-7 * problem.noise_variance)
+    print(f"\n{name}: alpha to {difference:.1e}; passes: {over_worst:.2f} of the worst's, {over_sum:.2f} of the sum's")
+    assert difference < 1e-6
+    assert over_worst <= LARGEST_RATIO.get(name, 1.1)
+    assert over_sum < 0.5
