@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.bench_options import (
+    block_option,
+    out_option,
+    problem_from,
+    problem_options,
+    repeats_option,
+    tolerance_option,
+)
+from dkgp.cli.bench_solvers import papers, solvers
 from dkgp.cli.options import (
-    block_size,
     byte_count,
     cluster_from,
     cluster_options,
     examples,
     output_options,
     overwrite_option,
-    seed_option,
 )
 from dkgp.cli.plan import whole_numbers
-from dkgp.cli.running import execute, print_parts
+from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.bench_problem import BenchProblem
     from dkgp.jobs.documents import Document
     from dkgp.jobs.progress import Reporter
 
 __all__ = ["bench"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-PROBLEM_NAMES = ("data", "n", "n_test", "target", "hyper", "subset", "seed")
 
 
 @click.group(
@@ -40,54 +41,11 @@ PROBLEM_NAMES = ("data", "n", "n_test", "target", "hyper", "subset", "seed")
         "dkgp bench overhead --samples 30000",
         "dkgp bench scaling --samples 100000 --workers 1,2",
         "dkgp bench papers --data benchmark-data --table 2 --figure kcg",
+        "dkgp bench solvers --data benchmark-data --problem kin40k --sizes 2000,10000",
     )
 )
 def bench() -> None:
     """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""
-
-
-def problem_options(test_samples: int = 5000) -> Callable[[F], F]:
-    """Return the options of the problem that a benchmark solves; `problem_from` takes their values."""
-    decorators: list[Callable[[Any], Any]] = [
-        click.option(
-            "--data",
-            default="friedman1",
-            show_default=True,
-            help="friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz.",
-        ),
-        click.option("--samples", "--n", "n", type=int, help="Training samples, drawn at random."),
-        click.option(
-            "--test-samples", "--n-test", "n_test", type=int, default=test_samples, show_default=True, help="At most."
-        ),
-        click.option("--target", default="y", show_default=True, help="Target of a file."),
-        click.option("--hyper", metavar="FILE", help="Hyperparameters.  [default: tuned first]"),
-        click.option("--subset", type=int, default=2000, show_default=True, help="Samples to tune on."),
-        seed_option,
-    ]
-
-    def decorate(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
-def problem_from(options: dict[str, Any]) -> BenchProblem:
-    """Take the problem out of a command's options."""
-    from dkgp.jobs.bench_problem import BenchProblem
-
-    return BenchProblem(**{name: options.pop(name) for name in PROBLEM_NAMES})
-
-
-block_option = click.option(
-    "--block-size", type=block_size, metavar="M|auto", default="auto", show_default=True, help="Variables in a round."
-)
-tolerance_option = click.option("--tol", "tolerance", type=float, default=1e-4, show_default=True, help="On max |g|.")
-repeats_option = click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds of turns; medians are reported."
-)
-out_option = click.option("--out", metavar="FILE", help="Write all figures as JSON; replaces an earlier record.")
 
 
 @bench.command(epilog=examples("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json"))
@@ -325,91 +283,5 @@ def variance(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
 
 
-@bench.command(
-    epilog=examples(
-        "dkgp bench papers --samples 2000",
-        "dkgp bench papers --data benchmark-data --table 2 --problem kin40k --problem california --out table2.json",
-        "dkgp bench papers --data benchmark-data --figure kcg --problem abalone --plots figures",
-        "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7",
-    )
-)
-@click.option(
-    "--data",
-    metavar="DIR",
-    help="Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
-)
-@click.option(
-    "--table",
-    "tables",
-    type=click.Choice(["1", "2", "3", "4"]),
-    multiple=True,
-    help="Of the GBCD paper; 3 and 4 as `dkgp bench variance --table` has them.  [default: 1 and 2]",
-)
-@click.option(
-    "--figure",
-    "figures",
-    type=click.Choice(["1", "2", "3", "4", "kcg"]),
-    multiple=True,
-    help="Of the GBCD paper, or Figure 1 of the kernel CG paper.  [default: all, unless a table is named]",
-)
-@click.option(
-    "--problem",
-    "problems",
-    multiple=True,
-    metavar="NAME",
-    help="friedman1 or a file of --data without .npz; NAME:TARGET for another target than y, such as a matrix.  "
-    "[default: those of the papers that are here]",
-)
-@click.option("--samples", "--n", "n", type=int, help="Training samples at most.  [default: 10000; 3133 for kcg]")
-@click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="At most.")
-@click.option("--subset", type=int, default=2000, show_default=True, help="Samples to tune on.")
-@click.option(
-    "--sizes",
-    type=whole_numbers,
-    default="1000,2000,4000,8000",
-    show_default=True,
-    metavar="N,N,...",
-    help="Samples of Friedman1 in Figure 4.",
-)
-@click.option(
-    "--block-size",
-    type=block_size,
-    metavar="M|auto",
-    default="500",
-    show_default=True,
-    help="Variables in a round of the paper's block methods; at most a quarter of the samples.",
-)
-@tolerance_option
-@click.option(
-    "--max-passes", type=float, help="Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]"
-)
-@click.option("--max-seconds", type=float, help="The same in seconds of each run.")
-@seed_option
-@click.option("--plots", metavar="DIR", help="Draw each figure into this folder.")
-@overwrite_option
-@out_option
-@output_options
-def papers(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
-    """The GBCD paper's comparison of solvers, and the kernel CG paper's, on data sets that you have.
-
-    All solvers run in this process, one after the other, with the same hyperparameters, threads and limits. Data sets
-    that are absent are named, and so is what stands in for them.
-    """
-
-    def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.bench_papers import BenchPapersJob, run_bench_papers
-        from dkgp.jobs.solver_options import SolverOptions
-
-        names = ("block_size", "tolerance", "max_passes", "max_seconds")
-        solver = SolverOptions(**{name: options.pop(name) for name in names}, seed=options["seed"])
-        return run_bench_papers(BenchPapersJob(solver=solver, **options), reporter)
-
-    def show(document: Document) -> None:
-        from dkgp.jobs.tables import table_of, tables
-
-        print_parts(tables(document))
-        for section in document["sections"]:
-            print_parts(tables({"command": "bench", **section}))
-        print_parts([table_of("What differs from the papers", list(document["cautions"].items()))])
-
-    execute("bench", job, as_json=as_json, quiet=quiet, debug=debug, show=show)
+bench.add_command(papers)
+bench.add_command(solvers)

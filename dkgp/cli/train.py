@@ -59,12 +59,15 @@ SOLVER_NAMES = (
 @click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
 @click.option(
     "--solver",
-    type=click.Choice(["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]),
+    type=click.Choice(
+        ["auto", "gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
+    ),
     default="gbcd",
     show_default=True,
-    help="gbcd: greedy block coordinate descent; bcdc, bcdg: the same with cyclic or gradient selection; smo: pairs; "
-    "cg: conjugate gradients; pcg: preconditioned by a partial Cholesky factor; kcg: kernel conjugate gradient; "
-    "paramcg: on the risk's parameters, its rival; cholesky: in memory; tiled-cholesky: on disk.",
+    help="auto: the one that a probe of the problem says is quickest; gbcd: greedy block coordinate descent; bcdc, "
+    "bcdg: the same with cyclic or gradient selection; smo: pairs; cg: conjugate gradients; pcg: preconditioned by a "
+    "partial Cholesky factor; kcg: kernel conjugate gradient; paramcg: on the risk's parameters, its rival; cholesky: "
+    "in memory; tiled-cholesky: on disk.",
 )
 @click.option(
     "--block-size",
@@ -105,6 +108,13 @@ SOLVER_NAMES = (
     type=float,
     metavar="SHARE",
     help="Converged, too, when the regularised risk is proven to be within this share of the least.",
+)
+@click.option(
+    "--tree-error",
+    type=float,
+    metavar="E",
+    help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of --tol "
+    "or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for it.",
 )
 @limit_options
 @click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")

@@ -244,7 +244,7 @@ class Workbench:
         p = right.shape[1]
         built = contender.build(data.n, data.inputs.shape[1], p, self.reporter)
         solver: Solver = built if watch is None else Recorded(built, watch)
-        self._warm_up(options)
+        self.warm_up(options)
         history: list[Progress] = []
         with self.reporter.solve(f"{data.name}: {label}", options.tolerance) as show:
 
@@ -331,7 +331,7 @@ class Workbench:
         difference = None if exact is None else float(np.max(np.abs(last - exact.mean)))
         return replace(run, curve=curve, rmse=self.rmse(last), mean_difference=difference)
 
-    def _warm_up(self, options: SolverOptions) -> None:
+    def warm_up(self, options: SolverOptions) -> None:
         """Load compiled code before a clock starts."""
         if options.solver in self._warm:
             return

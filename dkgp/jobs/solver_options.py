@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Literal, cast, get_args
 
+from dkgp.data import Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.jobs.progress import Reporter
+from dkgp.models import Hyperparameters
+from dkgp.models.solver_choice import choose_solver_for
 from dkgp.solvers import (
+    Choice,
     Cholesky,
     ConjugateGradient,
     CyclicSelection,
@@ -30,7 +34,7 @@ from dkgp.solvers import (
 
 __all__ = ["BLOCK_SOLVERS", "SOLVER_NAMES", "SolverName", "SolverOptions"]
 
-SolverName = Literal["gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
+SolverName = Literal["auto", "gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
 SOLVER_NAMES: tuple[str, ...] = get_args(SolverName)
 # Those that take blocks of variables: one engine, three selections.
 BLOCK_SOLVERS = ("gbcd", "bcdc", "bcdg")
@@ -56,9 +60,9 @@ class SolverOptions:
     Attributes
     ----------
     solver
-        "gbcd", or the same engine with the GBCD paper's other selections: "bcdc" cyclic, "bcdg" by gradient; "smo" in
-        pairs; conjugate gradients: "cg", "pcg" preconditioned, "kcg" in function space, "paramcg" on the risk; the
-        factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
+        "auto", which looks at the problem; "gbcd", or the same engine with the GBCD paper's other selections: "bcdc"
+        cyclic, "bcdg" by gradient; "smo" in pairs; conjugate gradients: "cg", "pcg" preconditioned, "kcg" in function
+        space, "paramcg" on the risk; the factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
     block_size, memory, precision, seed
         As for `GreedyBlockCoordinateDescent`; precision is of all solvers.
     candidates, exhaustive, prefitting
@@ -88,6 +92,42 @@ class SolverOptions:
     landmarks: Literal["pivoted", "uniform"] = "pivoted"
     duality_gap: float | None = None
 
+    def decided(
+        self,
+        dataset: Dataset,
+        found: Hyperparameters,
+        *,
+        pruned: bool = False,
+        memory_bytes: int | None = None,
+    ) -> tuple[SolverOptions, Choice | None]:
+        """Return the options with "auto" replaced by the solver it stands for, and why; as they are for any other.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        found : Hyperparameters
+        pruned : bool
+            Whether products are taken by a tree.
+        memory_bytes : int, optional
+            What the run may take.
+        """
+        if self.solver != "auto":
+            return self, None
+        self.check()
+        self.stopping()
+        choice = choose_solver_for(
+            dataset,
+            found.kernel,
+            found.noise_variance,
+            dataset.n_targets,
+            tolerance=self.tolerance,
+            double=self.precision == "double",
+            pruned=pruned,
+            memory_bytes=memory_bytes,
+            seed=self.seed,
+        )
+        return replace(self, solver=cast(SolverName, choice.solver), rank=choice.rank or "auto"), choice
+
     def build(self, n: int, d: int, p: int, reporter: Reporter, tiles: str | None = None) -> Solver:
         """Return the solver with all that it chooses by itself chosen; warns where the block size had to be reduced.
 
@@ -100,7 +140,9 @@ class SolverOptions:
         """
         if self.solver in BLOCK_SOLVERS:
             return self.build_block_solver(n, d, p, reporter)
-        self._check()
+        self.check()
+        if self.solver == "auto":
+            raise UsageError("the solver 'auto' needs the data to look at; name a solver here")
         chosen: Solver
         if self.solver == "smo":
             chosen = SequentialMinimalOptimization(precision=self.precision)
@@ -121,7 +163,7 @@ class SolverOptions:
         """As `build`, for those that need to know about blocks; `UsageError` for any other solver."""
         if self.solver not in BLOCK_SOLVERS:
             raise UsageError(f"this is for the solvers {', '.join(BLOCK_SOLVERS)}; got --solver {self.solver}")
-        self._check()
+        self.check()
         if self.block_size != "auto" and self.block_size > n:
             reporter.warn(f"the block size {self.block_size:,} exceeds the {n:,} samples; it is reduced to {n:,}")
         settings = GreedyBlockCoordinateDescent(
@@ -149,7 +191,8 @@ class SolverOptions:
             return GreedySelection(candidates=self.candidates, exhaustive=self.exhaustive, prefitting=self.prefitting)
         return CyclicSelection() if self.solver == "bcdc" else GradientSelection()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse settings that do not belong to the solver; `UsageError` or `InputError`."""
         if self.seed < 0:
             raise InputError(f"the seed must not be negative; got {self.seed}")
         defaults = {field.name: field.default for field in fields(self)}

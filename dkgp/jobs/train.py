@@ -24,12 +24,14 @@ from dkgp.jobs.progress import Reporter, SolveProgress, announce
 from dkgp.jobs.records import RecordLog
 from dkgp.jobs.signals import interruptible
 from dkgp.jobs.solver_options import SolverOptions
+from dkgp.jobs.tree_sums import add_tree_memory, check_tree_error, check_tree_kernel
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.solvers import Checkpointing, Solver
+from dkgp.solvers import Checkpointing, Choice, Solver
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -56,6 +58,8 @@ class TrainJob:
         What the processes on this machine may take; default: what is available.
     tiles
         Where the solver "tiled-cholesky" keeps its factor until it is done (default: `OUT.tiles`).
+    tree_error
+        Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
     plot, log_json
         Files for the convergence plot and the records of the rounds.
     overwrite
@@ -77,6 +81,7 @@ class TrainJob:
     log_json: str | None = None
     overwrite: bool = False
     tiles: str | None = None
+    tree_error: float | None = None
 
     @property
     def tiles_url(self) -> str | None:
@@ -118,15 +123,18 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
+        job, choice = _decided(job)
+        if choice is not None:
+            reporter.note(f"the solver is {choice.solver}: {choice.reason}")
         prepared = _prepare(job, reporter)
         with open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor:
             announce(executor, reporter)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
-        trained = replace(
-            trained, summary={**trained.summary, "solver": job.solver.solver, "peak_memory_bytes": memory.bytes}
-        )
+        chosen = {} if choice is None else {"auto": choice.to_json()}
+        measured = {"solver": job.solver.solver, **chosen, "peak_memory_bytes": memory.bytes}
+        trained = replace(trained, summary={**trained.summary, **measured})
     save(trained, job.out, prepared.dataset, by_reference=job.by_reference, overwrite=prepared.overwrite)
     history = [progress.to_json() for progress in trained.solution.history]
     checkpoints = prepared.checkpointing.store
@@ -144,12 +152,14 @@ def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
     """
     try:
         model, dataset = open_model(job.out), open_dataset(job.dataset)
+        job, _ = _decided(job)
         found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
         solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
         return None
-    identity = run_identity(dataset, found.kernel, found.noise_variance)
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
     held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    held |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
     if held != plain(identity) or model.summary.get("settings") != plain(solver.settings()):
         return None
     reporter.note(f"the model '{job.out}' was complete when an earlier run ended")
@@ -192,6 +202,18 @@ def _conclude(
     return document
 
 
+def _decided(job: TrainJob) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
+    if job.solver.solver != "auto":
+        return job, None
+    dataset = open_dataset(job.dataset)
+    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    solver, choice = job.solver.decided(
+        dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
+    )
+    return replace(job, solver=solver), choice
+
+
 def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     if job.tiles is not None and job.tiles_url is None:
         raise UsageError(f"--tiles belongs to the solver tiled-cholesky; got --solver {job.solver.solver}")
@@ -204,6 +226,9 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
     solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     job.solver.stopping()
+    check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
+    if job.tree_error is not None:
+        check_tree_kernel(found.kernel)
     initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
@@ -217,21 +242,26 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
+    width = feature_width(prepared.hyperparameters.kernel)
+    memory = solver_memory(solver, dataset.n_samples, width)
+    if job.tree_error is not None:
+        memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
 
     def plan(holds_inputs: bool) -> MemoryPlan:
         return plan_training(
             dataset.n_samples,
             dataset.n_features,
             dataset.n_targets,
-            **solver_memory(solver, dataset.n_samples, dataset.n_features),
+            **memory,
             resident_bytes=resident_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
             holds_inputs=holds_inputs,
             cache_bytes=job.cluster.cache_bytes,
+            width=width,
         )
 
-    needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features)
+    needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
     if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
         if holding.coordinator_bytes <= budget_bytes:
@@ -271,6 +301,7 @@ def _solve(
                 interrupted=interruption,
                 # What the plan found room for: all inputs at the coordinator, or none.
                 coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+                tree_error=job.tree_error,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
@@ -282,7 +313,7 @@ def _checkpointing(
     """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
     url = job.checkpoint_url
     store = CheckpointStore(url)
-    identity = run_identity(dataset, found.kernel, found.noise_variance)
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
     if is_local(url):
         check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
     checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
@@ -306,7 +337,10 @@ def _checkpointing(
 
 def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
     held: dict[str, Any] = found if isinstance(found, dict) else {}
-    for name, value in plain(expected).items():
+    wanted = plain(expected)
+    # Names that the checkpoint alone has count, too: an option that this run was not given.
+    for name in {**held, **wanted}:
+        value = wanted.get(name)
         if held.get(name) != value:
             what = "data set" if name == "fingerprint" else name.replace("_", " ")
             shown = "" if what == "data set" else f" (its {what}: {held.get(name)!r}; this run's: {value!r})"

@@ -6,9 +6,7 @@ for it first and kept in its cache; lost, it is built again. What travels is the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -20,12 +18,10 @@ from dkgp.kernels import Features
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.pivots import jitter
+from dkgp.operators.factor_products import PIECE_ROWS, factor_times, factor_transposed_times
+from dkgp.operators.pivots import jittered
 
 __all__ = ["LowRankFactor"]
-
-# Rows worked on at a time in float64: F itself is kept in float32.
-PIECE_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,13 @@ class _FactorBlock:
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    def pieces(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Its rows in float64, a piece at a time."""
+    def gram(self) -> FloatArray:
+        """F_b' F_b: (R, R) float64."""
+        total = np.zeros((self.values.shape[1],) * 2)
         for start in range(0, len(self.values), PIECE_ROWS):
-            rows = slice(start, start + PIECE_ROWS)
-            yield rows, self.values[rows].astype(np.float64)
+            piece = self.values[start : start + PIECE_ROWS].astype(np.float64)
+            total += piece.T @ piece
+        return total
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ class _FactorContext:
         def build() -> _Triangle:
             evaluator = self.context.evaluator("double")
             features = evaluator.prepare(self.landmark_inputs)
-            matrix = np.array(evaluator.tile(features, features))
-            matrix[np.diag_indices(features.n)] += jitter(features.n, float(matrix.diagonal().max()))
+            matrix = jittered(np.array(evaluator.tile(features, features)))
             return _Triangle(scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False), features)
 
         return worker_cache().get((self.context.run_id, self.label, "triangle"), build)
@@ -100,29 +97,17 @@ class _FactorContext:
 
 def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
     """F_b' F_b for each block: (R, R) float64."""
-    results = []
-    for block in blocks:
-        total: Any = 0.0
-        for _, piece in factor.block(block).pieces():
-            total = total + piece.T @ piece
-        results.append(total)
-    return results
+    return [factor.block(block).gram() for block in blocks]
 
 
 def project_task(factor: _FactorContext, vectors: dict[int, FloatArray], blocks: list[int]) -> list[FloatArray]:
     """F_b' V_b for each block: (R, t) float64."""
-    results = []
-    for block in blocks:
-        total: Any = 0.0
-        for rows, piece in factor.block(block).pieces():
-            total = total + piece.T @ vectors[block][rows]
-        results.append(total)
-    return results
+    return [factor_transposed_times(factor.block(block).values, vectors[block]) for block in blocks]
 
 
 def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) -> list[FloatArray]:
     """F_b Z for each block: (rows, t) float64."""
-    return [np.concatenate([piece @ weights for _, piece in factor.block(block).pieces()]) for block in blocks]
+    return [factor_times(factor.block(block).values, weights) for block in blocks]
 
 
 class LowRankFactor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dkgp.solvers.auto import Choice, choose_solver
 from dkgp.solvers.cholesky import Cholesky
 from dkgp.solvers.conjugate_gradient import ConjugateGradient
 from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
@@ -26,6 +27,7 @@ from dkgp.solvers.tiled_cholesky import TiledCholesky
 
 __all__ = [
     "Checkpointing",
+    "Choice",
     "Cholesky",
     "ConjugateGradient",
     "CyclicSelection",
@@ -50,5 +52,6 @@ __all__ = [
     "StopReason",
     "StoppingRule",
     "TiledCholesky",
+    "choose_solver",
     "solve",
 ]

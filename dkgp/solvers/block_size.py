@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["automatic_block_size", "projected_cost"]
+__all__ = ["automatic_block_size", "projected_cost", "projected_round"]
 
 CHOICES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
 # Column passes fall with the block size about as m**-0.5 when steps are conjugate to the last five.
@@ -28,13 +28,18 @@ def projected_cost(n: int, d: int, candidates: int, m: int) -> float:
     m : int
         Block size.
     """
-    entry_ns = 0.30 + 0.012 * d
+    rounds = (n / m) * m**-PASSES_EXPONENT
+    return float(rounds * projected_round(n, d, candidates, m))
+
+
+def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
+    """Projected core time of one round, in nanoseconds; `entry_share` is the price of an entry, over the usual one."""
+    entry_ns = (0.30 + 0.012 * d) * entry_share
     update = n * m * entry_ns
     selection = candidates * m * m / 2 * entry_ns
     dense = 0.008 * m**3 + 6e3 * m
     round_trip = 5e6
-    rounds = (n / m) * m**-PASSES_EXPONENT
-    return float(rounds * (update + selection + dense + round_trip))
+    return float(update + selection + dense + round_trip)
 
 
 def automatic_block_size(n: int, d: int, candidates: int) -> int:

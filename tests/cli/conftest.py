@@ -37,6 +37,12 @@ def one_blas_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def friedman(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A CSV file of so many samples; its target is called price."""
+    return lambda n: friedman_csv(tmp_path_factory.mktemp("friedman") / "data.csv", n, seed=0)
+
+
+@pytest.fixture(scope="session")
 def run() -> Command:
     return dkgp_command
 

@@ -63,6 +63,33 @@ def test_an_interrupted_solve_of_another_kind_resumes(
     assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
 
 
+def test_auto_says_what_it_picked_and_why(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    store, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
+    result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json")
+    found = document(result)
+    assert (found["solver"], found["auto"]["solver"]) == ("cholesky", "cholesky")
+    assert f"the solver is cholesky: {found['auto']['reason']}" in " ".join(result.stderr.split())
+    assert open_model(tmp_path / "m.zarr").summary["auto"] == found["auto"]
+
+
+def test_an_automatic_choice_is_made_again_on_resuming(
+    run: Command, document: Command, friedman: Callable[[int], Path], tmp_path: Path
+) -> None:
+    store, hyper = tmp_path / "train.zarr", tmp_path / "hyper.json"
+    document(run("ingest", friedman(3200), store, "--target", "price", "--json", "--quiet"))
+    document(run("tune", store, "--out", hyper, "--subset", 200, "--json", "--quiet"))
+    common = ("train", store, "--hyper", hyper, "--solver", "auto", "--json", "--quiet")
+    whole = document(run(*common, "--out", tmp_path / "whole.zarr"))
+    assert whole["solver"] == "pcg"
+    assert whole["settings"]["preconditioner"]["rank"] == whole["auto"]["rank"] < 1600
+    parts = tmp_path / "parts.zarr"
+    document(run(*common, "--out", parts, "--max-passes", 2), 4)
+    assert document(run(*common, "--out", parts, "--resume"))["resumed"] is True
+    assert open_model(parts).alpha.tobytes() == open_model(tmp_path / "whole.zarr").alpha.tobytes()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -78,6 +105,11 @@ def test_an_interrupted_solve_of_another_kind_resumes(
         ),
         (("--solver", "kcg", "--memory", 3), "--memory belongs to the solvers gbcd, bcdc, bcdg; got --solver kcg"),
         (("--solver", "pcg", "--landmarks", "best"), "'best' is not one of"),
+        (("--solver", "auto", "--rank", 50), "--rank belongs to the solver pcg; got --solver auto"),
+        (
+            ("--solver", "auto", "--block-size", 50),
+            "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver auto",
+        ),
     ],
 )
 def test_options_of_other_solvers_are_refused(

@@ -63,7 +63,7 @@ _PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
         "log_json": "write",
         "tiles": "write",
     },
-    "tune": {"dataset": "read", "out": "write"},
+    "tune": {"dataset": "read", "start": "read", "out": "write", "plot": "write"},
     "predict": {"model": "read", "dataset": "read", "out": "write"},
     "evaluate": {"prediction": "read", "dataset": "read", "plot": "write"},
 }
@@ -348,13 +348,18 @@ def _check_train(job: TrainJob) -> None:
     from dkgp.data.storage import is_local
     from dkgp.jobs.progress import SilentReporter
     from dkgp.jobs.solver_options import BLOCK_SOLVERS
+    from dkgp.jobs.tree_sums import check_tree_error
 
     with _naming("solver"):
         # What the other solvers refuse for want of memory depends on the data.
-        job.solver.build(MANY_SAMPLES if job.solver.solver in BLOCK_SOLVERS else 1, 1, 1, SilentReporter())
+        job.solver.check()
+        if job.solver.solver != "auto":
+            job.solver.build(MANY_SAMPLES if job.solver.solver in BLOCK_SOLVERS else 1, 1, 1, SilentReporter())
         if job.tiles is not None and job.tiles_url is None:
             raise UsageError(f"tiles belong to the solver tiled-cholesky; got {job.solver.solver}")
         job.solver.stopping()
+    with _naming("tree_error"):
+        check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)
     if job.checkpoint_seconds < 0.0:
         raise InputError(
             f"checkpoint_seconds: expected a number of seconds, zero or more; got {job.checkpoint_seconds}"
@@ -370,11 +375,17 @@ def _check_train(job: TrainJob) -> None:
 
 
 def _check_tune(job: TuneJob) -> None:
+    from dkgp.jobs.refine import check_refinement
     from dkgp.models.likelihood_search import SearchSettings
-    from dkgp.models.tuning import draw_subset
+    from dkgp.models.tuning_scores import check_folds
+    from dkgp.models.tuning_subsets import plan_subsets
 
     SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
-    draw_subset(2, job.subset, job.seed)
+    plan_subsets(MANY_SAMPLES, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
+    check_folds(job.folds, job.subset)
+    check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
+    job.named()
+    _check_plot(job.plot)
 
 
 def _check_predict(job: PredictJob) -> None:

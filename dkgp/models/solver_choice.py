@@ -1,0 +1,84 @@
+"""`auto` for a dataset: draws the subset that is probed, and says what was chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.kernels import Kernel, fold_white
+from dkgp.models.tuning import TunedDataset, draw_subset
+from dkgp.operators.base import FloatArray
+from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
+
+__all__ = ["choose_among", "choose_solver_for"]
+
+
+def choose_solver_for(
+    dataset: TunedDataset,
+    kernel: Kernel,
+    noise_variance: float,
+    p: int,
+    *,
+    tolerance: float = 1e-4,
+    double: bool = False,
+    pruned: bool = False,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+) -> Choice:
+    """Choose a solver for a dataset; see `dkgp.solvers.choose_solver`.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Of which at most `PROBE_SAMPLES` rows are read.
+    kernel : Kernel
+    noise_variance : float
+        s2.
+    p : int
+        Targets.
+    tolerance, double, seed
+        As for `choose_solver`.
+    pruned : bool
+        Products are taken by a tree.
+    memory_bytes : int, optional
+        What may be used at all; a factor may take a quarter of it, and a gibibyte at most.
+    """
+    if pruned:
+        return Choice(
+            "cg", None, "products by a tree cost next to nothing: the method that needs nothing but products", {}
+        )
+    n = dataset.n_samples
+    share = DEFAULT_MEMORY_BYTES if memory_bytes is None else min(DEFAULT_MEMORY_BYTES, memory_bytes // 4)
+    rows = _rows(n, seed)
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    return choose_solver(
+        kernel,
+        noise_variance,
+        dataset.input_rows(rows),
+        n,
+        p,
+        tolerance=tolerance,
+        double=double,
+        memory_bytes=max(1, share),
+        seed=seed,
+    )
+
+
+def choose_among(
+    inputs: FloatArray,
+    kernel: Kernel,
+    noise_variance: float,
+    p: int,
+    *,
+    tolerance: float = 1e-4,
+    double: bool = False,
+    seed: int = 0,
+) -> Choice:
+    """Choose a solver for samples in memory, `inputs` (n, d) standardised; see `choose_solver_for`."""
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    rows = inputs[_rows(len(inputs), seed)]
+    return choose_solver(kernel, noise_variance, rows, len(inputs), p, tolerance=tolerance, double=double, seed=seed)
+
+
+def _rows(n: int, seed: int) -> NDArray[np.int64]:
+    return draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64)
