@@ -1,26 +1,33 @@
 """Exact Gaussian process regression by greedy block coordinate descent, out of core, on Dask.
 
-The layers are importable as attributes (`dkgp.solvers.solve`, `dkgp.kernels.SquaredExponential`,
-`dkgp.data.open_dataset`) and are loaded on first use.
+`dkgp.GPRegressor` and the layers (`dkgp.solvers.solve`, `dkgp.kernels.SquaredExponential`, `dkgp.data.open_dataset`)
+are attributes that are loaded on first use.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from dkgp.estimators import GPRegressor
+
+__all__ = ["GPRegressor", "__version__"]
 
 __version__ = "0.1.0"
 
-_LAYERS = ("cluster", "data", "errors", "kernels", "models", "operators", "solvers")
+_LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "operators", "solvers")
+_ESTIMATORS = ("GPRegressor",)
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _LAYERS:
         return importlib.import_module(f"dkgp.{name}")
-    raise AttributeError(f"module 'dkgp' has no attribute {name!r}; its layers are {', '.join(_LAYERS)}")
+    if name in _ESTIMATORS:
+        return getattr(importlib.import_module("dkgp.estimators"), name)
+    known = ", ".join((*_ESTIMATORS, *_LAYERS))
+    raise AttributeError(f"module 'dkgp' has no attribute {name!r}; it has {known}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAYERS])
+    return sorted({*globals(), *_LAYERS, *_ESTIMATORS})

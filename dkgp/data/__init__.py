@@ -9,6 +9,8 @@ from dkgp.data.dataset import Dataset, open_dataset
 from dkgp.data.dataset_writer import DatasetWriter, dataset_from_arrays
 from dkgp.data.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from dkgp.data.ingest import IngestReport, ingest
+from dkgp.data.memory_dataset import append_rows, memory_dataset, standardised_inputs
+from dkgp.data.memory_model import find_model, memory_model
 from dkgp.data.model_store import ModelRecord, open_model, save_model
 from dkgp.data.prediction_store import Prediction, PredictionWriter, open_prediction
 from dkgp.data.standardisation import RunningMoments, Standardisation
@@ -31,12 +33,16 @@ __all__ = [
     "ProgressCallback",
     "RunningMoments",
     "Standardisation",
+    "append_rows",
     "dataset_from_arrays",
     "discard_factor",
     "ensure_writable",
     "exists",
+    "find_model",
     "friedman1",
     "ingest",
+    "memory_dataset",
+    "memory_model",
     "open_dataset",
     "open_factor",
     "open_model",
@@ -44,6 +50,7 @@ __all__ = [
     "rbf_mixture",
     "recognise",
     "save_model",
+    "standardised_inputs",
     "write_friedman1",
     "write_rbf_mixture",
 ]

@@ -1,6 +1,7 @@
 """Trained models in a Zarr store: what is needed to predict, and how it came about.
 
-A model carries its support inputs, so that it predicts without its training set, unless it is saved by reference.
+A model carries its support inputs, so that it predicts without its training set, unless it is saved by reference. Those
+that also carry targets and gradient can be trained further.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from dkgp.data._manifest import check_complete, commit, read_manifest
 from dkgp.data._types import FloatArray, IntArray, Json, Location
 from dkgp.data.claims import Claim
 from dkgp.data.dataset import Dataset, open_dataset
+from dkgp.data.memory_dataset import RowArray, assembled_dataset
 from dkgp.data.standardisation import Standardisation
 from dkgp.data.storage import normalise_url, remove_store
 from dkgp.data.writable import ensure_writable
 from dkgp.errors import InputError, NumericalError, StoreError
 
-__all__ = ["MODEL_KIND", "ModelRecord", "open_model", "save_model"]
+__all__ = ["MODEL_KIND", "ModelRecord", "open_model", "save_model", "software_versions"]
 
 MODEL_KIND = "model"
 
@@ -67,6 +69,9 @@ class ModelRecord:
     chunk_rows: int
     by_reference: bool
     _support: StoredArray | Dataset = field(repr=False)
+    # Standardised targets y and gradient Kbar alpha - y, where the model has them.
+    _targets: StoredArray | None = field(default=None, repr=False)
+    _gradient: StoredArray | None = field(default=None, repr=False)
 
     @property
     def n_samples(self) -> int:
@@ -98,6 +103,22 @@ class ModelRecord:
             return self._support.input_rows(indices)
         return self._support.rows(indices)
 
+    def training_state(self) -> tuple[Dataset, FloatArray] | None:
+        """The training set and the float64 gradient Kbar alpha - y (n, p): what training goes on from; None without.
+
+        Raises `StoreError` where a chunk is missing or damaged.
+        """
+        if self._targets is None or self._gradient is None:
+            return None
+        gradient = self._gradient.read(0, self.n_samples).reshape(self.n_samples, -1)
+        if isinstance(self._support, Dataset):
+            return self._support, gradient
+        inputs: RowArray = self._support
+        dataset = assembled_dataset(
+            inputs, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
+        )
+        return dataset, gradient
+
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
         starts = range(0, self.n_samples, self.chunk_rows)
@@ -114,6 +135,7 @@ def save_model(
     history: Sequence[Mapping[str, Any]] = (),
     certificate: Json | None = None,
     summary: Json | None = None,
+    gradient: FloatArray | None = None,
     by_reference: bool = False,
     overwrite: bool = False,
     chunk_rows: int | None = None,
@@ -134,6 +156,8 @@ def save_model(
         The training set.
     history, certificate, summary
         JSON: a record per round, what is proven about the solution, what `train --json` prints.
+    gradient
+        Kbar alpha - y, shape as `alpha`. With it the targets are kept, too, and the model can be trained further.
     by_reference
         Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
         that store is where it is now, unchanged.
@@ -163,6 +187,8 @@ def save_model(
     if not np.isfinite(coefficients).all():
         row = int(np.argmax(~np.isfinite(coefficients).all(axis=1)))
         raise NumericalError(f"alpha is not finite (row {row}); the model is not saved. Raise the noise variance.")
+    if gradient is not None and np.size(gradient) != coefficients.size:
+        raise InputError(f"The gradient has shape {np.shape(gradient)}; expected that of alpha, {coefficients.shape}.")
     address = normalise_url(url)
     ensure_writable(address, overwrite, MODEL_KIND)
     content: Json = {
@@ -175,7 +201,7 @@ def save_model(
         "history": [dict(record) for record in history],
         "certificate": certificate or {},
         "summary": summary or {},
-        "versions": _versions(),
+        "versions": software_versions(),
         "training_url": dataset.url,
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
@@ -183,20 +209,28 @@ def save_model(
     claim = Claim.take(address, MODEL_KIND, over=overwrite)
     try:
         remove_store(claim, keep_claim=True)
-        _write(address, content, coefficients, dataset, claim)
+        _write(address, content, coefficients, gradient, dataset, claim)
     except BaseException:
         remove_store(claim)
         raise
 
 
-def _write(url: str, content: Json, alpha: FloatArray, dataset: Dataset, claim: Claim) -> None:
+def _write(
+    url: str, content: Json, alpha: FloatArray, gradient: FloatArray | None, dataset: Dataset, claim: Claim
+) -> None:
     rows = int(content["chunk_rows"])
     n, p = alpha.shape
     shown = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
     create_group(url, MODEL_KIND, {name: content[name] for name in shown}, claim)
     shape, dimensions = ((n,), ("sample",)) if p == 1 else ((n, p), ("sample", "target"))
-    arrays = [create_array(url, "alpha", shape, default_chunk_rows(n, p), dimensions, claim=claim)]
-    arrays[0].write(0, alpha.reshape(shape))
+    vectors = {"alpha": alpha}
+    if gradient is not None:
+        targets = [dataset.targets(start, stop) for start, stop in dataset.row_chunks()]
+        vectors |= {"targets": np.concatenate(targets), "gradient": np.asarray(gradient, dtype=np.float64)}
+    arrays = []
+    for name, values in vectors.items():
+        arrays.append(create_array(url, name, shape, default_chunk_rows(n, p), dimensions, claim=claim))
+        arrays[-1].write(0, values.reshape(shape))
     if not content["by_reference"]:
         about = {"names": content["feature_names"], "scale": "standardised"}
         support = create_array(url, "inputs", (n, dataset.n_features), rows, ("sample", "feature"), about, claim=claim)
@@ -226,6 +260,10 @@ def open_model(url: Location) -> ModelRecord:
         else:
             support = StoredArray.from_manifest(address, "inputs", manifest)
         stored = StoredArray.from_manifest(address, "alpha", manifest)
+        further = [
+            StoredArray.from_manifest(address, name, manifest) if name in manifest["arrays"] else None
+            for name in ("targets", "gradient")
+        ]
         alpha = stored.read(0, stored.shape[0]).reshape(stored.shape[0], -1)
         return ModelRecord(
             url=address,
@@ -243,6 +281,8 @@ def open_model(url: Location) -> ModelRecord:
             chunk_rows=int(content["chunk_rows"]),
             by_reference=bool(content["by_reference"]),
             _support=support,
+            _targets=further[0],
+            _gradient=further[1],
         )
     except KeyError as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error
@@ -262,7 +302,8 @@ def _referenced(url: str, content: Json) -> Dataset:
     return dataset.with_standardisation(Standardisation.from_json(content["standardisation"]))
 
 
-def _versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
+    """Versions of what a model is made with."""
     versions = {"python": platform.python_version()}
     for package in ("dkgp", "numpy", "scipy", "numba", "zarr", "dask"):
         try:

@@ -147,11 +147,25 @@ class GreedyBlockCoordinateDescent:
             }
         return document
 
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> BlockState:
-        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start."""
+    def start(
+        self,
+        operator: KernelOperator,
+        rhs: FloatArray,
+        initial: FloatArray | None = None,
+        gradient: FloatArray | None = None,
+    ) -> BlockState:
+        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start.
+
+        The gradient of a warm start, (n, p), costs a pass over the kernel matrix where it is not given.
+        """
         n, p = rhs.shape
         alpha = np.zeros((n, p)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, p)
-        gradient = -rhs.copy() if initial is None else operator.matmat(alpha) - rhs
+        if initial is None:
+            gradient = -rhs.copy()
+        elif gradient is None:
+            gradient = operator.matmat(alpha) - rhs
+        else:
+            gradient = np.array(gradient, dtype=np.float64).reshape(n, p)
         state = BlockState(alpha=alpha, gradient=gradient, rhs=rhs, exact=True)
         self._complete(operator, state)
         return state
@@ -207,6 +221,7 @@ class GreedyBlockCoordinateDescent:
             coming = self.selection.announced(operator, state.block_size, self.seed, state.iteration + ahead)
             if coming is not None:
                 operator.announce(coming)
+        evaluated = operator.columns_to_evaluate(indices, state.precision)
         pending = operator.submit_columns(indices, delta, state.precision)
         moved = advance_solution(
             state.alpha,
@@ -221,7 +236,7 @@ class GreedyBlockCoordinateDescent:
         state.note_step(moved)
         clock.lap("vectors")
         state.iteration += 1
-        state.columns += len(indices)
+        state.columns += evaluated
         view = _UnderWay(operator, state, step, pending)
         state.prepared = False
         if operator.overlaps:

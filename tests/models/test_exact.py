@@ -255,7 +255,7 @@ def test_no_targets_is_bad_input(
 
 
 def test_a_kernel_for_other_features_is_bad_input(world: World, executor: BlockExecutor) -> None:
-    with pytest.raises(InputError, match="3 length scales, the data 4 features"):
+    with pytest.raises(InputError, match="the kernel is of 3 features, the data have 4"):
         train(world.train, SquaredExponential((1.0, 1.0, 1.0)), NOISE, executor)
 
 

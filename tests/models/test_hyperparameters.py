@@ -12,6 +12,7 @@ import pytest
 from dkgp.errors import ExitCode, InputError, OutputExistsError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
+from dkgp.models.tuned_parameter import TunedParameter
 
 
 def by_hand(**changes: Any) -> dict[str, Any]:
@@ -38,6 +39,15 @@ TUNED = Hyperparameters(
     converged=False,
     subset_size=200,
     n_samples=1000,
+    subsets=4,
+    objective="loo",
+    leave_one_out_log_likelihood=-12.5,
+    log_prior=-1.25,
+    parameters=(
+        TunedParameter("gamma.width", 0.1, 0.25, 1e-8, 1e4, "width"),
+        TunedParameter("noise_variance", 0.0070123456789, 0.0070123456789, 1e-6, 4.0, fixed=True),
+    ),
+    scores={"folds": {"folds": 5, "predictions": 200, "rmse": 0.1, "nlpd": -0.5, "coverage_95": 0.94}},
     seed=3,
     feature_names=("width", "height"),
     warnings=("on its upper bound",),
@@ -100,6 +110,16 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
         (by_hand(evaluations="many"), '"evaluations" must be of type int'),
         (by_hand(feature_names=["only one"]), "has 3 features, but 1 feature names"),
         (by_hand(feature_names="abc"), '"feature_names" must be a list of strings'),
+        (by_hand(objective=3), '"objective" must be of type str'),
+        (by_hand(parameters={"gamma": 1.0}), '"parameters" must be a list'),
+        (by_hand(parameters=["gamma"]), "a tuned parameter must be a JSON object"),
+        (by_hand(parameters=[{"name": "gamma"}]), 'needs a finite number "value"; got None'),
+        (
+            by_hand(parameters=[{"name": 1, "value": 1, "start": 1, "lower": 1, "upper": 1}]),
+            'needs text in "name" and "feature"; got 1',
+        ),
+        (by_hand(scores=[1]), '"scores" must be an object of objects'),
+        (by_hand(scores={"folds": 1}), '"scores" must be an object of objects'),
     ],
 )
 def test_inadmissible_documents_are_refused(document: Any, message: str, tmp_path: Path) -> None:

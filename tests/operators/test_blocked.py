@@ -215,5 +215,5 @@ def test_two_operators_do_not_mix_their_blocks(executor: LocalExecutor, rng: np.
 
 
 def test_kernel_and_data_must_have_the_same_features(executor: LocalExecutor) -> None:
-    with pytest.raises(InputError, match="the kernel has 4 length scales, the data 2 features"):
+    with pytest.raises(InputError, match="the kernel is of 4 features, the data have 2"):
         blocked(np.zeros((10, 2)), executor)

@@ -49,6 +49,11 @@ class Problem:
         """Equation (3), summed over targets."""
         return float(np.sum(alpha * (0.5 * self.matrix @ alpha - self.y)))
 
+    def risk(self, alpha: np.ndarray) -> float:
+        """||y - K alpha||^2 / 2 + s2 alpha' K alpha / 2, summed over targets."""
+        function = self.matrix @ alpha - self.noise_variance * alpha
+        return float(0.5 * np.sum((self.y - function) ** 2) + 0.5 * self.noise_variance * np.sum(alpha * function))
+
     def dense(self) -> DenseKernelOperator:
         return DenseKernelOperator(self.kernel, self.noise_variance, self.X)
 

@@ -11,6 +11,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.operators.low_rank import LowRankFactor
 from dkgp.solvers import (
     ConjugateGradient,
+    DualityGap,
     GradientInfNorm,
     KernelConjugateGradient,
     MaxIterations,
@@ -166,3 +167,43 @@ class TestPartialCholesky:
     def test_an_operator_without_blocks_is_refused(self) -> None:
         with pytest.raises(UsageError, match="BlockedKernelOperator; got DenseKernelOperator"):
             solve(PROBLEM.dense(), PROBLEM.y, solver=ConjugateGradient(PartialCholesky(rank=5)))
+
+
+@pytest.mark.parametrize("precision", ["double", "mixed"])
+def test_parameter_cg_knows_how_near_the_risk_is(executor: LocalExecutor, precision: str) -> None:
+    """On a smooth kernel most of g lies where K sees nothing of it: the bound of Theorem 1 hardly comes down."""
+    problem = smooth_problem(300, 2, targets=2, noise_variance=0.1, gamma=0.2)
+    least = problem.risk(problem.solution)
+    solver, seen = ParameterConjugateGradient(precision), []
+    with problem.blocked(executor) as operator:
+        state = solver.start(operator, problem.y)
+        for _ in range(30):
+            before = problem.risk(state.alpha)
+            solver.advance(operator, state)
+            # The width is of the risk before the step, and the step lowers that.
+            assert before - least <= state.risk_width * (1 + 1e-5) + 1e-9
+            assert problem.risk(state.alpha) <= before + 1e-9
+            seen.append((state.risk_width, 0.5 * float(np.sum(state.gradient**2))))
+    assert seen[-1][0] < (1e-2 if precision == "double" else 1e-1) * seen[-1][1]
+    solution = solve(
+        problem.blocked(executor), problem.y, solver=solver, stopping=DualityGap(1e-3) | MaxIterations(300)
+    )
+    assert solution.reason.rule == "duality_gap"
+    assert problem.risk(solution.alpha) - least <= 1e-3 * (0.5 * float(np.sum(problem.y**2)) - least)
+
+
+def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
+    problem = smooth_problem(60, 2)
+    solver, operator = ParameterConjugateGradient("double"), problem.dense()
+    state = solver.start(operator, problem.y)
+    assert state.metadata()["risk_width"] is None
+    solver.advance(operator, state)
+    again = solver.restore(operator, problem.y, dict(state.arrays()), state.metadata())
+    assert again.risk_width == state.risk_width < np.inf
+    # Checkpoints of before there was such a bound.
+    old = {name: value for name, value in state.metadata().items() if name != "risk_width"}
+    assert solver.restore(operator, problem.y, dict(state.arrays()), old).risk_width == np.inf
+    # Evaluated in float32, it is not proven.
+    state.precision = "single"
+    state.renew_gradient(state.gradient, "double")
+    assert state.risk_width == np.inf

@@ -1,0 +1,181 @@
+"""xarray's labelled arrays in and out of plain (n, d) arrays: columns by name, samples with their coordinates.
+
+Nothing is computed here: what holds dask arrays gives dask arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.errors import InputError
+
+__all__ = ["LabelledTable", "is_labelled", "label", "labelled_inputs", "labelled_targets"]
+
+
+@dataclass(frozen=True)
+class LabelledTable:
+    """Columns of samples.
+
+    Attributes
+    ----------
+    values : (n, columns) numpy or dask array
+    names : tuple of str
+        Of the columns.
+    dimension : str
+        The samples' own.
+    coordinates : dict
+        Those along it, to be put on what is computed of the samples.
+    """
+
+    values: Any
+    names: tuple[str, ...]
+    dimension: str
+    coordinates: dict[str, Any]
+
+
+def is_labelled(table: object) -> bool:
+    """Whether this is an xarray DataArray or Dataset; xarray is not imported for the answer."""
+    xarray = sys.modules.get("xarray")
+    return xarray is not None and isinstance(table, xarray.DataArray | xarray.Dataset)
+
+
+def labelled_inputs(table: Any, names: Sequence[str] | None = None, *, without: Sequence[str] = ()) -> LabelledTable:
+    """Features of a Dataset of one-dimensional variables, or of a two-dimensional DataArray (sample, feature).
+
+    Parameters
+    ----------
+    table : xarray.Dataset or xarray.DataArray
+    names : sequence of str, optional
+        The features wanted, in order; all by default. A DataArray without names of its own is taken as it is.
+    without : sequence of str
+        Variables that are no features.
+
+    Raises
+    ------
+    InputError
+        Variables of other shapes, or a feature that is not there; lists what there is.
+    """
+    if hasattr(table, "data_vars"):
+        present = [str(name) for name in table.data_vars if str(name) not in without]
+        chosen = list(names) if names is not None else present
+        _require(chosen, present)
+        dimensions = {table[name].dims for name in chosen}
+        if len(dimensions) != 1 or len(next(iter(dimensions))) != 1:
+            shown = "; ".join(f"'{name}' {table[name].dims}" for name in chosen[:8])
+            raise InputError(
+                f"the features have the dimensions {shown}; expected one and the same for all, the samples'. Stack a "
+                "grid first, as in table.stack(sample=('lat', 'lon')), or leave out what is no feature"
+            )
+        (dimension,) = next(iter(dimensions))
+        columns = [table[name].data for name in chosen]
+        return LabelledTable(_side_by_side(columns), tuple(chosen), str(dimension), _coordinates(table, dimension))
+    if table.ndim != 2:
+        raise InputError(
+            f"got a DataArray with the dimensions {table.dims}; expected two, samples and features, or a Dataset "
+            "with a variable for each feature"
+        )
+    dimension, across = table.dims
+    own = [str(name) for name in table[across].values] if across in table.coords else None
+    if own is not None and names is not None and not set(names) & set(own) and all(name.isdigit() for name in own):
+        own = None  # numbers of columns, which say nothing
+    if own is not None and names is not None:
+        _require(list(names), own)
+        table = table.isel({across: [own.index(name) for name in names]})
+        own = list(names)
+    if own is None:
+        own = list(names) if names is not None else [f"x{column}" for column in range(table.shape[1])]
+    if table.shape[1] != len(own):
+        raise InputError(f"got {table.shape[1]} features along '{across}'; expected {len(own)}")
+    return LabelledTable(table.data, tuple(own), str(dimension), _coordinates(table, dimension))
+
+
+def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | None, bool]:
+    """Targets given as names of variables of the inputs' Dataset, as a DataArray or Dataset, or as plain values.
+
+    Returns
+    -------
+    values : (n,) or (n, p) numpy or dask array
+    names : tuple of p str, or None
+        None where the values bring none.
+    several : bool
+        Whether predictions have a dimension for targets.
+
+    Raises
+    ------
+    InputError
+        A name that is not there.
+    """
+    if isinstance(targets, str):
+        targets = table[_require([targets], _variables(table))[0]]
+    elif isinstance(targets, list | tuple) and targets and all(isinstance(name, str) for name in targets):
+        targets = table[_require(list(targets), _variables(table))]
+    if not is_labelled(targets):
+        return targets, None, np.ndim(targets) > 1
+    if hasattr(targets, "data_vars"):
+        found = labelled_inputs(targets)
+        return found.values, found.names, True
+    if targets.ndim == 1:
+        return targets.data, (str(targets.name),) if targets.name is not None else None, False
+    found = labelled_inputs(targets)
+    return found.values, found.names, True
+
+
+def label(
+    values: Any,
+    like: LabelledTable,
+    target_names: Sequence[str],
+    what: str,
+    *,
+    several: bool,
+    last_dimension: str | None = None,
+) -> Any:
+    """Values (n,) or (n, p) as a DataArray with the samples' coordinates, named after the target.
+
+    `last_dimension` is one that the values have beyond these.
+
+    `what` is "" for the target itself, else what of it the values are, as in "price_std".
+    """
+    import xarray
+
+    dimensions, coordinates = [like.dimension], dict(like.coordinates)
+    if several:
+        dimensions.append("target")
+        coordinates["target"] = list(target_names)
+    if last_dimension is not None:
+        dimensions.append(last_dimension)
+    stem = "target" if several else target_names[0]
+    return xarray.DataArray(values, dims=dimensions, coords=coordinates, name="_".join(filter(None, (stem, what))))
+
+
+def _coordinates(table: Any, dimension: Any) -> dict[str, Any]:
+    return {name: value for name, value in table.coords.items() if set(value.dims) <= {dimension}}
+
+
+def _variables(table: Any) -> list[str]:
+    if not hasattr(table, "data_vars"):
+        raise InputError("targets can be given by name only where the inputs are an xarray Dataset that holds them")
+    return [str(name) for name in table.data_vars]
+
+
+def _require(names: list[str], present: Sequence[str]) -> list[str]:
+    missing = [name for name in names if name not in present]
+    if missing:
+        shown = ", ".join(f"'{name}'" for name in present[:20])
+        raise InputError(f"there is no variable '{missing[0]}'; there are {shown}")
+    if not names:
+        raise InputError("there is no variable to be a feature")
+    return names
+
+
+def _side_by_side(columns: list[Any]) -> Any:
+    """Columns (n,) as one array (n, d); a dask array, in one piece across, where any of them is one."""
+    if any(hasattr(column, "dask") for column in columns):
+        import dask.array
+
+        return dask.array.stack(columns, axis=1).rechunk({1: -1})
+    return np.stack([np.asarray(column) for column in columns], axis=1)

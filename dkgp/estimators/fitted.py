@@ -1,0 +1,187 @@
+"""What an estimator holds once it is fitted: the model, what it takes to train on, and where workers can read it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import threading
+import uuid
+import weakref
+from typing import Any
+
+import dask.config
+import numpy as np
+
+from dkgp.data import Dataset, ModelRecord, find_model, memory_model, save_model
+from dkgp.data.memory_dataset import AssembledDataset, assembled_dataset
+from dkgp.models.exact import TrainedModel
+from dkgp.models.predictor import Predictor, PredictorSource
+from dkgp.models.variance import VarianceSettings
+from dkgp.operators.base import FloatArray
+
+__all__ = ["FittedModel", "Workspace"]
+
+
+class Workspace:
+    """Where an estimator puts stores of its own: a folder or URL that was given, or a temporary folder.
+
+    A temporary folder is made when it is first needed, below dask's `temporary-directory` where that is set, and goes
+    when nothing refers to this object any more. What is put in a place that was given stays there.
+    """
+
+    def __init__(self, store: str | None) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+
+    def url(self, name: str) -> str:
+        """Address for a new store."""
+        with self._lock:
+            if self._store is None:
+                folder = tempfile.mkdtemp(prefix="dkgp-", dir=dask.config.get("temporary-directory", None))
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                self._store = folder
+            return f"{self._store.rstrip('/')}/{name}-{uuid.uuid4().hex[:12]}.zarr"
+
+
+class FittedModel:
+    """A model with what belongs to it.
+
+    Parameters
+    ----------
+    record : ModelRecord
+    dataset : Dataset or None
+        The training set; None where the model came without it.
+    gradient : (n, p) float64 or None
+        Kbar alpha - y.
+    workspace : Workspace
+        Where the model goes when others have to read it.
+    """
+
+    def __init__(
+        self, record: ModelRecord, dataset: Dataset | None, gradient: FloatArray | None, workspace: Workspace
+    ) -> None:
+        self.record, self.dataset, self.gradient, self.workspace = record, dataset, gradient, workspace
+        self._new_version()
+
+    def _new_version(self) -> None:
+        self.version = f"fitted-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._url: str | None = None
+        self._predictors: dict[tuple[VarianceSettings | None, int], Predictor] = {}
+        weakref.finalize(self, Predictor.forget, self.version)
+
+    @classmethod
+    def of(cls, trained: TrainedModel, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedModel:
+        """Keep what was trained; `about` joins its summary."""
+        solution = trained.solution
+        record = memory_model(
+            dataset,
+            kernel=trained.kernel.to_json(),
+            noise_variance=trained.noise_variance,
+            alpha=solution.alpha,
+            history=[progress.to_json() for progress in solution.history],
+            certificate=trained.certificate.to_json(),
+            summary={**trained.summary, "estimator": about},
+        )
+        return cls(record, dataset, solution.gradient, workspace)
+
+    @classmethod
+    def load(cls, url: str, workspace: Workspace) -> FittedModel:
+        """Open a stored model."""
+        record = find_model(url)
+        dataset, gradient = record.training_state() or (None, None)
+        return cls(record, dataset, gradient, workspace)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the estimator that saved the model said of itself; empty for a model from elsewhere."""
+        said: dict[str, Any] = self.record.summary.get("estimator", {})
+        return said
+
+    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
+        """Write the model to a store; errors as of `save_model`."""
+        record = self.record
+        save_model(
+            url,
+            kernel=record.kernel,
+            noise_variance=record.noise_variance,
+            alpha=record.alpha,
+            dataset=self._support(),
+            history=record.history,
+            certificate=record.certificate,
+            summary=record.summary,
+            gradient=None if self.dataset is None else self.gradient,
+            by_reference=by_reference,
+            overwrite=overwrite,
+        )
+
+    def readable_url(self) -> str:
+        """Address that other processes can read; the model is stored the first time that one is needed."""
+        if not self.record.url.startswith("memory://dkgp-model-"):
+            return self.record.url
+        with self._lock:
+            if self._url is None:
+                url = self.workspace.url("model")
+                # A training set that is in a store already is referred to.
+                self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
+                self._url = url
+            return self._url
+
+    def predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
+        """Return the predictor of this process, made when first asked for."""
+        key = (variance, _rounded(n_test))
+        with self._lock:
+            if key not in self._predictors:
+                self._predictors[key] = Predictor(self.record, self.version, variance, n_test=key[1])
+            return self._predictors[key]
+
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
+        """Return what tasks of this process take their predictor from."""
+        return PredictorSource(self.record.url, self.version, variance, _rounded(n_test))
+
+    def _support(self) -> Dataset:
+        """The support inputs as a data set; targets that are not known are zeros, which nobody is shown."""
+        if self.dataset is not None:
+            return self.dataset
+        return assembled_dataset(*self._training_set(None))
+
+    def _training_set(self, targets: FloatArray | None) -> tuple[Any, ...]:
+        """Arguments of `assembled_dataset`."""
+        record = self.record
+        return (
+            np.concatenate([record.inputs(*chunk) for chunk in record.row_chunks()]),
+            np.zeros_like(record.alpha) if targets is None else targets,
+            record.standardisation,
+            record.feature_names,
+            record.target_names,
+            record.fingerprint,
+            None if self.dataset is None else self.dataset.raw_feature_names,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything in arrays: whoever unpickles this has neither this process's memory nor its temporary files."""
+        dataset, targets = self.dataset, None
+        if dataset is not None:
+            targets = np.concatenate([dataset.targets(*chunk) for chunk in dataset.row_chunks()])
+        return {
+            "about": {name: getattr(self.record, name) for name in _FIELDS},
+            "training_set": self._training_set(targets),
+            "has_targets": targets is not None,
+            "gradient": self.gradient,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        dataset = assembled_dataset(*state["training_set"])
+        self.record = memory_model(dataset, **state["about"])
+        self.dataset = dataset if state["has_targets"] else None
+        self.gradient, self.workspace = state["gradient"], Workspace(None)
+        self._new_version()
+
+
+_FIELDS = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
+
+
+def _rounded(n_test: int) -> int:
+    """The next power of four: variances are planned for about as many samples, and plans are to be met again."""
+    return int(4 ** math.ceil(math.log(max(n_test, 1), 4)))

@@ -1,0 +1,118 @@
+"""Predictions of dask arrays, as dask arrays: one task for each row chunk, which computes all that is asked for.
+
+The graph holds no model. A task holds the few hundred bytes from which its process makes a predictor, once, and keeps
+it (dask-ml's issue 842 tells what happens otherwise). In this process the model is found in memory; when a graph is
+pickled to go elsewhere, the model is stored first, and found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import ClusterError, InputError, StoreError
+from dkgp.estimators.fitted import FittedModel
+from dkgp.models.predictor import Predicted, PredictorSource
+
+__all__ = ["Quantities", "lazy_predictions"]
+
+# Name -> what it is of a prediction, (r, p).
+Quantities = Mapping[str, Callable[[Predicted], NDArray[np.float64]]]
+
+
+class _PredictBlock:
+    """Rows of inputs (r, d) -> all quantities side by side, (r, q p)."""
+
+    def __init__(self, source: PredictorSource, quantities: tuple[str, ...], fitted: FittedModel | None) -> None:
+        self._source, self._quantities = source, quantities
+        # Keeps the model in memory for as long as the graph may ask for it.
+        self._fitted = fitted
+
+    def __call__(self, block: Any) -> NDArray[np.float64]:
+        try:
+            predictor = self._source.predictor()
+        except StoreError as error:
+            raise ClusterError(
+                f"the model that a prediction belongs to cannot be read: {error} Keep the estimator until its "
+                "predictions are computed, and give it `store=`, a folder or URL that all workers can read"
+            ) from error
+        predicted = predictor(np.asarray(block, dtype=np.float64))
+        return np.concatenate([QUANTITIES[name](predicted) for name in self._quantities], axis=1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self._source
+        if self._fitted is not None:
+            source = replace(source, url=self._fitted.readable_url())
+        return _PredictBlock, (source, self._quantities, None)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        source = self._source
+        return ("dkgp-predict", source.version, str(source.variance), source.n_test, self._quantities)
+
+
+def _of(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    assert values is not None
+    return values
+
+
+QUANTITIES: Quantities = {
+    "mean": lambda predicted: predicted.mean,
+    "mean_error": lambda predicted: predicted.mean_error,
+    "std": lambda predicted: np.sqrt(_of(predicted.variance_upper)),
+    "variance": lambda predicted: _of(predicted.variance_upper),
+    "variance_lower": lambda predicted: _of(predicted.variance_lower),
+    "variance_upper": lambda predicted: _of(predicted.variance_upper),
+}
+
+
+def lazy_predictions(
+    fitted: FittedModel, source: PredictorSource, inputs: Any, quantities: tuple[str, ...]
+) -> dict[str, Any]:
+    """Predict at a dask array without computing anything.
+
+    Parameters
+    ----------
+    fitted : FittedModel
+    source : PredictorSource
+        Of that model.
+    inputs : (n, d) dask array
+        Its row chunks are kept; across it is put into one.
+    quantities : tuple of str
+        Keys of `QUANTITIES`.
+
+    Returns
+    -------
+    dict of str to (n, p) dask array
+        All of the same tasks: what is computed together is computed once.
+
+    Raises
+    ------
+    InputError
+        Not two-dimensional.
+    """
+    import dask.array
+
+    if inputs.ndim != 2:
+        raise InputError(f"inputs have shape {inputs.shape}; expected (n, d)")
+    if inputs.numblocks[1] > 1:
+        inputs = inputs.rechunk({1: -1})
+    p = fitted.record.n_targets
+    joint = dask.array.map_blocks(
+        _PredictBlock(source, quantities, fitted),
+        inputs,
+        chunks=(inputs.chunks[0], (len(quantities) * p,)),
+        dtype=np.float64,
+        meta=np.empty((0, 0)),
+        name="dkgp-predict-" + _token(source, inputs, quantities),
+    )
+    return {name: joint[:, number * p : (number + 1) * p] for number, name in enumerate(quantities)}
+
+
+def _token(source: PredictorSource, inputs: Any, quantities: tuple[str, ...]) -> str:
+    from dask.base import tokenize
+
+    return str(tokenize(source.version, str(source.variance), source.n_test, inputs.name, quantities))

@@ -1,0 +1,117 @@
+"""From predictions to what `predict` returns: arrays, dask arrays or DataArrays, alone or in a tuple."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dkgp.data.labelled import label
+from dkgp.errors import InputError
+from dkgp.estimators.fitted import FittedModel
+from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
+from dkgp.estimators.tables import Table, is_dask
+from dkgp.models.variance import VarianceSettings
+
+__all__ = ["PredictionBounds", "predictions"]
+
+UNKNOWN_SIZE_SAMPLES = 100_000
+
+
+class PredictionBounds(NamedTuple):
+    """What is proven about predictions, in the targets' units; each shaped as the mean.
+
+    Attributes
+    ----------
+    mean_error
+        By how much the mean can miss the exact Gaussian process's.
+    variance_lower, variance_upper
+        Ends of an interval that holds the exact variance.
+    """
+
+    mean_error: Any
+    variance_lower: Any
+    variance_upper: Any
+
+
+def predictions(
+    fitted: FittedModel,
+    table: Table,
+    asked: tuple[str, ...],
+    settings: VarianceSettings,
+    *,
+    several: bool,
+    client: Any = None,
+) -> Any:
+    """Predict, lazily where the inputs are.
+
+    Parameters
+    ----------
+    fitted : FittedModel
+    table : Table
+        Inputs.
+    asked : tuple of str
+        "mean", then any of "std", "variance" and "bounds".
+    settings : VarianceSettings
+    several : bool
+        Whether there is a dimension for targets.
+    client : distributed.Client, optional
+        Who computes what is not lazy.
+
+    Returns
+    -------
+    What was asked: the mean alone, or a tuple.
+    """
+    names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
+    with_variance = any(name not in ("mean", "mean_error") for name in names)
+    variance = settings if with_variance else None
+    known: dict[str, Any]
+    if is_dask(table.inputs) or client is not None:
+        known = _lazily(fitted, table.inputs, names, variance, client)
+    else:
+        inputs = np.asarray(table.inputs, dtype=np.float64)
+        _require_features(fitted, inputs)
+        predicted = fitted.predictor(variance, len(inputs))(inputs)
+        known = {name: QUANTITIES[name](predicted) for name in names}
+    if not several:
+        known = {name: values[:, 0] for name, values in known.items()}
+    if table.labels is not None:
+        targets = fitted.record.target_names
+        known = {
+            name: label(values, table.labels, targets, "" if name == "mean" else name, several=several)
+            for name, values in known.items()
+        }
+    found = [
+        PredictionBounds(*(known[name] for name in PredictionBounds._fields)) if what == "bounds" else known[what]
+        for what in asked
+    ]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _lazily(
+    fitted: FittedModel, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
+) -> dict[str, Any]:
+    """Dask arrays; arrays where the inputs are, computed by the client."""
+    if is_dask(inputs):
+        _require_features(fitted, inputs)
+        size = UNKNOWN_SIZE_SAMPLES if np.isnan(inputs.shape[0]) else int(inputs.shape[0])
+        return lazy_predictions(fitted, fitted.source(variance, size), inputs, names)
+    import dask.array
+    from dask.base import compute
+
+    inputs = np.asarray(inputs, dtype=np.float64)
+    _require_features(fitted, inputs)
+    rows = dask.array.from_array(inputs, chunks=(_chunk_rows(len(inputs)), -1))
+    lazy = lazy_predictions(fitted, fitted.source(variance, len(inputs)), rows, names)
+    return dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
+
+
+def _chunk_rows(n: int) -> int:
+    """Rows of a task: enough of them to keep workers busy, few enough to be worth a message."""
+    return int(np.clip(n // 64, 512, 8192))
+
+
+def _require_features(fitted: FittedModel, inputs: Any) -> None:
+    raw, kept = fitted.record.standardisation.n_raw_features, fitted.record.n_features
+    if inputs.ndim != 2 or inputs.shape[1] not in (raw, kept):
+        raise InputError(f"X has shape {inputs.shape}; expected (n, {raw}), the features of the training set")

@@ -1,0 +1,196 @@
+"""From an estimator's parameters to what the layers below take: hyperparameters, a solver, a stopping rule, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.given_client import open_client_executor
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
+from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.tuning_tasks import Objective
+from dkgp.solvers import (
+    Cholesky,
+    ConjugateGradient,
+    GradientInfNorm,
+    GreedyBlockCoordinateDescent,
+    MaxPasses,
+    PartialCholesky,
+    Solver,
+    StoppingRule,
+)
+
+__all__ = [
+    "about_fit",
+    "checked_solver",
+    "chosen_hyperparameters",
+    "executor_for",
+    "settings_of",
+    "solver_for",
+    "solver_for_update",
+    "stopping_of",
+]
+
+OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
+# Of kernels that are not tuned, where no noise is given: a tenth of the targets' standard deviation.
+UNTUNED_NOISE_VARIANCE = 0.01
+# Parameters that mean the same in another process.
+_SAVED = (
+    "noise_variance",
+    "optimizer",
+    "subset_size",
+    "n_restarts_optimizer",
+    "tol",
+    "max_passes",
+    "solver",
+    "variance_gap",
+)
+_JSON_TYPES = (bool, int, float, str, dict)
+
+
+def chosen_hyperparameters(
+    kernel: str | Kernel | Hyperparameters,
+    dataset: Dataset,
+    *,
+    noise_variance: float | None,
+    optimizer: str | None,
+    subset: int,
+    restarts: int,
+    seed: int,
+) -> Hyperparameters:
+    """Return what was given, or what tuning on a subset finds.
+
+    Raises
+    ------
+    InputError
+        Something else than is understood, or a kernel without a noise variance.
+    """
+    names = dataset.feature_names
+    if isinstance(kernel, Hyperparameters):
+        kernel.check_features(dataset.n_features, names if kernel.feature_names is not None else None)
+        return kernel if noise_variance is None else replace(kernel, noise_variance=noise_variance)
+    if isinstance(kernel, Kernel):
+        left, noise = fold_white(kernel, noise_variance or 0.0)
+        if noise <= 0.0:
+            raise InputError(
+                "a kernel that is given needs a noise variance: set noise_variance=, add white noise to it, as in "
+                "kernel + White(0.01), or give the kernel as text to have all of it tuned"
+            )
+        return Hyperparameters(left, noise)
+    if not isinstance(kernel, str):
+        raise InputError(
+            f"kernel= takes an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters; got "
+            f"{kernel!r}"
+        )
+    if optimizer is not None and optimizer not in OBJECTIVES:
+        raise InputError(f"optimizer= is one of {', '.join(map(repr, OBJECTIVES))} or None; got {optimizer!r}")
+    parsed = parse_kernel(kernel, dataset.n_features, names)
+    if optimizer is None or _is_constant(dataset):
+        left, noise = fold_white(parsed, noise_variance or 0.0)
+        return Hyperparameters(left, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
+    return tune_dataset(
+        dataset,
+        kernel=None if kernel.strip() == "rbf" else parsed,
+        subset=subset,
+        objective=OBJECTIVES[optimizer],
+        restarts=restarts,
+        seed=seed,
+        fixed=None if noise_variance is None else {"noise_variance": noise_variance},
+    )
+
+
+def _is_constant(dataset: Dataset) -> bool:
+    """Whether all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
+    first = dataset.targets(0, 1)
+    return all(bool((dataset.targets(*chunk) == first).all()) for chunk in dataset.row_chunks())
+
+
+def checked_solver(solver: object) -> Solver | Literal["gbcd", "auto"]:
+    """Return what was given; `InputError` where it is neither a solver nor one of the names."""
+    if solver == "gbcd" or solver == "auto":
+        return solver
+    if isinstance(solver, str) or not callable(getattr(solver, "advance", None)):
+        raise InputError(
+            f'solver= takes "gbcd", "auto" or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}'
+        )
+    chosen: Solver = solver  # type: ignore[assignment]  # a protocol, of which the telling part has been checked
+    return chosen
+
+
+def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int) -> Solver:
+    """Return the solver to train with; for "auto", what the sizes and a probe of the problem suggest."""
+    chosen = checked_solver(solver)
+    if not isinstance(chosen, str):
+        return chosen
+    if chosen == "auto":
+        choice = choose_solver_for(
+            dataset, found.kernel, found.noise_variance, dataset.n_targets, tolerance=tolerance, seed=seed
+        )
+        if choice.solver == "cholesky":
+            return Cholesky()
+        if choice.solver == "pcg":
+            return ConjugateGradient(PartialCholesky(choice.rank or "auto", seed=seed))
+    return GreedyBlockCoordinateDescent(seed=seed)
+
+
+def solver_for_update(solver: object) -> Solver | None:
+    """Return the solver to train on with: one that was given; None for greedy block descent, which goes on best."""
+    chosen = checked_solver(solver)
+    return None if isinstance(chosen, str) else chosen
+
+
+def stopping_of(tolerance: float, max_passes: float | None) -> StoppingRule:
+    """Return the stopping rule; `InputError` for a limit that is not positive."""
+    rule: StoppingRule = GradientInfNorm(tolerance)
+    return rule if max_passes is None else rule | MaxPasses(max_passes)
+
+
+@contextmanager
+def executor_for(client: Any, n_samples: int) -> Iterator[BlockExecutor]:
+    """Run rounds on the client, which stays open, or where they are best run without one."""
+    if client is not None:
+        with open_client_executor(client) as executor:
+            yield executor
+    else:
+        with open_executor(ClusterOptions(), n_samples) as executor:
+            yield executor
+
+
+def about_fit(estimator: Any, dataset: Dataset, found: Hyperparameters, *, several: bool) -> dict[str, Any]:
+    """Return what a fitted model says of its estimator, in JSON: enough to make the estimator again."""
+    return {
+        "several_targets": several,
+        "raw_feature_names": list(dataset.raw_feature_names),
+        "has_names": hasattr(estimator, "feature_names_in_"),
+        "hyperparameters": found.to_json(),
+        "settings": saved_settings(estimator.get_params(deep=False)),
+    }
+
+
+def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an estimator's parameters as JSON, without those that mean nothing elsewhere."""
+    saved: dict[str, Any] = {name: parameters[name] for name in _SAVED}
+    kernel, state = parameters["kernel"], parameters["random_state"]
+    if isinstance(kernel, Hyperparameters):
+        saved["kernel"] = {"hyperparameters": kernel.to_json()}
+    else:
+        saved["kernel"] = kernel.to_json() if isinstance(kernel, Kernel) else kernel
+    saved["random_state"] = state if isinstance(state, int) else None
+    return {name: value for name, value in saved.items() if value is None or isinstance(value, _JSON_TYPES)}
+
+
+def settings_of(saved: Mapping[str, Any], kernel: Kernel, noise_variance: float) -> dict[str, Any]:
+    """Return an estimator's parameters from `saved_settings`; of a model from elsewhere, its own hyperparameters."""
+    if not saved:
+        return {"kernel": kernel, "noise_variance": noise_variance}
+    given = dict(saved)
+    if isinstance(given["kernel"], Mapping):
+        inner = given["kernel"].get("hyperparameters")
+        given["kernel"] = kernel_from_json(given["kernel"]) if inner is None else Hyperparameters.from_json(inner)
+    return given

@@ -1,0 +1,121 @@
+"""What an estimator is handed, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.data import Dataset, open_dataset
+from dkgp.data.ingest_blocks import stored_inputs
+from dkgp.data.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
+from dkgp.errors import InputError
+
+__all__ = ["Table", "is_plain", "read_inputs", "read_samples"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Samples, in the form in which predictions are to come back.
+
+    Attributes
+    ----------
+    inputs : (n, d) numpy or dask array
+    names : tuple of d str or None
+        Of the features.
+    targets : (n,) or (n, p) numpy or dask array, or None
+    target_names : tuple of p str or None
+    several_targets : bool
+        Whether predictions have a dimension for targets.
+    labels : LabelledTable or None
+        Dimension and coordinates, where predictions are to be labelled.
+    dataset : Dataset or None
+        The store that they are in.
+    """
+
+    inputs: Any
+    names: tuple[str, ...] | None
+    targets: Any = None
+    target_names: tuple[str, ...] | None = None
+    several_targets: bool = False
+    labels: LabelledTable | None = None
+    dataset: Dataset | None = None
+
+
+def is_dask(values: object) -> bool:
+    """Whether this is a dask collection."""
+    return hasattr(values, "__dask_graph__") and hasattr(values, "dask")
+
+
+def is_plain(X: object) -> bool:
+    """Whether this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
+    return not (is_labelled(X) or is_dask(X) or isinstance(X, str | os.PathLike))
+
+
+def read_samples(X: Any, y: Any) -> Table:
+    """Inputs and targets that are not plain, to be trained on.
+
+    Raises
+    ------
+    InputError
+        Shapes that do not fit, or names that are not there.
+    """
+    if isinstance(X, str | os.PathLike):
+        if y is not None:
+            raise InputError("a dataset store brings its own targets; leave y out")
+        dataset = open_dataset(X)
+        if dataset.n_targets == 0:
+            raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+        several = dataset.n_targets > 1
+        return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
+    if is_labelled(X):
+        values, target_names, several = labelled_targets(y, X)
+        table = labelled_inputs(X, without=target_names or ())
+        inputs, names = table.values, table.names
+    else:
+        values, target_names, several = labelled_targets(y, X)
+        inputs, names = _as_array(X), None
+    if values is None:
+        raise InputError("there is no y; training needs targets")
+    values = _as_array(values) if is_dask(values) else np.asarray(values)
+    if values.ndim not in (1, 2):
+        raise InputError(f"y has shape {values.shape}; expected (n,) or (n, p)")
+    return Table(inputs, names, values, target_names, several)
+
+
+def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
+    """Inputs that are not plain, to predict at.
+
+    Parameters
+    ----------
+    X
+    names : sequence of str or None
+        The features wanted of what has names, in order; None for all.
+
+    Raises
+    ------
+    InputError
+        A feature that is not there, or another number of them.
+    """
+    if isinstance(X, str | os.PathLike):
+        dataset = open_dataset(X)
+        chosen = tuple(names) if names is not None else dataset.raw_feature_names
+        values = stored_inputs(dataset, chosen)
+        return Table(values, chosen, labels=LabelledTable(values, chosen, "sample", {}), dataset=dataset)
+    if is_labelled(X):
+        table = labelled_inputs(X, names)
+        return Table(table.values, table.names, labels=table)
+    return Table(_as_array(X), None)
+
+
+def _as_array(values: Any) -> Any:
+    if hasattr(values, "to_dask_array"):
+        raise InputError(
+            "got a dask DataFrame; give its values, as in frame.to_dask_array(lengths=True), or an xarray Dataset"
+        )
+    if not hasattr(values, "blocks"):
+        raise InputError(f"got {type(values).__name__}; of dask's collections an array is expected")
+    return values

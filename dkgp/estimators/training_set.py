@@ -1,0 +1,166 @@
+"""From what `fit` and `update` are given to a training set: in memory, or in a store."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster import ClusterOptions
+from dkgp.cluster.given_client import is_in_process
+from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
+from dkgp.data.ingest_blocks import ingest_blocks
+from dkgp.data.labelled import is_labelled, labelled_targets
+from dkgp.errors import InputError
+from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.scikit_learn import validate_data
+from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
+
+__all__ = ["new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
+
+
+def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
+    """Make a training set, and tell the estimator what scikit-learn wants known of it.
+
+    Parameters
+    ----------
+    estimator : GPRegressor
+        Gets `n_features_in_` and, where there are names, `feature_names_in_`.
+    X, y
+        As for `GPRegressor.fit`.
+    workspace : Workspace
+        Where a store goes, where there has to be one.
+
+    Returns
+    -------
+    dataset : Dataset
+    several : bool
+        Whether predictions have a dimension for targets.
+    """
+    if is_plain(X):
+        table = _plain_samples(estimator, X, y)
+    else:
+        table = read_samples(X, y)
+        width = len(table.names) if table.names is not None else table.inputs.shape[1]
+        _note_features(estimator, width, table.names)
+    if table.dataset is not None:
+        return table.dataset, table.several_targets
+    feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
+    target_names = table.target_names or _default_targets(table.targets)
+    names: dict[str, Any] = {"feature_names": feature_names, "target_names": target_names}
+    several = table.several_targets
+    if is_dask(table.inputs):
+        url = workspace.url("training-set")
+        return ingest_blocks(url, table.inputs, table.targets, scheduler=estimator.client, **names), several
+    targets = _computed(table.targets)
+    if reads_memory(estimator.client):
+        return memory_dataset(table.inputs, targets, **names), several
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
+        return dataset_from_arrays(workspace.url("training-set"), table.inputs, targets, **names), several
+
+
+def new_samples(estimator: Any, X: Any, y: Any, dataset: Dataset) -> tuple[Any, Any]:
+    """Raw inputs (m, d_raw) and targets to be appended to a training set, in memory.
+
+    Raises
+    ------
+    InputError
+        Other features, or another number of targets.
+    """
+    p = dataset.n_targets
+    if is_plain(X):
+        inputs, targets = validate_data(
+            estimator, X, _target_values(y), reset=False, multi_output=True, y_numeric=True, dtype=np.float64
+        )
+    else:
+        names = getattr(estimator, "feature_names_in_", None)
+        table = read_inputs(X, None if names is None else [str(name) for name in names])
+        if table.dataset is not None:
+            targets = np.concatenate(
+                [table.dataset.targets(*chunk, standardised=False) for chunk in table.dataset.row_chunks()]
+            )
+        else:
+            targets = np.asarray(_computed(labelled_targets(y, X)[0]))
+        inputs = np.asarray(_computed(table.inputs))
+        if inputs.shape[1] != estimator.n_features_in_:
+            raise InputError(f"X has {inputs.shape[1]} features; expected {estimator.n_features_in_}")
+    found = 1 if np.ndim(targets) == 1 else np.shape(targets)[1]
+    if found != p:
+        raise InputError(f"y has {found} targets; expected {p}, as the training set has")
+    return inputs, targets
+
+
+def plain_inputs(estimator: Any, X: Any) -> Any:
+    """Raw inputs to predict at, (r, d_raw), checked as scikit-learn has it."""
+    return validate_data(estimator, X, reset=False, dtype=np.float64)
+
+
+def true_targets(X: Any, y: Any) -> Any:
+    """Targets to compare predictions with, computed."""
+    if y is None or not is_plain(X):
+        table = read_samples(X, y)
+        dataset = table.dataset
+        if dataset is None:
+            return np.asarray(_computed(table.targets))
+        values = np.concatenate([dataset.targets(*chunk, standardised=False) for chunk in dataset.row_chunks()])
+        return values if table.several_targets else values[:, 0]
+    return _target_values(y)
+
+
+def reads_memory(client: Any) -> bool:
+    """Whether whoever is going to compute can read this process's memory."""
+    return is_in_process(client) if client is not None else ClusterOptions().address() is None
+
+
+def _plain_samples(estimator: Any, X: Any, y: Any) -> Table:
+    inputs, targets = validate_data(
+        estimator,
+        X,
+        _target_values(y),
+        multi_output=True,
+        y_numeric=True,
+        dtype=np.float64,
+        # A variance needs two.
+        ensure_min_samples=2,
+    )
+    names = getattr(estimator, "feature_names_in_", None)
+    return Table(
+        inputs,
+        None if names is None else tuple(str(name) for name in names),
+        targets,
+        _target_names(y, () if names is None else names),
+        targets.ndim > 1,
+    )
+
+
+def _target_values(y: Any) -> Any:
+    """Targets as scikit-learn can look at them."""
+    if is_labelled(y):
+        y = labelled_targets(y, None)[0]
+    return _computed(y)
+
+
+def _target_names(y: Any, features: Any) -> tuple[str, ...] | None:
+    """Names that a Series, a DataFrame or a DataArray brings, where they are texts and none is a feature's."""
+    columns = getattr(y, "columns", None)
+    found = list(columns) if columns is not None else [getattr(y, "name", None)]
+    usable = [name for name in found if isinstance(name, str) and name not in set(features)]
+    return tuple(usable) if len(usable) == len(found) and not is_dask(y) else None
+
+
+def _default_targets(targets: Any) -> tuple[str, ...]:
+    return ("y",) if targets.ndim == 1 else tuple(f"y{column}" for column in range(targets.shape[1]))
+
+
+def _computed(values: Any) -> Any:
+    return values.compute() if is_dask(values) else values
+
+
+def _note_features(estimator: Any, width: int, names: tuple[str, ...] | None) -> None:
+    estimator.n_features_in_ = width
+    if names is not None:
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
+    elif hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_

@@ -1,0 +1,114 @@
+"""New samples for a trained model: the solve goes on from where it was, with alpha = [alpha_old, 0].
+
+Nothing has to be computed again of what is known: the old samples' gradient stays what it was, and the new samples'
+takes their rows of K alone. What is left is a right-hand side that is small but concerns every old sample a little, and
+brings a solve back to columns that it has had before. So where they fit in memory they are kept: each is evaluated once
+(kin40k, n = 10,000 and 100 more: 1.0 passes, where the warm start alone took 7.7 and a fresh fit 11.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+
+from dkgp.cluster.executors import BlockExecutor
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.models.exact import TrainedModel, trained_model
+from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.operators.cached_columns import cached_columns_bytes
+from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Progress, Solver, StoppingRule, solve
+from dkgp.solvers.subproblem import matmat_in_parallel
+
+__all__ = ["update"]
+
+# Of the memory that is free.
+COLUMNS_SHARE = 1 / 3
+# A column that is kept costs next to nothing, and looking for the best one then is what takes the time: a few
+# candidates for each take more rounds than the default's 60, and half the time.
+CANDIDATES_OF_KEPT_COLUMNS = 20
+ROWS_AT_A_TIME = 8192
+
+
+def update(
+    dataset: Dataset,
+    kernel: Kernel,
+    noise_variance: float,
+    executor: BlockExecutor,
+    alpha: FloatArray,
+    gradient: FloatArray,
+    *,
+    solver: Solver | None = None,
+    stopping: StoppingRule | None = None,
+    callback: Callable[[Progress], None] | None = None,
+    columns_bytes: int | None = None,
+    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+) -> TrainedModel:
+    """Train on from a model of the first samples of a data set.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The samples of the model, under its standardisation, and after them the new ones.
+    kernel, noise_variance, executor, solver, stopping, callback, coordinator_input_bytes
+        As for `dkgp.models.exact.train`; kernel and noise are the model's.
+    alpha, gradient : (n_old, p) float64
+        The model's coefficients and Kbar alpha - y, evaluated in float64.
+    columns_bytes : int, optional
+        What kernel columns may take in this process; a third of the free memory by default. They are kept only where
+        all of them fit.
+
+    Returns
+    -------
+    TrainedModel
+        `summary` counts from here: what the old samples cost is not in it.
+
+    Raises
+    ------
+    InputError
+        As many coefficients as there are samples, or more: nothing is new.
+    """
+    old, n = len(alpha), dataset.n_samples
+    if alpha.shape != gradient.shape or not 0 < old < n:
+        raise InputError(
+            f"an update needs the first samples' coefficients and gradient, and samples after them; got coefficients "
+            f"{alpha.shape}, gradient {gradient.shape} and {n} samples"
+        )
+    budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
+
+    targets = np.concatenate([dataset.targets(start, stop) for start, stop in dataset.row_chunks()])
+    with BlockedKernelOperator(
+        kernel, noise_variance, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
+    ) as blocked:
+        operator: KernelOperator = blocked
+        if cached_columns_bytes(n) <= budget and blocked.holds_inputs:
+            operator = CachedColumnsOperator(blocked)
+            if solver is None:
+                solver = GreedyBlockCoordinateDescent(selection=GreedySelection(CANDIDATES_OF_KEPT_COLUMNS))
+        solution = solve(
+            operator,
+            targets,
+            solver=solver,
+            stopping=stopping,
+            initial=np.concatenate([alpha, np.zeros((n - old, alpha.shape[1]))]),
+            initial_gradient=_extended(gradient, operator, alpha, targets),
+            callback=callback,
+        )
+        return trained_model(dataset, operator, solution)
+
+
+def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:
+    """The gradient at [alpha_old, 0]: as it was for old samples, k(x, X_old) alpha_old - y for new ones."""
+    old, n = len(alpha), operator.n
+    new = operator.features(np.arange(old, n, dtype=np.intp), "double")
+    product = np.zeros((n - old, alpha.shape[1]))
+    for start in range(0, old, ROWS_AT_A_TIME):
+        part = np.arange(start, min(start + ROWS_AT_A_TIME, old), dtype=np.intp)
+        product += matmat_in_parallel(operator.double, new, operator.features(part, "double"), alpha[part])
+    operator.kernel_evaluations += (n - old) * old
+    return np.concatenate([gradient, product - targets[old:]])

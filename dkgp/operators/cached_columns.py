@@ -1,0 +1,144 @@
+"""Kbar with its columns kept: each kernel column is evaluated once, by the round that needs it first.
+
+Where all of K fits in memory in float32 (4 n^2 bytes), a solve that comes back to the same columns again and again pays
+for one pass over the kernel matrix at most; every later product with a column reads it, which takes about as long as
+evaluating a cheap kernel does, and no worker. Solves that start near their end, such as the one after new samples, are
+made of such products.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features
+from dkgp.kernels.code_cache import cached_njit
+from dkgp.kernels.compiled import FAST_MATH, FLUSH_COLUMNS, prefer_full_vectors
+from dkgp.kernels.tiles import Precision
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
+
+__all__ = ["CachedColumnsOperator", "cached_columns_bytes"]
+
+PIECE_ROWS = 2048
+
+
+def cached_columns_bytes(n: int) -> int:
+    """Bytes that the columns of n samples take when all of them have been asked for."""
+    return 4 * n * n
+
+
+class CachedColumnsOperator(KernelOperator):
+    """Another operator with its float32 columns kept in this process; what is asked in float64 goes to the other one.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        Of the same samples. It is not closed by this one, and counts the kernel evaluations of both.
+
+    Notes
+    -----
+    Memory grows by 4 n bytes with each column that is asked for, to `cached_columns_bytes`.
+    """
+
+    def __init__(self, operator: KernelOperator) -> None:
+        # Not by the base class: its evaluators and its count are the other operator's.
+        self._operator = operator
+        self.kernel, self.noise_variance, self.n = operator.kernel, operator.noise_variance, operator.n
+        self.single, self.double = operator.single, operator.double
+        # Room for all of them, which takes memory only as it is written to.
+        self._columns = np.empty((self.n, self.n), np.float32)
+        self._slots = np.full(self.n, -1, dtype=np.intp)
+        self._used = 0
+
+    @property
+    def kernel_evaluations(self) -> int:
+        """Kernel entries evaluated so far."""
+        return self._operator.kernel_evaluations
+
+    @kernel_evaluations.setter
+    def kernel_evaluations(self, value: int) -> None:
+        self._operator.kernel_evaluations = value
+
+    def diagonal(self) -> FloatArray:
+        """Kbar's diagonal: (n,)."""
+        return self._operator.diagonal()
+
+    def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
+        """Prepared features of the samples `indices`."""
+        return self._operator.features(indices, precision)
+
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V, by the other operator."""
+        return self._operator.matmat(V, precision)
+
+    def columns_to_evaluate(self, indices: IndexArray, precision: Precision = "single") -> int:
+        """How many of these columns are not kept yet; in float64 none is."""
+        return len(indices) if precision == "double" else int(np.count_nonzero(self._slots[indices] < 0))
+
+    def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
+        """Kbar[:, B] @ delta, summed as the tile loops sum."""
+        if precision == "double":
+            return self._operator.submit_columns(indices, delta, precision)
+        check_columns(self.n, indices, delta)
+        self._evaluate(indices[self._slots[indices] < 0])
+        slots, weights = self._slots[indices], np.ascontiguousarray(delta.T, dtype=np.float32)
+        result = np.zeros((delta.shape[1], self.n))
+
+        def multiply(piece: int) -> None:
+            first, last = piece * PIECE_ROWS, min((piece + 1) * PIECE_ROWS, self.n)
+            _add_products(self._columns, slots, weights, result, first, last)
+
+        in_parallel(multiply, -(-self.n // PIECE_ROWS))
+        product = np.ascontiguousarray(result.T)
+        product[indices] += self.noise_variance * delta
+        return ReadyColumns(product)
+
+    def _evaluate(self, missing: IndexArray) -> None:
+        if not len(missing):
+            return
+        everyone = self.features(np.arange(self.n, dtype=np.intp))
+        columns = self.features(missing)
+        places = slice(self._used, self._used + len(missing))
+
+        def fill(piece: int) -> None:
+            first, last = piece * PIECE_ROWS, min((piece + 1) * PIECE_ROWS, self.n)
+            self._columns[places, first:last] = self.single.tile(everyone.slice(first, last), columns).T
+
+        in_parallel(fill, -(-self.n // PIECE_ROWS))
+        self.kernel_evaluations += len(missing) * self.n
+        self._slots[missing] = np.arange(places.start, places.stop)
+        self._used = places.stop
+
+
+@cached_njit(fastmath=FAST_MATH, nogil=True)
+def _add_products(columns, slots, weights, result, first, last):  # type: ignore[no-untyped-def]
+    """`result[t, i] += sum_j columns[slots[j], i] weights[t, j]` for first <= i < last.
+
+    In float32 over `FLUSH_COLUMNS` columns at a time, by four, then in float64.
+    """
+    prefer_full_vectors()
+    count = slots.shape[0]
+    total = np.empty(last - first, np.float32)
+    for t in range(weights.shape[0]):
+        for start in range(0, count, FLUSH_COLUMNS):
+            stop = min(start + FLUSH_COLUMNS, count)
+            total[:] = np.float32(0.0)
+            j = start
+            while j + 4 <= stop:
+                s0, s1, s2, s3 = slots[j], slots[j + 1], slots[j + 2], slots[j + 3]
+                w0, w1, w2, w3 = weights[t, j], weights[t, j + 1], weights[t, j + 2], weights[t, j + 3]
+                for i in range(last - first):
+                    total[i] = (
+                        total[i]
+                        + columns[s0, first + i] * w0
+                        + columns[s1, first + i] * w1
+                        + columns[s2, first + i] * w2
+                        + columns[s3, first + i] * w3
+                    )
+                j += 4
+            while j < stop:
+                s0, w0 = slots[j], weights[t, j]
+                for i in range(last - first):
+                    total[i] = total[i] + columns[s0, first + i] * w0
+                j += 1
+            for i in range(last - first):
+                result[t, first + i] += total[i]

@@ -1,0 +1,218 @@
+"""Dask arrays and xarray in, the same out: lazily, no model in the graph, one task a chunk for all that is asked."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+from dask.base import collections_to_expr
+
+from dkgp import GPRegressor
+from dkgp.data import dataset_from_arrays
+from dkgp.errors import ClusterError, InputError
+from dkgp.estimators import lazy
+from tests.estimators.conftest import KERNEL, NOISE, Problem
+
+NAMES = ["east", "unused", "north", "depth"]
+
+
+def table_of(X: np.ndarray, y: np.ndarray | None = None) -> xr.Dataset:
+    variables = {name: ("time", X[:, column]) for column, name in enumerate(NAMES)}
+    coordinates = {"time": np.arange(len(X)) * 10, "site": ("time", np.arange(len(X)) % 3)}
+    table = xr.Dataset(variables, coords=coordinates)
+    return table if y is None else table.assign(load=("time", y))
+
+
+@pytest.fixture(scope="module")
+def labelled(problem: Problem) -> GPRegressor:
+    return GPRegressor(KERNEL, noise_variance=NOISE).fit(table_of(problem.X, problem.y), "load")
+
+
+def graph_of(*collections: Any) -> dict[Any, Any]:
+    return dict(collections_to_expr(collections).optimize().__dask_graph__())
+
+
+def test_dask_out_is_what_arrays_give(problem: Problem, fitted: GPRegressor) -> None:
+    X = da.from_array(problem.X_new, chunks=((20, 25, 15), 2))
+    found = fitted.predict(X, return_std=True, return_bounds=True)
+    assert all(isinstance(part, da.Array) for part in (found[0], found[1], *found[2]))
+    assert all(part.chunks == ((20, 25, 15),) for part in (found[0], found[1], *found[2]))
+    mean, std, bounds = dask.compute(*found)
+    known = fitted.predict(problem.X_new, return_std=True, return_bounds=True)
+    np.testing.assert_array_equal(mean, known[0])
+    np.testing.assert_allclose(std, known[1], rtol=0.01)
+    assert np.all(bounds.variance_lower <= known[2].variance_upper)
+    assert np.all(bounds.variance_upper >= known[2].variance_lower)
+
+
+def test_chunks_of_unknown_size_and_several_targets(problem: Problem) -> None:
+    Y = np.column_stack([problem.y, problem.X[:, 2]])
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, Y)
+    X = da.from_array(problem.X_new, chunks=(20, 4))
+    chosen = X[da.from_array(problem.X_new[:, 0] > 100.0, chunks=20)]
+    mean, std = dask.compute(*model.predict(chosen, return_std=True))
+    known, _ = model.predict(problem.X_new[problem.X_new[:, 0] > 100.0], return_std=True)
+    np.testing.assert_array_equal(mean, known)
+    assert std.shape == known.shape
+
+
+def test_mean_and_variance_come_from_one_task_a_chunk(
+    problem: Problem, fitted: GPRegressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    compute = lazy._PredictBlock.__call__
+
+    def counted(self: Any, block: Any) -> Any:
+        calls.append(len(block))
+        return compute(self, block)
+
+    monkeypatch.setattr(lazy._PredictBlock, "__call__", counted)
+    dask.compute(*fitted.predict(da.from_array(problem.X_new, chunks=(20, 4)), return_std=True, return_var=True))
+    assert sorted(calls) == [20, 20, 20]
+
+
+def test_no_model_is_in_the_graph(problem: Problem, fitted: GPRegressor) -> None:
+    X = da.zeros((200_000, 4), chunks=(2_000, 4))
+    started = time.perf_counter()
+    mean, std = fitted.predict(X, return_std=True)
+    assert time.perf_counter() - started < 1.0
+    # A hundred tasks; the training set alone has 9,600 bytes.
+    assert len(pickle.dumps(graph_of(mean))) < 100 * 1_500
+    again, _ = fitted.predict(X, return_std=True)
+    assert again.name == mean.name
+    assert fitted.predict(X).name != mean.name
+    del std
+
+
+def test_graph_keeps_the_model_until_it_is_computed(problem: Problem) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+    known = model.predict(problem.X_new)
+    mean = model.predict(da.from_array(problem.X_new, chunks=(30, 4)))
+    del model
+    gc.collect()
+    np.testing.assert_array_equal(mean.compute(), known)
+
+
+def test_pickled_graph_computes_elsewhere_while_the_estimator_lives(problem: Problem) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+    sent = pickle.dumps(model.predict(da.from_array(problem.X_new, chunks=(30, 4)), return_var=True)[0])
+    code = "import pickle, sys; pickle.dump(pickle.load(sys.stdin.buffer).compute(), sys.stdout.buffer)"
+    answer = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
+    np.testing.assert_array_equal(pickle.loads(answer), model.predict(problem.X_new))
+    del model
+    gc.collect()
+    with pytest.raises(ClusterError, match="store="):
+        pickle.loads(sent).compute()
+
+
+def test_labels_are_kept_and_features_matched_by_name(
+    problem: Problem, fitted: GPRegressor, labelled: GPRegressor
+) -> None:
+    known = fitted.predict(problem.X_new)
+    assert labelled.feature_names_in_.tolist() == NAMES
+    table = table_of(problem.X_new)
+    shuffled = table[["depth", "north", "east"]].assign(other=("time", problem.y_new))
+    mean, std = labelled.predict(shuffled, return_std=True)
+    assert (mean.name, std.name, mean.dims) == ("load", "load_std", ("time",))
+    np.testing.assert_array_equal(mean.values, known)
+    xr.testing.assert_identical(mean.coords.to_dataset(), table.coords.to_dataset())
+    chunked = labelled.predict(table.chunk(time=25))
+    assert isinstance(chunked.data, da.Array)
+    assert chunked.data.chunks == ((25, 25, 10),)
+    np.testing.assert_array_equal(chunked.values, known)
+    matrix = table[NAMES[::-1]].to_dataarray("feature").transpose("time", "feature")
+    np.testing.assert_array_equal(labelled.predict(matrix).values, known)
+    assert labelled.score(table_of(problem.X_new, problem.y_new), "load") == pytest.approx(
+        fitted.score(problem.X_new, problem.y_new), rel=1e-9
+    )
+
+
+def test_labelled_targets(problem: Problem) -> None:
+    table = table_of(problem.X, problem.y).assign(twice=("time", 2.0 * problem.y))
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(table, ["load", "twice"])
+    mean = model.predict(table)
+    assert (mean.dims, mean.target.values.tolist()) == (("time", "target"), ["load", "twice"])
+    np.testing.assert_allclose(mean.sel(target="twice"), 2.0 * mean.sel(target="load"), rtol=1e-6)
+    draws = model.sample_y(table.isel(time=slice(5)), n_samples=3)
+    assert draws.dims == ("time", "target", "draw")
+
+
+def test_what_has_no_place_is_refused(problem: Problem, labelled: GPRegressor) -> None:
+    table = table_of(problem.X_new)
+    with pytest.raises(InputError, match="no variable 'north'"):
+        labelled.predict(table.drop_vars("north"))
+    grid = xr.Dataset({name: (("lat", "lon"), np.ones((2, 3))) for name in NAMES})
+    with pytest.raises(InputError, match="Stack a grid first"):
+        labelled.predict(grid)
+    with pytest.raises(InputError, match="expected"):
+        labelled.predict(da.zeros((10, 2), chunks=5))
+    with pytest.raises(InputError, match="no y"):
+        GPRegressor().fit(da.zeros((10, 2), chunks=5))
+    with pytest.raises(InputError, match="no variable 'price'"):
+        GPRegressor().fit(table, "price")
+
+
+def test_training_on_lazy_data_is_training_on_arrays(problem: Problem, fitted: GPRegressor, tmp_path: Path) -> None:
+    known = fitted.predict(problem.X_new)
+    X, y = da.from_array(problem.X, chunks=(90, 3)), da.from_array(problem.y, chunks=70)
+    model = GPRegressor(KERNEL, noise_variance=NOISE, store=str(tmp_path / "mine")).fit(X, y)
+    np.testing.assert_allclose(model.predict(problem.X_new), known, atol=1e-6)
+    (store,) = (tmp_path / "mine").iterdir()
+    again = GPRegressor(KERNEL, noise_variance=NOISE).fit(store)
+    np.testing.assert_array_equal(again.predict(problem.X_new), model.predict(problem.X_new))
+    labelled = GPRegressor(KERNEL, noise_variance=NOISE).fit(table_of(problem.X, problem.y).chunk(time=100), "load")
+    np.testing.assert_allclose(labelled.predict(problem.X_new), known, atol=1e-6)
+    new = tmp_path / "new.zarr"
+    dataset_from_arrays(new, problem.X_new[:, [3, 0, 2]], None, feature_names=["x3", "x0", "x2"], chunk_rows=25)
+    mean, std = again.predict(new, return_std=True)
+    assert isinstance(mean.data, da.Array)
+    assert (mean.name, std.name, mean.dims) == ("y", "y_std", ("sample",))
+    np.testing.assert_array_equal(mean.values, again.predict(problem.X_new))
+    with pytest.raises(InputError, match="brings its own targets"):
+        GPRegressor().fit(store, problem.y)
+    wrong = da.from_array(problem.y[:-5], chunks=70)
+    with pytest.raises(InputError, match="as many samples"):
+        GPRegressor(KERNEL, noise_variance=NOISE).fit(X, wrong)
+
+
+def test_temporary_store_goes_with_the_estimator(problem: Problem) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(da.from_array(problem.X, chunks=(90, 4)), problem.y)
+    folder = Path(model._fitted.dataset.url).parent
+    assert folder.is_dir()
+    del model
+    gc.collect()
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_many_rows_take_bounded_memory(problem: Problem, labelled: GPRegressor) -> None:
+    n = 200_000
+    draws = [da.random.default_rng(column).normal(size=n, chunks=10_000) for column in range(4)]
+    columns = {name: ("time", values) for name, values in zip(NAMES, draws, strict=True)}
+    table = xr.Dataset(columns, coords={"time": np.arange(n)})
+    labelled.predict(table.isel(time=slice(20_000)), return_std=True)[1].compute()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    mean, std = labelled.predict(table, return_std=True)
+    lazily = time.perf_counter() - started
+    assert lazily < 1.0
+    found = dask.compute(mean, std)
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(
+        f"{n:,} rows: lazy after {lazily:.3f} s, computed after {time.perf_counter() - started:.1f} s, "
+        f"peak memory grew by {grown / 1e6:.0f} MB"
+    )
+    assert all(part.shape == (n,) and np.isfinite(part.values).all() for part in found)
+    # The results themselves take 6.4 MB with their coordinate; a chunk and its batches are what else there is.
+    assert grown < 150e6

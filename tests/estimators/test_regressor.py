@@ -1,0 +1,162 @@
+"""What an estimator returns for arrays: against a dense Gaussian process, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+import dkgp
+from dkgp import GPRegressor
+from dkgp.errors import InputError
+from dkgp.estimators import PredictionBounds
+from dkgp.kernels import SquaredExponential, White
+from dkgp.models import Hyperparameters
+from dkgp.models.certificate import Certificate
+from dkgp.solvers import Cholesky
+from tests.estimators.conftest import KERNEL, NOISE, Problem
+from tests.estimators.dense import dense_posterior
+
+
+def test_mean_and_variance_are_the_dense_ones(problem: Problem, fitted: GPRegressor) -> None:
+    dense = dense_posterior(KERNEL, NOISE, problem.X, problem.y, problem.X_new)
+    mean, std, variance, bounds = fitted.predict(problem.X_new, return_std=True, return_var=True, return_bounds=True)
+    assert isinstance(bounds, PredictionBounds)
+    assert np.all(np.abs(mean - dense.mean) <= bounds.mean_error)
+    exact = dense.covariance.diagonal() + dense.noise
+    assert np.all(bounds.variance_lower <= exact * (1 + 1e-12))
+    assert np.all(exact <= bounds.variance_upper * (1 + 1e-12))
+    assert np.all(bounds.variance_upper - bounds.variance_lower <= 0.02 * bounds.variance_upper)
+    np.testing.assert_array_equal(variance, bounds.variance_upper)
+    np.testing.assert_allclose(std, np.sqrt(exact), rtol=0.01)
+
+
+def test_latent_variances_leave_the_noise_out(problem: Problem, fitted: GPRegressor) -> None:
+    dense = dense_posterior(KERNEL, NOISE, problem.X, problem.y, problem.X_new)
+    _, latent = fitted.predict(problem.X_new, return_var=True, latent=True)
+    np.testing.assert_allclose(latent, dense.covariance.diagonal(), rtol=0.02)
+
+
+def test_several_targets(problem: Problem) -> None:
+    Y = np.column_stack([problem.y, -3.0 * problem.y + problem.X[:, 2], 1e-3 * problem.y**2])
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, Y)
+    dense = dense_posterior(KERNEL, NOISE, problem.X, Y, problem.X_new)
+    mean, std = model.predict(problem.X_new, return_std=True)
+    assert mean.shape == std.shape == (60, 3)
+    np.testing.assert_allclose(mean, dense.mean, atol=1e-3 * Y.std(axis=0).max())
+    np.testing.assert_allclose(std[:, 1] / std[:, 0], Y[:, 1].std() / Y[:, 0].std(), rtol=1e-12)
+    column = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y[:, None])
+    assert column.predict(problem.X_new).shape == (60, 1)
+
+
+def test_tuning_finds_what_matters_and_does_not_change_parameters(problem: Problem) -> None:
+    model = GPRegressor(subset_size=150).fit(problem.X, problem.y)
+    assert model.kernel == "rbf"
+    assert model.noise_variance is None
+    gamma = np.asarray(model.kernel_.gamma)  # of the features that vary
+    assert gamma.shape == (3,)
+    assert gamma[2] < 0.1 * min(gamma[0], gamma[1])
+    assert model.hyperparameters_.subset_size == 150
+    assert model.score(problem.X_new, problem.y_new) > 0.97
+    fixed = GPRegressor(subset_size=150, noise_variance=0.2).fit(problem.X, problem.y)
+    assert fixed.noise_variance_ == pytest.approx(0.2)
+    untuned = GPRegressor(optimizer=None).fit(problem.X, problem.y)
+    assert untuned.kernel_ == dkgp.kernels.parse_kernel("rbf", 3)
+
+
+def test_hyperparameters_may_be_given_in_three_ways(problem: Problem, fitted: GPRegressor) -> None:
+    expected = fitted.predict(problem.X_new)
+    for model in (
+        GPRegressor(KERNEL + White(NOISE)),
+        GPRegressor(Hyperparameters(KERNEL, NOISE)),
+        GPRegressor(Hyperparameters(KERNEL, 5.0), noise_variance=NOISE),
+    ):
+        found = model.fit(problem.X, problem.y).predict(problem.X_new)
+        np.testing.assert_allclose(found, expected, atol=1e-6 * problem.y.std())
+        assert model.noise_variance_ == pytest.approx(NOISE)
+
+
+def test_attributes_tell_of_the_fit(problem: Problem, fitted: GPRegressor) -> None:
+    assert fitted.n_features_in_ == 4
+    assert fitted.target_names_ == ("y",)
+    assert fitted.solution_["converged"]
+    assert fitted.solution_["gradient_inf_norm"] <= 1e-4
+    assert len(fitted.history_) == fitted.solution_["iterations"]
+    assert isinstance(fitted.certificate_, Certificate)
+    largest = fitted.certificate_.mean_error_bound(np.ones(1))[0, 0] * problem.y.std()
+    _, bounds = fitted.predict(problem.X_new, return_bounds=True)
+    np.testing.assert_allclose(bounds.mean_error, largest, rtol=1e-12)
+
+
+def test_a_constant_target_is_predicted(problem: Problem) -> None:
+    mean = GPRegressor().fit(problem.X, np.full(len(problem.X), 4.5)).predict(problem.X_new)
+    np.testing.assert_array_equal(mean, 4.5)
+
+
+def test_solver_is_of_choice(problem: Problem, fitted: GPRegressor) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE, solver=Cholesky()).fit(problem.X, problem.y)
+    assert model.solution_["solver"] == "cholesky"
+    np.testing.assert_allclose(model.predict(problem.X_new), fitted.predict(problem.X_new), atol=1e-2)
+    auto = GPRegressor(KERNEL, noise_variance=NOISE, solver="auto").fit(problem.X, problem.y)
+    assert auto.solution_["solver"] == "cholesky"  # 300 samples are few
+    assert auto.update(problem.X_new[:3], problem.y_new[:3]).solution_["converged"]
+
+
+def test_stopping_short_is_a_warning(problem: Problem) -> None:
+    solver = dkgp.solvers.GreedyBlockCoordinateDescent(block_size=20)
+    with pytest.warns(ConvergenceWarning, match="not converged: .*column passes done"):
+        model = GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, max_passes=0.2).fit(problem.X, problem.y)
+    assert not model.solution_["converged"]
+    dense = dense_posterior(KERNEL, NOISE, problem.X, problem.y, problem.X_new)
+    mean, bounds = model.predict(problem.X_new, return_bounds=True)
+    assert np.all(np.abs(mean - dense.mean) <= bounds.mean_error)
+    assert bounds.mean_error.min() > 0.1
+
+
+def test_training_data_may_change_afterwards(problem: Problem) -> None:
+    X, y = problem.X.copy(), problem.y.copy()
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(X, y)
+    expected = model.predict(problem.X_new)
+    X[:], y[:] = 0.0, 0.0
+    np.testing.assert_array_equal(model.predict(problem.X_new), expected)
+
+
+def test_rows_do_not_depend_on_their_neighbours(problem: Problem, fitted: GPRegressor) -> None:
+    together = fitted.predict(problem.X_new)
+    np.testing.assert_array_equal([fitted.predict(row[None])[0] for row in problem.X_new[:7]], together[:7])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"kernel": "rbv"}, "rbv"),
+        ({"kernel": 3}, "takes an expression"),
+        ({"kernel": KERNEL}, "needs a noise variance"),
+        ({"kernel": SquaredExponential(gamma=(1.0,)), "noise_variance": 0.1}, "features"),
+        ({"kernel": Hyperparameters(SquaredExponential(gamma=(1.0,)), 0.1)}, "features"),
+        ({"optimizer": "fmin"}, "optimizer= is one of 'marginal_likelihood', 'loo' or None"),
+        ({"solver": "adam"}, "dkgp.solvers"),
+        ({"tol": 0.0}, "tolerance"),
+        ({"tol": math.nan}, "tolerance"),
+        ({"max_passes": -1.0}, "passes"),
+    ],
+)
+def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GPRegressor(**parameters).fit(problem.X, problem.y)
+
+
+def test_bad_data_are_refused(problem: Problem, fitted: GPRegressor) -> None:
+    with pytest.raises(NotFittedError):
+        GPRegressor().predict(problem.X)
+    with pytest.raises(ValueError, match="NaN"):
+        fitted.predict(np.full((2, 4), np.nan))
+    with pytest.raises(ValueError, match="features"):
+        fitted.predict(problem.X_new[:, :2])
+    with pytest.raises(InputError, match="variance gap"):
+        GPRegressor(KERNEL, noise_variance=NOISE, variance_gap=0.0).fit(problem.X, problem.y).predict(
+            problem.X_new, return_std=True
+        )
