@@ -73,8 +73,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         The solve ends when no entry of the gradient Kbar alpha - y exceeds this.
     max_passes : float, optional
         Passes over the kernel matrix after which it ends all the same, with a `ConvergenceWarning`.
-    solver : "gbcd", "auto" or Solver, default "gbcd"
-        Greedy block coordinate descent; what suits the problem by its sizes and a probe; or one of `dkgp.solvers`.
+    solver : "auto", "gbcd" or Solver, default "auto"
+        What suits the problem by its sizes and a probe, as `solution_` then says; greedy block coordinate descent; or
+        one of `dkgp.solvers`.
     variance_gap : float, default 0.02
         Relative width of the variances' proven intervals.
     client : distributed.Client, optional
@@ -124,7 +125,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         n_restarts_optimizer: int = 0,
         tol: float = 1e-4,
         max_passes: float | None = None,
-        solver: Literal["gbcd", "auto"] | Solver = "gbcd",
+        solver: Literal["auto", "gbcd"] | Solver = "auto",
         variance_gap: float = 0.02,
         client: Any = None,
         store: str | None = None,
