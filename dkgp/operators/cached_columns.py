@@ -9,6 +9,7 @@ made of such products.
 from __future__ import annotations
 
 import numpy as np
+
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.kernels.code_cache import cached_njit
