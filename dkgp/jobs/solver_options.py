@@ -38,6 +38,7 @@ BLOCK_SOLVERS = ("gbcd", "bcdc", "bcdg")
 # Which solvers an option that has been changed belongs to.
 _OWNERS = {
     "block_size": BLOCK_SOLVERS,
+    "largest_block_size": ("gbcd",),
     "candidates": ("gbcd",),
     "memory": BLOCK_SOLVERS,
     "exhaustive": ("gbcd",),
@@ -61,6 +62,8 @@ class SolverOptions:
         factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
     block_size, memory, precision, seed
         As for `GreedyBlockCoordinateDescent`; precision is of all solvers.
+    largest_block_size
+        As for `GreedyBlockCoordinateDescent`; of "gbcd" alone.
     candidates, exhaustive, prefitting
         As for `GreedySelection`; of "gbcd" alone.
     rank, landmarks
@@ -87,6 +90,7 @@ class SolverOptions:
     rank: int | Literal["auto"] = "auto"
     landmarks: Literal["pivoted", "uniform"] = "pivoted"
     duality_gap: float | None = None
+    largest_block_size: int | Literal["auto"] = "auto"
 
     def build(self, n: int, d: int, p: int, reporter: Reporter, tiles: str | None = None) -> Solver:
         """Return the solver with all that it chooses by itself chosen; warns where the block size had to be reduced.
@@ -130,6 +134,7 @@ class SolverOptions:
             selection=self._selection(),
             precision=self.precision,
             seed=self.seed,
+            largest_block_size=self.largest_block_size,
         )
         return settings.resolved(n, d, p)
 
