@@ -32,6 +32,7 @@ __all__ = ["train", "train_job"]
 SOLVER_NAMES = (
     "solver",
     "block_size",
+    "largest_block_size",
     "candidates",
     "memory",
     "precision",
@@ -76,6 +77,14 @@ SOLVER_NAMES = (
     default="auto",
     show_default=True,
     help="Variables moved in a round.",
+)
+@click.option(
+    "--largest-block-size",
+    type=block_size,
+    metavar="M|auto",
+    default="auto",
+    show_default=True,
+    help="What gbcd's blocks grow to where it gets on slowly; auto leaves a --block-size that is given as it is.",
 )
 @click.option("--candidates", type=int, default=60, show_default=True, help="Each variable is the best of so many.")
 @click.option("--memory", type=int, default=5, show_default=True, help="Past steps that a new one is conjugate to.")

@@ -40,6 +40,8 @@ class Problem:
         Samples, features, targets.
     block_size, candidates, memory, precision
         Of the solver.
+    largest_block_size, least_candidates
+        What its blocks may grow to, and the candidates they have then, where they may.
     block_rows
         Rows of a block of the samples.
     least_task_evaluations
@@ -58,6 +60,8 @@ class Problem:
     block_rows: int
     least_task_evaluations: int
     width: int | None = None
+    largest_block_size: int = 0
+    least_candidates: int = 0
 
     @property
     def blocks(self) -> list[int]:

@@ -161,9 +161,9 @@ def estimate_passes(
         for number, size in enumerate(sizes):
             show(WorkProgress(f"{size:,} samples", number, len(sizes), "subsets"))
             block = min(size, max(min(LEAST_BLOCK, int(solver.block_size)), round(size / ratio)))
-            trials.append(
-                _solve_subset(X[:size], y[:size], found, options, replace(solver, block_size=block), executor)
-            )
+            # Blocks that grow, as they do where a solve gets on slowly, take fewer passes than this says.
+            fixed = replace(solver, block_size=block, largest_block_size=block)
+            trials.append(_solve_subset(X[:size], y[:size], found, options, fixed, executor))
         show(WorkProgress("done", len(sizes), len(sizes), "subsets"))
     last = trials[-1]
     if last.n == n:

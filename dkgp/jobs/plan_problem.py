@@ -6,7 +6,7 @@ from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.jobs.plan_costs import Problem
 from dkgp.kernels import Kernel
-from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
+from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training, solver_memory
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection
@@ -35,6 +35,9 @@ def problem_of(
     """
     if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
         raise UsageError("only the greedy selection of random candidates can be planned for")
+    solver = solver.resolved(dataset.n_samples, dataset.n_features, dataset.n_targets)
+    assert isinstance(solver.selection, GreedySelection)
+    held = solver_memory(solver, dataset.n_samples, dataset.n_features)
     context = BlockContext("plan", dataset, kernel, dataset.n_samples)
     return Problem(
         n=dataset.n_samples,
@@ -47,6 +50,8 @@ def problem_of(
         block_rows=context.block_rows,
         least_task_evaluations=least_task_evaluations,
         width=feature_width(kernel),
+        largest_block_size=held["block_size"],
+        least_candidates=held["candidates"],
     )
 
 
@@ -68,8 +73,8 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
         problem.n,
         problem.d,
         problem.p,
-        block_size=problem.block_size,
-        candidates=problem.candidates,
+        block_size=problem.largest_block_size or problem.block_size,
+        candidates=problem.least_candidates or problem.candidates,
         memory=problem.memory,
         resident_bytes=resident_bytes,
         shares_process=shares_process,

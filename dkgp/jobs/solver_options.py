@@ -42,6 +42,7 @@ BLOCK_SOLVERS = ("gbcd", "bcdc", "bcdg")
 # Which solvers an option that has been changed belongs to.
 _OWNERS = {
     "block_size": BLOCK_SOLVERS,
+    "largest_block_size": ("gbcd",),
     "candidates": ("gbcd",),
     "memory": BLOCK_SOLVERS,
     "exhaustive": ("gbcd",),
@@ -65,6 +66,8 @@ class SolverOptions:
         space, "paramcg" on the risk; the factor itself: "cholesky" in memory, "tiled-cholesky" on disk.
     block_size, memory, precision, seed
         As for `GreedyBlockCoordinateDescent`; precision is of all solvers.
+    largest_block_size
+        As for `GreedyBlockCoordinateDescent`; of "gbcd" alone.
     candidates, exhaustive, prefitting
         As for `GreedySelection`; of "gbcd" alone.
     rank, landmarks
@@ -91,6 +94,7 @@ class SolverOptions:
     rank: int | Literal["auto"] = "auto"
     landmarks: Literal["pivoted", "uniform"] = "pivoted"
     duality_gap: float | None = None
+    largest_block_size: int | Literal["auto"] = "auto"
 
     def decided(
         self,
@@ -172,6 +176,7 @@ class SolverOptions:
             selection=self._selection(),
             precision=self.precision,
             seed=self.seed,
+            largest_block_size=self.largest_block_size,
         )
         return settings.resolved(n, d, p)
 

@@ -69,8 +69,8 @@ class MemoryPlan:
             f"this run is projected to need {_mib(self.coordinator_bytes)} in the coordinator's process; the budget is "
             f"{_mib(budget_bytes)}. Solver vectors {_mib(self.vectors_bytes)} (fewer with a smaller --memory), inputs "
             f"{_mib(self.inputs_bytes)}, block and candidates {_mib(self.block_bytes)} (less with a smaller "
-            f"--block-size or --candidates), workers {_mib(self.worker_bytes)} (elsewhere with --cluster "
-            "processes or a scheduler)"
+            f"--block-size, --largest-block-size or --candidates), workers {_mib(self.worker_bytes)} (elsewhere with "
+            "--cluster processes or a scheduler)"
         )
 
     def to_json(self) -> dict[str, int | bool]:
@@ -131,8 +131,14 @@ def solver_memory(solver: Solver, n: int, d: int) -> dict[str, int]:
     plain = {"block_size": 0, "candidates": 0, "memory": 0}
     if isinstance(solver, GreedyBlockCoordinateDescent):
         selection = solver.selection
-        candidates = selection.candidates if isinstance(selection, GreedySelection) else 1
-        return {"block_size": int(solver.block_size), "candidates": candidates, "memory": solver.memory}
+        # A block that grows draws fewer candidates for each variable, but never fewer in all.
+        size, largest = int(solver.block_size), max(int(solver.block_size), int(solver.largest_block_size))
+        candidates = 1
+        if isinstance(selection, GreedySelection):
+            grown = solver.grown_selection(largest)
+            assert isinstance(grown, GreedySelection)
+            candidates = max(grown.candidates, -(-selection.candidates * size // largest))
+        return {"block_size": largest, "candidates": candidates, "memory": solver.memory}
     if isinstance(solver, SequentialMinimalOptimization):
         # Features of one precision after the other, and the columns kept.
         return {**plain, "own_bytes": 8 * n * (d + 2) + max(16 * n, min(solver.cache_bytes, 8 * n * n))}

@@ -8,7 +8,8 @@ sarcos_test4449 and abalone, at n from 2,000 to 20,000 and ranks from 128 to 1,0
 
 * conjugate gradients with a factor of rank R need 2 + 7 sqrt(n e(R) / (R s2)) iterations to max |g| <= 1e-4 (there
   from 3 to 287; most within a fifth; outliers that no landmark is near cost up to three times as many);
-* greedy block descent needs 3 + 0.09 n e(R) / (R s2) column passes at R = 10 sqrt(n) (there from 3.1 to 16.2).
+* greedy block descent needs 3 + 0.09 n e(R) / (R s2) column passes at R = 10 sqrt(n) (there from 3.1 to 16.2, with
+  blocks of one size; blocks that grow take up to a third less, in nearly the same time).
 
 Prices are core times in nanoseconds from `dkgp bench tiles` and `dkgp bench solve`. As for the block size, only their
 ratios matter, and nothing is timed at run time: a seeded run makes the same choice everywhere.

@@ -1,4 +1,4 @@
-"""The block size m for `auto`: the smallest projected time for a given n and d.
+"""The block size m for `auto`: the smallest projected time for a given n and d, and when to raise it.
 
 Costs are per-core figures in units of one float32 kernel entry, from `dkgp bench tiles` and `dkgp bench solve`; only
 their ratios matter, and those move little between machines. Nothing is timed at run time, so that a seeded run is the
@@ -9,15 +9,32 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["automatic_block_size", "projected_cost", "projected_round"]
+__all__ = [
+    "automatic_block_size",
+    "grown_block_size",
+    "grown_candidates",
+    "largest_automatic_block_size",
+    "projected_round",
+]
 
 CHOICES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
-# Column passes fall with the block size about as m**-0.5 when steps are conjugate to the last five.
-PASSES_EXPONENT = 0.5
+# On problems that are done in a few passes, these fall with the block size about as m**-0.2 (Friedman1, california,
+# pumadyn32nm); a solve starts as if it was one of those.
+PASSES_EXPONENT = 0.2
+# Whatever the block size, a tenfold decrease of the gradient takes about this many passes: every variable has to be
+# moved. What a problem takes beyond that falls about as 1 / m (kin40k, sarcos, 500 to 4,000 variables).
+LEAST_PASSES_PER_DECADE = 0.8
+EXCESS_EXPONENT = 1.0
+MOST_PASSES_PER_DECADE = 1000.0
+# A larger share of all variables might as well be the whole matrix, factorised once.
+LARGEST_SHARE = 0.5
+LEAST_CANDIDATES = 20
+# Blocks grow for a projected gain of this share at least.
+LEAST_GAIN = 0.1
 
 
-def projected_cost(n: int, d: int, candidates: int, m: int) -> float:
-    """Projected core time of a solve with block size m, in nanoseconds up to a common factor.
+def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
+    """Projected core time of a round with block size m, in nanoseconds up to a common factor.
 
     Parameters
     ----------
@@ -27,22 +44,60 @@ def projected_cost(n: int, d: int, candidates: int, m: int) -> float:
         kappa.
     m : int
         Block size.
+    entry_share : float
+        What a kernel entry costs, over the usual price.
     """
-    rounds = (n / m) * m**-PASSES_EXPONENT
-    return float(rounds * projected_round(n, d, candidates, m))
-
-
-def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
-    """Projected core time of one round, in nanoseconds; `entry_share` is the price of an entry, over the usual one."""
     entry_ns = (0.30 + 0.012 * d) * entry_share
     update = n * m * entry_ns
     selection = candidates * m * m / 2 * entry_ns
-    dense = 0.008 * m**3 + 6e3 * m
+    dense = 0.0036 * m**3 + 18e3 * m
     round_trip = 5e6
     return float(update + selection + dense + round_trip)
 
 
 def automatic_block_size(n: int, d: int, candidates: int) -> int:
-    """Return the block size with the least projected cost, at most n."""
-    costs = [projected_cost(n, d, candidates, m) for m in CHOICES]
+    """Return the block size to start with: the least projected cost of a solve that takes few passes, at most n."""
+    costs = [projected_round(n, d, candidates, m) / m ** (1.0 + PASSES_EXPONENT) for m in CHOICES]
     return min(CHOICES[int(np.argmin(costs))], n)
+
+
+def largest_automatic_block_size(n: int, start: int) -> int:
+    """Return what a block of `start` variables may grow to."""
+    return max(start, min(CHOICES[-1], int(LARGEST_SHARE * n)))
+
+
+def grown_candidates(candidates: int, start: int, m: int) -> int:
+    """Return kappa for blocks that have grown from `start` to m variables.
+
+    The number of draws in a round stays what it was, so that the cost of scoring them grows as m only; in blocks that
+    are a large share of the samples it makes little difference (kin40k, n = 10,000: m = 2,000 takes 7 % more passes
+    with 30 candidates than with 60, m = 4,000 6 % more with 20, both a fifth less time).
+    """
+    return min(candidates, max(LEAST_CANDIDATES, candidates * start // m))
+
+
+def grown_block_size(
+    n: int, d: int, candidates: int, start: int, m: int, passes_per_decade: float, largest: int
+) -> int:
+    """Return the block size, m or above, with which the rest of a solve costs least.
+
+    Parameters
+    ----------
+    n, d, candidates : int
+        Samples, features, kappa.
+    start, m, largest : int
+        Block sizes: at the start, now, and at most.
+    passes_per_decade : float
+        Column passes that the last tenfold decrease of the gradient would have taken at size m; may be infinite.
+    """
+    excess = min(passes_per_decade, MOST_PASSES_PER_DECADE) - LEAST_PASSES_PER_DECADE
+    if not excess > 0.0:
+        return m
+    choices = [m, *(size for size in CHOICES if m < size < largest), *([largest] if largest > m else [])]
+
+    def cost(size: int) -> float:
+        passes = LEAST_PASSES_PER_DECADE + excess * float((m / size) ** EXCESS_EXPONENT)
+        return projected_round(n, d, grown_candidates(candidates, start, size), size) / size * passes
+
+    best = min(choices, key=cost)
+    return best if cost(best) <= (1.0 - LEAST_GAIN) * cost(m) else m

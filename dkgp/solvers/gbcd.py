@@ -5,6 +5,40 @@ made conjugate to the last few (which costs no kernel evaluation, because their 
 their own rounds) and taken with its exact length; workers compute Kbar[:, B] delta for all rows; the gradient follows.
 
 With `memory=0` and one variable a step this is the paper's method to the letter.
+
+What was tried on top of it (tuned kernels, max |g| <= 1e-4, passes over the kernel matrix; one core's two hyperthreads;
+"dense" is a NumPy prototype of this method with a tenth of the samples in a block, where not said otherwise):
+
+* Kept: blocks that grow where the gradient falls slowly (`dkgp.solvers.block_size`), and the block's factor in float32
+  wherever its largest eigenvalue allows that, not its size. Against blocks that stay as "auto" chose them by n
+  and d alone, 750 or 1,000, passes and processor seconds: kin40k n = 10,000 18.7 -> 13.1, 7.6 -> 7.3 s; n = 20,000
+  19.3 -> 15.6, 20.5 -> 18.6 s; n = 30,000 20.2 -> 16.5, 44 -> 40 s (wall 31 -> 26 s); sarcos (7 targets, n = 3,949)
+  10.6 -> 6.8, 2.8 -> 2.4 s. Friedman1 (also at n = 100,000, 3.0 passes, 3.1), california, pumadyn32nm and
+  abalone, which take 3 to 4 passes, keep their time.
+* A coarse block whose columns are kept, c landmarks minimised over with every block: kin40k, dense, n = 4,000: 17.7
+  passes, 8.9 with c = 400, and 13.4 without one in blocks of 800; california 4.6 -> 3.6, Friedman1 3.3 -> 2.7. The
+  first block serves as well as randomly pivoted landmarks. Counting operations, it is slower than a block of m + c: a
+  third fewer passes, but a third more rounds, each with nearly as much selection and a factor as large; and reading a
+  kept column takes half of what evaluating one does (8 features; a fifth at 90). A selection that ignores the coarse
+  block, which would be cheaper, gives away half of what it saves.
+* Steps remembered in pieces (8 or 20 parts of a block's step, one kernel product for all), minimised over together with
+  the next block: dense kin40k 17.7 -> 12.4 with 200 vectors, 9.9 with 400; 15.2 with 60. Eight columns at once cost
+  60 % more to evaluate than one, and 200 vectors are to be read every round: about the time that it saves. Whole steps
+  minimised over jointly, instead of being made conjugate: 17.5 with all earlier ones, no gain over conjugacy to five.
+* Accelerated (Nesterov) steps, mu from s2 to 130 s2, nu = n / m, restarts when the objective rises (it never did), one
+  product a round: dense kin40k, n = 3,000, 24 with greedy blocks and the best mu against 17.1 with the memory of
+  five; more than 30 with random blocks; california 4.7 against 4.7.
+* Inexact larger blocks: a block solved to 0.1 takes no more passes (16.9 against 17.1), to 0.5 a fifth more. But
+  conjugate gradients in a block of 2,000 take 90 to 140 products (6 to 14 with its first 500 variables and the diagonal
+  blocks of their complement as preconditioner), each of which reads the block's matrix, and the selection needs the
+  block solved 20 times as it grows: no quicker than the factor up to 4,000, by the operations; not built.
+* Starting from the Nystrom solution, its full product counted: dense kin40k 17.7 -> 23.8, california 4.6 -> 5.0;
+  Friedman1 3.3 -> 1.7 at rank 500, where preconditioned conjugate gradients need two products in all: that is their
+  problem.
+* Changing to (preconditioned) conjugate gradients at the end: the gradient falls by about the same factor in every pass
+  from the second to the last, and dense kin40k takes 112 products at rank 400, 63 at rank 800. There is no point to
+  change at.
+* Candidates drawn in proportion to |g| of the round before: no gain; of this round, 5 %.
 """
 
 from __future__ import annotations
@@ -17,67 +51,24 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.errors import InputError
-from dkgp.kernels import Features
-from dkgp.kernels.tiles import Precision
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns
-from dkgp.solvers.block_size import automatic_block_size
-from dkgp.solvers.recursions import advance_gradient, advance_solution
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.solvers.block_size import (
+    automatic_block_size,
+    grown_block_size,
+    grown_candidates,
+    largest_automatic_block_size,
+)
+from dkgp.solvers.block_state import BlockState, BlockStep, GradientUnderWay, SettledGradient
+from dkgp.solvers.recursions import advance_solution
 from dkgp.solvers.selection import GreedySelection, Selection
-from dkgp.solvers.state import SolverState
 from dkgp.solvers.subproblem import Subproblem
 
 __all__ = ["BlockState", "GreedyBlockCoordinateDescent"]
 
 # A step that the memory all but cancels is worth nothing: drop the memory for it rather than divide by rounding.
 LEAST_CONJUGATE_SHARE = 1e-4
-
-
-@dataclass
-class _Step:
-    """A block step whose scalars are known: what turns Kbar[:, B] delta into the new gradient."""
-
-    indices: IndexArray
-    delta: FloatArray
-    used: IndexArray
-    coefficients: FloatArray
-    step: FloatArray
-    slot: int
-
-
-@dataclass
-class BlockState(SolverState):
-    """Everything a resumed solve needs, and what is under way.
-
-    `directions` and `images` are ring buffers of the last steps p_j and their q_j = Kbar p_j, (memory, n, p);
-    `curvatures` their p_j' q_j, (memory, p); `held` the filled slots, oldest first.
-    """
-
-    directions: FloatArray = field(default_factory=lambda: np.zeros((1, 0, 1)))
-    images: FloatArray = field(default_factory=lambda: np.zeros((1, 0, 1)))
-    curvatures: FloatArray = field(default_factory=lambda: np.zeros((1, 1)))
-    held: list[int] = field(default_factory=list)
-    block_size: int = 0
-    subproblem: Subproblem | None = None
-    spare: Subproblem | None = None
-    prepared: bool = False
-
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        return super().arrays() | {
-            "directions": self.directions[self.held],
-            "images": self.images[self.held],
-            "curvatures": self.curvatures[self.held],
-        }
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        return super().metadata() | {"held": len(self.held), "block_size": self.block_size}
-
-    def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
-        """Continue from a recomputed gradient; the remembered images belong to the old recursion and go."""
-        super().renew_gradient(gradient, precision)
-        self.held.clear()
-        self.prepared = False
+# How fast a solve gets on is judged after this share of a column pass, and again after every further one.
+REVIEW_PASSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -89,6 +80,9 @@ class GreedyBlockCoordinateDescent:
     block_size : int or "auto"
         m, variables moved in a round. "auto" weighs kernel updates, selection and dense solves by n and d alone, so
         that a seeded run is the same everywhere.
+    largest_block_size : int or "auto"
+        What m may grow to where the gradient falls slowly for the columns spent, with the greedy selection. "auto" lets
+        an automatic block grow up to 4,000 variables or half of all, and leaves one that is given as it is.
     memory : int, default 5
         Steps kept to make the next one conjugate; 0 is the paper's method.
     selection : Selection
@@ -109,30 +103,49 @@ class GreedyBlockCoordinateDescent:
     selection: Selection = field(default_factory=GreedySelection)
     precision: Literal["mixed", "double"] = "mixed"
     seed: int = 0
+    largest_block_size: int | Literal["auto"] = "auto"
 
     name = "gbcd"
 
     def __post_init__(self) -> None:
         if self.block_size != "auto" and not _is_whole(self.block_size, least=1):
             raise InputError(f'the block size must be a positive integer or "auto"; got {self.block_size!r}')
+        if self.largest_block_size != "auto" and not _is_whole(self.largest_block_size, least=1):
+            raise InputError(
+                f'the largest block size must be a positive integer or "auto"; got {self.largest_block_size!r}'
+            )
         if not _is_whole(self.memory, least=0):
             raise InputError(f"the memory must be a whole number of steps, zero or more; got {self.memory!r}")
         if self.precision not in ("mixed", "double"):
             raise InputError(f'precision must be "mixed" or "double"; got {self.precision!r}')
 
     def resolved(self, n: int, d: int, p: int = 1) -> GreedyBlockCoordinateDescent:
-        """Return these settings with a concrete block size, not above n."""
-        size = self.block_size
-        if size == "auto":
-            candidates = self.selection.candidates if isinstance(self.selection, GreedySelection) else 0
-            size = automatic_block_size(n, d, candidates)
-        return replace(self, block_size=min(int(size), n))
+        """Return these settings with concrete block sizes, not above n."""
+        automatic, largest = self.block_size == "auto", self.largest_block_size
+        size = min(n, automatic_block_size(n, d, self._candidates) if self.block_size == "auto" else self.block_size)
+        if not isinstance(self.selection, GreedySelection):
+            largest = size
+        elif largest == "auto":
+            largest = largest_automatic_block_size(n, size) if automatic else size
+        return replace(self, block_size=size, largest_block_size=min(max(largest, size), n))
+
+    @property
+    def _candidates(self) -> int:
+        return self.selection.candidates if isinstance(self.selection, GreedySelection) else 0
+
+    def grown_selection(self, size: int) -> Selection:
+        """Return the selection for blocks of `size`: one that has grown draws fewer candidates for each variable."""
+        start = self.block_size
+        if not isinstance(self.selection, GreedySelection) or start == "auto" or size <= start:
+            return self.selection
+        return replace(self.selection, candidates=grown_candidates(self._candidates, start, size))
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; a checkpoint must match them."""
         document: dict[str, Any] = {
             "solver": self.name,
             "block_size": self.block_size,
+            "largest_block_size": self.largest_block_size,
             "memory": self.memory,
             "precision": self.precision,
             "seed": self.seed,
@@ -167,7 +180,9 @@ class GreedyBlockCoordinateDescent:
         else:
             gradient = np.array(gradient, dtype=np.float64).reshape(n, p)
         state = BlockState(alpha=alpha, gradient=gradient, rhs=rhs, exact=True)
-        self._complete(operator, state)
+        size = self.resolved(n, operator.kernel.n_features, p).block_size
+        assert isinstance(size, int)
+        self._complete(operator, state, size)
         return state
 
     def restore(
@@ -177,7 +192,8 @@ class GreedyBlockCoordinateDescent:
         state = BlockState(alpha=arrays["alpha"].copy(), gradient=arrays["gradient"].copy(), rhs=rhs)
         state.read_metadata(metadata)
         state.moved = arrays["moved"].copy()
-        self._complete(operator, state)
+        self._complete(operator, state, int(metadata["block_size"]))
+        state.review_columns, state.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
         held = int(metadata["held"])
         state.directions[:held] = arrays["directions"]
         state.images[:held] = arrays["images"]
@@ -185,18 +201,18 @@ class GreedyBlockCoordinateDescent:
         state.held = list(range(held))
         return state
 
-    def _complete(self, operator: KernelOperator, state: BlockState) -> None:
+    def _complete(self, operator: KernelOperator, state: BlockState, size: int) -> None:
         n, p = state.alpha.shape
-        size = self.resolved(n, operator.kernel.n_features, p).block_size
-        assert isinstance(size, int)
         slots = self.memory + 1  # one more than is remembered: the new step is written while the old ones are read
         state.block_size = size
         state.directions, state.images = np.zeros((slots, n, p)), np.zeros((slots, n, p))
         state.curvatures = np.zeros((slots, p))
         if self.precision == "double":
             state.precision = "double"
-        state.subproblem = Subproblem(operator, size, p)
-        state.spare = Subproblem(operator, size, p) if operator.overlaps else None
+        state.typical_entry = operator.typical_entry()
+        state.subproblem = Subproblem(operator, size, p, typical_entry=state.typical_entry)
+        if operator.overlaps:
+            state.spare = Subproblem(operator, size, p, typical_entry=state.typical_entry)
 
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """One round; where the operator overlaps, the next round's selection runs while this one's update is under way.
@@ -206,19 +222,25 @@ class GreedyBlockCoordinateDescent:
         dict of str to float
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
+        if self.block_size == "auto" or self.largest_block_size == "auto":
+            n, p = state.alpha.shape
+            return self.resolved(n, operator.kernel.n_features, p).advance(operator, state)
         clock = _Clock()
         if not state.prepared:
             state.prepared = True
-            self._select(operator, state, _Settled(state), state.iteration)
+            self._select(operator, state, SettledGradient(state), state.iteration)
         clock.lap("select")
         assert state.subproblem is not None
         indices, delta = state.subproblem.indices.copy(), state.subproblem.solve()
         step = self._scalars(state, indices, delta, state.subproblem.gradient[: len(indices)])
+        # Before this round's update, which the next selection need not wait for: so that its size does not either.
+        self._review(operator, state)
         if not operator.holds_inputs:
             # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
             # the round is under way, by the one after it.
             ahead = 2 if operator.overlaps else 1
-            coming = self.selection.announced(operator, state.block_size, self.seed, state.iteration + ahead)
+            selection = self.grown_selection(state.block_size)
+            coming = selection.announced(operator, state.block_size, self.seed, state.iteration + ahead)
             if coming is not None:
                 operator.announce(coming)
         evaluated = operator.columns_to_evaluate(indices, state.precision)
@@ -237,7 +259,7 @@ class GreedyBlockCoordinateDescent:
         clock.lap("vectors")
         state.iteration += 1
         state.columns += evaluated
-        view = _UnderWay(operator, state, step, pending)
+        view = GradientUnderWay(operator, state, step, pending)
         state.prepared = False
         if operator.overlaps:
             assert state.spare is not None
@@ -249,12 +271,43 @@ class GreedyBlockCoordinateDescent:
         clock.lap("wait")
         return clock.seconds
 
-    def _select(self, operator: KernelOperator, state: BlockState, view: _Settled | _UnderWay, iteration: int) -> None:
+    def _select(
+        self, operator: KernelOperator, state: BlockState, view: SettledGradient | GradientUnderWay, iteration: int
+    ) -> None:
         assert state.subproblem is not None
+        if state.subproblem.capacity < state.block_size:
+            targets = state.alpha.shape[1]
+            state.subproblem = Subproblem(operator, state.block_size, targets, typical_entry=state.typical_entry)
         state.subproblem.reset()
-        self.selection.fill(state.subproblem, operator, view, state.block_size, self.seed, iteration)
+        selection = self.grown_selection(state.block_size)
+        selection.fill(state.subproblem, operator, view, state.block_size, self.seed, iteration)
 
-    def _scalars(self, state: BlockState, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> _Step:
+    def _review(self, operator: KernelOperator, state: BlockState) -> None:
+        """Let the blocks to come grow where the gradient has fallen slowly since the last time.
+
+        The first half pass is not counted: it reduces the gradient quickly on any problem.
+        """
+        start, largest = self.block_size, self.largest_block_size
+        assert isinstance(start, int)
+        assert isinstance(largest, int)
+        passes = (state.columns - state.review_columns) / operator.n
+        if state.block_size >= largest or passes < REVIEW_PASSES:
+            return
+        norm = float(np.sqrt(np.max(np.einsum("it,it->t", state.gradient, state.gradient))))
+        if state.review_norm > 0.0 and norm > 0.0:
+            decades = float(np.log10(state.review_norm / norm))
+            state.block_size = grown_block_size(
+                operator.n,
+                operator.kernel.n_features,
+                self._candidates,
+                start,
+                state.block_size,
+                passes / decades if decades > 0.0 else np.inf,
+                largest,
+            )
+        state.review_columns, state.review_norm = state.columns, norm
+
+    def _scalars(self, state: BlockState, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> BlockStep:
         """Make the step conjugate to the remembered ones, and its length exact, before any update is known.
 
         p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB
@@ -280,7 +333,7 @@ class GreedyBlockCoordinateDescent:
             if len(state.held) == self.memory:
                 state.held.pop(0)
             state.held.append(slot)
-        return _Step(indices, delta, used, coefficients, step, slot)
+        return BlockStep(indices, delta, used, coefficients, step, slot)
 
 
 def _is_whole(value: object, *, least: int) -> bool:
@@ -296,63 +349,3 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
-
-
-class _Settled:
-    """The gradient when nothing is under way."""
-
-    def __init__(self, state: BlockState) -> None:
-        self._state = state
-
-    def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
-        return self._state.gradient[indices]
-
-    def everywhere(self) -> FloatArray:
-        return self._state.gradient
-
-
-class _UnderWay:
-    """The gradient after a step whose update the workers may still be computing.
-
-    At a few samples it is cheaper to evaluate K(candidates, B) delta here than to wait. The tile loops give the same
-    bits for a row wherever it is evaluated, so it makes no difference to the result which way a value was had.
-    """
-
-    def __init__(self, operator: KernelOperator, state: BlockState, step: _Step, pending: PendingColumns) -> None:
-        self._operator, self._state, self._step, self._pending = operator, state, step, pending
-        self._settled = False
-        self._affordable = operator.overlap_evaluations
-        self._columns: Features | None = None
-
-    def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
-        operator, state, step = self._operator, self._state, self._step
-        self._affordable -= len(indices) * len(step.indices)
-        if self._settled or self._affordable < 0 or self._pending.done():
-            return self.everywhere()[indices]
-        if features is None or state.precision == "double":
-            features = operator.features(indices, state.precision)
-        if self._columns is None:
-            self._columns = operator.features(step.indices, state.precision)
-            self._position = np.full(operator.n, -1, dtype=np.intp)
-            self._position[step.indices] = np.arange(len(step.indices))
-        product = np.ascontiguousarray(operator.evaluator(state.precision).matmat(features, self._columns, step.delta))
-        operator.kernel_evaluations += features.n * self._columns.n
-        position = self._position[indices]
-        inside = position >= 0
-        product[inside] += operator.noise_variance * step.delta[position[inside]]
-        gradient = state.gradient[indices]
-        images = np.ascontiguousarray(state.images[:, indices])
-        advance_gradient(gradient, product, images, step.used, step.coefficients, step.step, np.empty_like(gradient))
-        return gradient
-
-    def everywhere(self) -> FloatArray:
-        self.settle()
-        return self._state.gradient
-
-    def settle(self) -> None:
-        if not self._settled:
-            state, step = self._state, self._step
-            product = self._pending.result()
-            image = state.images[step.slot]
-            advance_gradient(state.gradient, product, state.images, step.used, step.coefficients, step.step, image)
-            self._settled = True

@@ -24,8 +24,8 @@ from dkgp.solvers.triangular import solve_lower, solve_lower_transposed
 
 __all__ = ["Subproblem"]
 
-# The factor of a matrix with eigenvalues in [s2, m v] errs by a few eps m v, m v being its trace at most: below this
-# margin float32 would not be a good guide.
+# The factor of a matrix with eigenvalues in [s2, c] errs by a few eps c: below this margin float32 would not be a good
+# guide.
 SINGLE_MARGIN = 20.0
 REFINEMENT_TOLERANCE = 1e-7
 MOST_REFINEMENTS = 5
@@ -73,6 +73,9 @@ class Subproblem:
         Number p of gradient columns.
     single : bool, optional
         Keep the factor in float32; decided by the noise variance by default.
+    typical_entry : float, optional
+        Root mean square of K's entries off the diagonal, which bounds the largest eigenvalue of Kbar_BB more closely
+        than the diagonal alone.
 
     Attributes
     ----------
@@ -82,9 +85,23 @@ class Subproblem:
         g at the variables appended.
     """
 
-    def __init__(self, operator: KernelOperator, capacity: int, targets: int, *, single: bool | None = None) -> None:
+    def __init__(
+        self,
+        operator: KernelOperator,
+        capacity: int,
+        targets: int,
+        *,
+        single: bool | None = None,
+        typical_entry: float | None = None,
+    ) -> None:
         self._operator = operator
-        margin = operator.noise_variance / (np.finfo(np.float32).eps * _largest_eigenvalue(operator, capacity))
+        largest = _largest_eigenvalue(operator, capacity)
+        # Entries of some samples tell of those of others where k(x, x) is the same everywhere.
+        if typical_entry is not None and operator.kernel.stationary:
+            # No eigenvalue exceeds the Frobenius norm.
+            diagonal = float(np.max(operator.diagonal()))
+            largest = min(largest, float(np.hypot(np.sqrt(capacity) * diagonal, capacity * typical_entry)))
+        margin = operator.noise_variance / (np.finfo(np.float32).eps * largest)
         self._wants_single = bool(margin >= SINGLE_MARGIN) if single is None else single
         self._allocate(self._wants_single, capacity, targets)
 
@@ -105,6 +122,11 @@ class Subproblem:
         if self.single != self._wants_single:
             self._allocate(self._wants_single, *self.gradient.shape)
         self.size = 0
+
+    @property
+    def capacity(self) -> int:
+        """Largest size of B."""
+        return len(self.gradient)
 
     @property
     def indices(self) -> IndexArray:

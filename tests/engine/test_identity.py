@@ -61,6 +61,7 @@ def test_scheduler_and_workers_started_by_hand(
 
 SOLVERS = {
     "paper": GreedyBlockCoordinateDescent(block_size=20, memory=0, selection=GreedySelection(variables_per_step=1)),
+    "growing": GreedyBlockCoordinateDescent(block_size=250, largest_block_size=500),
     "double": GreedyBlockCoordinateDescent(block_size=100, precision="double"),
     "prefitting": GreedyBlockCoordinateDescent(block_size=30, selection=GreedySelection(prefitting=True)),
     "cyclic": GreedyBlockCoordinateDescent(block_size=100, selection=CyclicSelection()),

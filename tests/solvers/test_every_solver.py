@@ -35,6 +35,7 @@ from tests.solvers.problems import Problem, smooth_problem
 
 SOLVERS: dict[str, Any] = {
     "gbcd": GreedyBlockCoordinateDescent(block_size=40),
+    "gbcd-growing": GreedyBlockCoordinateDescent(block_size=10, largest_block_size=60),
     "bcdc": GreedyBlockCoordinateDescent(block_size=40, selection=CyclicSelection()),
     "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection()),
     "smo": SequentialMinimalOptimization(),

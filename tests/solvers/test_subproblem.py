@@ -96,6 +96,20 @@ def test_precision_of_the_factor_follows_the_noise_variance() -> None:
     assert not Subproblem(smooth_problem(50, noise_variance=1e-5).dense(), 50, 1).single
 
 
+def test_entries_that_are_known_to_be_small_allow_a_float32_factor_with_less_noise() -> None:
+    problem = smooth_problem(400, 8, noise_variance=5e-4, gamma=1.0)
+    operator = problem.dense()
+    assert not Subproblem(operator, 300, 1).single
+    subproblem = Subproblem(operator, 300, 1, typical_entry=operator.typical_entry())
+    assert subproblem.single
+    for start in range(0, 300, 50):
+        indices = np.arange(start, start + 50)
+        subproblem.append(indices, problem.y[indices])
+    expected = minimiser(problem, subproblem)
+    assert subproblem.single
+    np.testing.assert_allclose(subproblem.solve(), expected, atol=1e-6 * np.abs(expected).max())
+
+
 def test_refinement_that_diverges_is_replaced_by_a_float64_factor() -> None:
     subproblem = grown(PROBLEM, CHUNKS, single=True)
     subproblem._factor *= np.float32(0.5)  # corrections four times too long
