@@ -263,7 +263,7 @@ def refusals(service: ServiceProcess, world: World, root: Path) -> Counter[str]:
     """Send what is to be refused; count what came back as expected, and what did not."""
     good = {"command": "tune", "options": world.tune(root / "never.json")}
     outside = {"command": "tune", "options": {**good["options"], "out": "/etc/never.json"}}
-    unknown = {"command": "tune", "options": {**good["options"], "subsets": 3}}
+    unknown = {"command": "tune", "options": {**good["options"], "no_such_option": 3}}
     signed = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     requests: list[tuple[int, dict[str, Any]]] = [
         (401, {"json": good}),
