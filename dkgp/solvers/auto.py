@@ -191,8 +191,14 @@ def choose_solver(
         return Choice("cholesky", None, f"{n:,} samples are few: their factor takes a moment", {})
     if inputs.ndim != 2 or len(inputs) < 2:
         raise InputError(f"choosing a solver needs samples to probe, (m, d); got an array of shape {inputs.shape}")
+    largest = float(np.max(kernel.diagonal(inputs)))
+    if not (np.isfinite(inputs).all() and math.isfinite(largest) and largest > 0.0):
+        raise InputError(
+            "choosing a solver needs finite samples, and a kernel that is not zero at all of them; got a largest "
+            f"k(x, x) of {largest!r}. Remove or fill NaN and infinity, or name a solver"
+        )
     curve = ResidualCurve.of(kernel, inputs, seed)
-    prices = _Prices(n, d, p, noise_variance / float(np.max(kernel.diagonal(inputs))), tolerance, double, curve)
+    prices = _Prices(n, d, p, noise_variance / largest, tolerance, double, curve)
     projected: dict[str, float] = {"gbcd": prices.greedy(candidates)}
     if fits:
         projected["cholesky"] = prices.cholesky()

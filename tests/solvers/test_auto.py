@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.cluster.executors import LocalExecutor
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import ConjugateGradient, PartialCholesky, choose_solver, solve
@@ -119,3 +119,18 @@ def test_iterations_are_what_the_law_says(gamma: float, noise: float, rank: int)
 def test_sizes_that_make_no_sense_are_refused(n: int, p: int, shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="expected|needs samples"):
         choose_solver(SMOOTH, 0.1, np.zeros(shape), n, p)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_samples_that_are_not_finite_are_refused(bad: float) -> None:
+    x = samples(500, 2)
+    x[7, 1] = bad
+    with pytest.raises(InputError, match="needs finite samples"):
+        choose_solver(SMOOTH, 0.1, x, 50_000)
+
+
+def test_kernels_that_vanish_or_have_rank_one() -> None:
+    x = samples(500, 1)
+    with pytest.raises(InputError, match="not zero at all of them"):
+        choose_solver(Linear((1.0,)), 0.1, np.zeros((500, 1)), 50_000)
+    assert choose_solver(Linear((1.0,)), 0.1, x, 50_000).solver == "pcg"
