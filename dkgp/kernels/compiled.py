@@ -5,9 +5,10 @@ as a table of stages (`dkgp.kernels.tile_encoding`), functions that are called b
 small stack of tiles; what is left at its bottom is the kernel. Measured against a single fused loop this costs a few
 percent and buys that kernels add and multiply freely, and that users' functions need no loops of their own.
 
-Rows are the vector dimension and each row's value is a sum over the columns in the order given. Row counts are padded
-to whole vectors (`LANES`), so a row is never computed by a scalar remainder loop: its value does not depend on which
-rows it shares a tile with. The distributed engine's bit-reproducibility rests on this.
+Rows are the vector dimension and each row's value is a chain of fused multiply-adds over the columns in the order
+given. Row counts are padded to whole panels (`LANES`). The bits of an entry, and of a row's product, so depend on its
+rows, the kernel and the precision alone: not on the rows it shares a tile with, the vectors' width or the processor.
+The distributed engine's bit-reproducibility rests on this.
 """
 
 from __future__ import annotations
@@ -20,24 +21,22 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from dkgp.kernels.code_cache import cached_njit
-from dkgp.kernels.compiled_math import FAST_MATH, prefer_full_vectors
+from dkgp.kernels.compiled_blocks import LANES, column_sums
+from dkgp.kernels.compiled_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.kernels.compiled_stages import PARAMETERS, TILE_COLUMNS
 
 __all__ = [
-    "FAST_MATH",
     "FLUSH_COLUMNS",
     "LANES",
     "PROGRAM_WIDTH",
     "TILE_COLUMNS",
     "gather_columns",
-    "prefer_full_vectors",
     "squared_norms",
     "tile_into",
     "tile_matmat",
     "tile_pair",
 ]
 
-LANES = 16
 FLUSH_COLUMNS = 128
 
 # A kernel's program, as the loops are given it: one table of int64, since every array that a call takes costs its share
@@ -125,7 +124,7 @@ def packed_inputs(program):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, forceinline=True)
 def pack_columns(B, norms_b, n_columns, program):  # type: ignore[no-untyped-def]
-    """Columns of K, each group's next to each other: `b`, or `(2 b, -|b|^2, -1)` for the expanded form; zero-padded."""
+    """Columns of K, each group's next to each other: `b`, or `(2 b, |b|^2)` for the expanded form; zero-padded."""
     padded = padded_columns(n_columns)
     columns = np.zeros(padded * packed_inputs(program), B.dtype)
     for group in range(1, 1 + program[0, 0]):
@@ -137,33 +136,24 @@ def pack_columns(B, norms_b, n_columns, program):  # type: ignore[no-untyped-def
                 columns[base + j * width + f] = value + value if norm >= 0 else value
         if norm >= 0:
             for j in range(n_columns):
-                columns[base + j * width + d] = -norms_b[norm, j]
-                columns[base + j * width + d + 1] = -1.0
+                columns[base + j * width + d] = norms_b[norm, j]
     return columns
 
 
 @njit(nogil=True, forceinline=True)
-def empty_rows(A, tile_rows, program):  # type: ignore[no-untyped-def]
-    """Room for a tile's rows, feature-major: `a`, or `(a, 1, |a|^2)` for the expanded form."""
-    rows = np.zeros((packed_inputs(program), tile_rows), A.dtype)
+def pack_rows(rows, tile_rows, A, norms_a, start, count, program):  # type: ignore[no-untyped-def]
+    """Copy a tile's rows in panels of `LANES`, feature by feature: `a`, or `(a, |a|^2)` for the expanded form."""
     for group in range(1, 1 + program[0, 0]):
-        if program[group, 2] >= 0:
-            rows[program[group, 3] + program[group, 1]] = 1.0
-    return rows
-
-
-@njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
-def pack_rows(rows, A, norms_a, start, count, program):  # type: ignore[no-untyped-def]
-    """Copy a tile's rows next to each other: features a power of two apart in memory would evict one another."""
-    prefer_full_vectors()
-    for group in range(1, 1 + program[0, 0]):
-        first, d, norm, packed = program[group, 0], program[group, 1], program[group, 2], program[group, 3]
-        for f in range(d):
-            for i in range(count):
-                rows[packed + f, i] = A[first + f, start + i]
-        if norm >= 0:
-            for i in range(count):
-                rows[packed + d + 1, i] = norms_a[norm, start + i]
+        first, d, norm, width = program[group, 0], program[group, 1], program[group, 2], program[group, 4]
+        base = program[group, 3] * tile_rows
+        for panel in range(0, count, LANES):
+            at = base + panel * width
+            for f in range(d):
+                for lane in range(LANES):
+                    rows[at + f * LANES + lane] = A[first + f, start + panel + lane]
+            if norm >= 0:
+                for lane in range(LANES):
+                    rows[at + d * LANES + lane] = norms_a[norm, start + panel + lane]
 
 
 @njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
@@ -175,14 +165,13 @@ def accumulate(totals, target, tile, width, count, weights, first_column):  # ty
         c = first_column + j
         w0, w1, w2, w3 = weights[c, target], weights[c + 1, target], weights[c + 2, target], weights[c + 3, target]
         for i in range(count):
-            totals[target, i] = (
-                totals[target, i] + tile[j, i] * w0 + tile[j + 1, i] * w1 + tile[j + 2, i] * w2 + tile[j + 3, i] * w3
-            )
+            total = fma(tile[j + 1, i], w1, fma(tile[j, i], w0, totals[target, i]))
+            totals[target, i] = fma(tile[j + 3, i], w3, fma(tile[j + 2, i], w2, total))
         j += 4
     while j < width:
         w0 = weights[first_column + j, target]
         for i in range(count):
-            totals[target, i] = totals[target, i] + tile[j, i] * w0
+            totals[target, i] = fma(tile[j, i], w0, totals[target, i])
         j += 1
 
 
@@ -198,11 +187,11 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, program, tile_r
     n_padded = padded_columns(n_columns)
     stack = np.empty((program[0, 1] * TILE_COLUMNS, tile_rows), A.dtype)
     totals = np.empty((targets, tile_rows), A.dtype)
-    rows = empty_rows(A, tile_rows, program)
+    rows = np.empty(packed_inputs(program) * tile_rows, A.dtype)
     columns = pack_columns(B, norms_b, n_columns, program)
     for start in range(0, padded, tile_rows):
         count = min(tile_rows, padded - start)
-        pack_rows(rows, A, norms_a, start, count, program)
+        pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for t in range(targets):
             out[t, start : start + count] = 0.0
         for first in range(0, n_columns, FLUSH_COLUMNS):
@@ -225,21 +214,22 @@ def tile_pair(  # type: ignore[no-untyped-def]
     """Both products of one block of a symmetric matrix from one evaluation of its entries.
 
     `out_a[t, i] = sum_j k(a_i, b_j) weights_b[j, t]` and `out_b[t, j] = sum_i k(a_i, b_j) weights_a[t, i]`. Weights of
-    padded rows are zero. Sums run over tiles in the tile's precision and between tiles in float64.
+    padded rows are zero. Sums run over tiles in the tile's precision, those along its rows in `LANES` chains, and
+    between tiles in float64.
     """
     prefer_full_vectors()
     padded, targets = A.shape[1], weights_b.shape[1]
     n_padded = padded_columns(n_columns)
     stack = np.zeros((program[0, 1] * TILE_COLUMNS, tile_rows), A.dtype)
-    tile = stack[:TILE_COLUMNS]
+    sums = np.empty(TILE_COLUMNS, A.dtype)
     local_weights = np.zeros((targets, tile_rows), A.dtype)
     totals = np.empty((targets, tile_rows), A.dtype)
-    rows = empty_rows(A, tile_rows, program)
+    rows = np.empty(packed_inputs(program) * tile_rows, A.dtype)
     columns = pack_columns(B, norms_b, n_columns, program)
     out_b[:, :] = 0.0
     for start in range(0, padded, tile_rows):
         count = min(tile_rows, padded - start)
-        pack_rows(rows, A, norms_a, start, count, program)
+        pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for t in range(targets):
             out_a[t, start : start + count] = 0.0
             local_weights[t, :count] = weights_a[t, start : start + count]
@@ -252,8 +242,7 @@ def tile_pair(  # type: ignore[no-untyped-def]
                 fill_tile(stack, width, count, rows, columns, n_padded, column, program)
                 for t in range(targets):
                     accumulate(totals, t, stack, width, count, weights_b, column)
-                    # A sum along vectors, by BLAS: left to the compiler, its order would depend on where arrays lie.
-                    sums = np.dot(tile, local_weights[t])
+                    column_sums(sums, stack, count, local_weights, t)
                     for j in range(width):
                         out_b[t, column + j] += sums[j]
             for t in range(targets):
@@ -268,11 +257,11 @@ def tile_into(A, norms_a, B, norms_b, n_columns, out, program, tile_rows, amplit
     padded = A.shape[1]
     n_padded = padded_columns(n_columns)
     stack = np.empty((program[0, 1] * TILE_COLUMNS, tile_rows), A.dtype)
-    rows = empty_rows(A, tile_rows, program)
+    rows = np.empty(packed_inputs(program) * tile_rows, A.dtype)
     columns = pack_columns(B, norms_b, n_columns, program)
     for start in range(0, padded, tile_rows):
         count = min(tile_rows, padded - start)
-        pack_rows(rows, A, norms_a, start, count, program)
+        pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for column in range(0, n_columns, TILE_COLUMNS):
             width = min(TILE_COLUMNS, n_columns - column)
             fill_tile(stack, width, count, rows, columns, n_padded, column, program)
@@ -287,7 +276,7 @@ def squared_norms(values, out):  # type: ignore[no-untyped-def]
     out[:] = 0.0
     for f in range(values.shape[0]):
         for i in range(values.shape[1]):
-            out[i] += values[f, i] * values[f, i]
+            out[i] = fma(values[f, i], values[f, i], out[i])
 
 
 @cached_njit(nogil=True)

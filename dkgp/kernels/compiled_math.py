@@ -2,6 +2,9 @@
 
 A call into the mathematical library would be made entry by entry. These are a few multiply-adds each, their error is a
 rounding or two, and at zero they are exact: the kernel of a sample with itself is the amplitude to the bit.
+
+Every multiply-add is written down as a fused one. Whether a compiler may fuse what is written as a product and a sum
+is left to it, and it decides otherwise for another processor: the bits of a result would depend on where it was had.
 """
 
 from __future__ import annotations
@@ -11,12 +14,33 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["FAST_MATH", "exp2", "log2_1p", "prefer_full_vectors", "stay_apart"]
+__all__ = ["FAST_MATH", "exp2", "fma", "fma_of", "log2_1p", "prefer_full_vectors", "stay_apart"]
 
-# No reassociation: the order of a sum is part of the result's definition, and the rounding trick in exp2 must survive.
-FAST_MATH = {"contract", "nsz", "nnan", "ninf", "arcp"}
+# What changes no bit of a finite number. No reassociation: the order of a sum is part of the result's definition, and
+# the rounding trick in exp2 must survive. No contraction, and no reciprocals for quotients: see above.
+FAST_MATH = {"nnan", "ninf"}
+
+
+def fma_of(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Write down `a b + c` with one rounding, of numbers or of vectors."""
+    if isinstance(a.type, ir.VectorType):
+        name = f"llvm.fma.v{a.type.count}{a.type.element.intrinsic_name}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
+        return builder.call(function, (a, b, c))
+    return builder.fma(a, b, c)
+
+
+@intrinsic
+def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a b + c`, rounded once: the same bits in vectors of any width, and in every processor's own instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return fma_of(builder, *arguments)
+
+    return (a(a, b, c) if a == b == c else None), generate
 
 
 @intrinsic
@@ -122,7 +146,7 @@ def _exp2_float32(power: Any, floor: Any) -> Any:
     bounded = max(power, floor)
     shifted = bounded + _ROUND_F32
     f = bounded - (shifted - _ROUND_F32)
-    value = ((((_P5 * f + _P4) * f + _P3) * f + _P2) * f + _P1) * f + _P0
+    value = fma(fma(fma(fma(fma(_P5, f, _P4), f, _P3), f, _P2), f, _P1), f, _P0)
     return shift_exponent(value, shifted)
 
 
@@ -149,8 +173,8 @@ def _exp2_float64(power: Any, floor: Any) -> Any:
     bounded = max(power, floor)
     shifted = bounded + _ROUND_F64
     f = bounded - (shifted - _ROUND_F64)
-    value = ((((_T11 * f + _T10) * f + _T9) * f + _T8) * f + _T7) * f + _T6
-    value = (((((value * f + _T5) * f + _T4) * f + _T3) * f + _T2) * f + _T1) * f + _T0
+    value = fma(fma(fma(fma(fma(_T11, f, _T10), f, _T9), f, _T8), f, _T7), f, _T6)
+    value = fma(fma(fma(fma(fma(fma(value, f, _T5), f, _T4), f, _T3), f, _T2), f, _T1), f, _T0)
     return shift_exponent(value, shifted)
 
 
@@ -176,11 +200,11 @@ def _log2_1p_float32(number: Any) -> Any:
     above_one = bounded + _ONE_F32
     lost = bounded - (above_one - _ONE_F32)
     mantissa, exponent, inverse = split_exponent(above_one)
-    f = (mantissa - _ONE_F32) + lost * inverse
+    f = fma(lost, inverse, mantissa - _ONE_F32)
     ff = f * f
-    even = (((_L8 * ff + _L6) * ff + _L4) * ff + _L2) * ff + _L0
-    odd = (((_L9 * ff + _L7) * ff + _L5) * ff + _L3) * ff + _L1
-    return exponent + f * (even + f * odd)
+    even = fma(fma(fma(fma(_L8, ff, _L6), ff, _L4), ff, _L2), ff, _L0)
+    odd = fma(fma(fma(fma(_L9, ff, _L7), ff, _L5), ff, _L3), ff, _L1)
+    return fma(f, fma(f, odd, even), exponent)
 
 
 _M0, _M2, _M4, _M6, _M8, _M10 = (
@@ -219,13 +243,13 @@ def _log2_1p_float64(number: Any) -> Any:
     above_one = bounded + 1.0
     lost = bounded - (above_one - 1.0)
     mantissa, exponent, inverse = split_exponent(above_one)
-    f = (mantissa - 1.0) + lost * inverse
+    f = fma(lost, inverse, mantissa - 1.0)
     ff = f * f
-    even = ((((_M20 * ff + _M18) * ff + _M16) * ff + _M14) * ff + _M12) * ff + _M10
-    even = ((((even * ff + _M8) * ff + _M6) * ff + _M4) * ff + _M2) * ff + _M0
-    odd = ((((_M19 * ff + _M17) * ff + _M15) * ff + _M13) * ff + _M11) * ff + _M9
-    odd = (((odd * ff + _M7) * ff + _M5) * ff + _M3) * ff + _M1
-    return exponent + f * (even + f * odd)
+    even = fma(fma(fma(fma(fma(_M20, ff, _M18), ff, _M16), ff, _M14), ff, _M12), ff, _M10)
+    even = fma(fma(fma(fma(fma(even, ff, _M8), ff, _M6), ff, _M4), ff, _M2), ff, _M0)
+    odd = fma(fma(fma(fma(fma(_M19, ff, _M17), ff, _M15), ff, _M13), ff, _M11), ff, _M9)
+    odd = fma(fma(fma(fma(odd, ff, _M7), ff, _M5), ff, _M3), ff, _M1)
+    return fma(f, fma(f, odd, even), exponent)
 
 
 @overload(log2_1p, inline="always")

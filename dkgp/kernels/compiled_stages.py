@@ -5,8 +5,8 @@ products; an entry stage changes the entries of a tile in place: a profile, or t
 is compiled, or fetched from the cache on disk, when a kernel first needs it; the loops know none of them, so that they
 are compiled once and a new profile is one new function here.
 
-Every stage is a plain loop over contiguous rows that the compiler turns into full-width vector code. A call is made for
-thousands of entries, so it costs nothing.
+Every entry stage is a plain loop over contiguous rows that the compiler turns into full-width vector code. A call is
+made for thousands of entries, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numpy.typing import DTypeLike
 
 from dkgp.kernels.code_cache import c_function
-from dkgp.kernels.compiled_math import FAST_MATH, exp2, log2_1p, prefer_full_vectors, stay_apart
+from dkgp.kernels.compiled_blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
+from dkgp.kernels.compiled_math import FAST_MATH, exp2, fma, log2_1p, prefer_full_vectors, stay_apart
 
 __all__ = ["PARAMETERS", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address"]
 
-TILE_COLUMNS = 16
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
 _LN2 = float(np.log(2.0))
@@ -43,72 +43,28 @@ def entry_signature(dtype: DTypeLike) -> Any:
     return types.void(pointer, size, size, size, types.CPointer(types.float64))
 
 
-# Distances. Stages index whole arrays instead of slicing rows: a slice costs reference counting, which at these loop
-# lengths shows.
-
-
-@njit(fastmath=FAST_MATH, nogil=True, forceinline=True)
-def subtract_squares(tile, width, count, rows, columns, d):  # type: ignore[no-untyped-def]
-    """`tile[j, i] = -|a_i - b_j|^2`, four inputs at a time."""
-    prefer_full_vectors()
-    for j in range(width):
-        f = 0
-        if d >= 4:
-            b0, b1, b2, b3 = columns[j, 0], columns[j, 1], columns[j, 2], columns[j, 3]
-            for i in range(count):
-                u0, u1, u2, u3 = rows[0, i] - b0, rows[1, i] - b1, rows[2, i] - b2, rows[3, i] - b3
-                tile[j, i] = -(u0 * u0) - u1 * u1 - u2 * u2 - u3 * u3
-            f = 4
-        elif d >= 2:
-            b0, b1 = columns[j, 0], columns[j, 1]
-            for i in range(count):
-                u0, u1 = rows[0, i] - b0, rows[1, i] - b1
-                tile[j, i] = -(u0 * u0) - u1 * u1
-            f = 2
-        elif d == 1:
-            b0 = columns[j, 0]
-            for i in range(count):
-                u0 = rows[0, i] - b0
-                tile[j, i] = -(u0 * u0)
-            f = 1
-        else:
-            for i in range(count):
-                tile[j, i] = 0.0
-        while f + 4 <= d:
-            b0, b1, b2, b3 = columns[j, f], columns[j, f + 1], columns[j, f + 2], columns[j, f + 3]
-            for i in range(count):
-                u0, u1, u2, u3 = rows[f, i] - b0, rows[f + 1, i] - b1, rows[f + 2, i] - b2, rows[f + 3, i] - b3
-                tile[j, i] = tile[j, i] - u0 * u0 - u1 * u1 - u2 * u2 - u3 * u3
-            f += 4
-        if f + 2 <= d:
-            b0, b1 = columns[j, f], columns[j, f + 1]
-            for i in range(count):
-                u0, u1 = rows[f, i] - b0, rows[f + 1, i] - b1
-                tile[j, i] = tile[j, i] - u0 * u0 - u1 * u1
-            f += 2
-        if f < d:
-            b0 = columns[j, f]
-            for i in range(count):
-                u0 = rows[f, i] - b0
-                tile[j, i] = tile[j, i] - u0 * u0
+# Distances: each entry one chain over the features, see `dkgp.kernels.compiled_blocks`.
 
 
 def differences(tile_at, stride, width, count, rows_at, d, columns_at):  # type: ignore[no-untyped-def]
     """Negative squared distances by direct differences."""
     prefer_full_vectors()
     stay_apart()
-    tile, rows = carray(tile_at, (TILE_COLUMNS, stride)), carray(rows_at, (d, stride))
-    subtract_squares(tile, width, count, rows, carray(columns_at, (TILE_COLUMNS, d)), d)
+    fill_differences(tile_at, stride, width, count, rows_at, d, columns_at)
+
+
+def expanded(tile_at, stride, width, count, rows_at, d, columns_at):  # type: ignore[no-untyped-def]
+    """Negative squared distances `2ab - (|a|^2 + |b|^2)`: half the work of differences, fewer digits."""
+    prefer_full_vectors()
+    stay_apart()
+    fill_expanded(tile_at, stride, width, count, rows_at, d, columns_at)
 
 
 def products(tile_at, stride, width, count, rows_at, d, columns_at):  # type: ignore[no-untyped-def]
-    """Dot products by BLAS; negative squared distances where rows and columns are packed for the expanded form.
-
-    Always of the same shape, whatever part of the tile is wanted: BLAS may sum in another order for another.
-    """
+    """Dot products."""
+    prefer_full_vectors()
     stay_apart()
-    tile, rows = carray(tile_at, (TILE_COLUMNS, stride)), carray(rows_at, (d, stride))
-    np.dot(carray(columns_at, (TILE_COLUMNS, d)), rows, tile)
+    fill_products(tile_at, stride, width, count, rows_at, d, columns_at)
 
 
 # Profiles: of the negative squared distance, which is a rounding above zero at worst.
@@ -146,7 +102,7 @@ def matern32(tile_at, stride, width, count, parameters):  # type: ignore[no-unty
     for j in range(width):
         for i in range(count):
             u = min(np.sqrt(max(-tile[j, i], zero)), -floor)
-            tile[j, i] = (one + ln2 * u) * exp2(-u, floor)
+            tile[j, i] = fma(ln2, u, one) * exp2(-u, floor)
 
 
 def matern52(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
@@ -162,7 +118,7 @@ def matern52(tile_at, stride, width, count, parameters):  # type: ignore[no-unty
         for i in range(count):
             u = min(np.sqrt(max(-tile[j, i], zero)), -floor)
             v = ln2 * u
-            tile[j, i] = (one + v * (one + v * third)) * exp2(-u, floor)
+            tile[j, i] = fma(v, fma(v, third, one), one) * exp2(-u, floor)
 
 
 def rational_quadratic(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
@@ -219,7 +175,7 @@ def shift(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped
     factor, offset = tile.dtype.type(parameters[0]), tile.dtype.type(parameters[1])
     for j in range(width):
         for i in range(count):
-            tile[j, i] = factor * tile[j, i] + offset
+            tile[j, i] = fma(factor, tile[j, i], offset)
 
 
 def add(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
@@ -230,7 +186,7 @@ def add(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-d
     factor, other = tile.dtype.type(parameters[0]), tile.dtype.type(parameters[1])
     for j in range(width):
         for i in range(count):
-            tile[j, i] = factor * tile[j, i] + other * tile[TILE_COLUMNS + j, i]
+            tile[j, i] = fma(factor, tile[j, i], other * tile[TILE_COLUMNS + j, i])
 
 
 def multiply(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
@@ -243,7 +199,7 @@ def multiply(tile_at, stride, width, count, parameters):  # type: ignore[no-unty
             tile[j, i] = tile[j, i] * tile[TILE_COLUMNS + j, i]
 
 
-_DISTANCES: tuple[Callable[..., None], ...] = (differences, products)
+_DISTANCES: tuple[Callable[..., None], ...] = (differences, expanded, products)
 _ENTRIES: tuple[Callable[..., None], ...] = (
     power_of_two, matern12, matern32, matern52, rational_quadratic, polynomial, constant, shift, add, multiply,
 )  # fmt: skip

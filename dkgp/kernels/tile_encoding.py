@@ -25,11 +25,12 @@ from dkgp.kernels.user_functions import user_stage
 
 __all__ = ["EncodedProgram", "Group", "encode"]
 
-# From this many inputs on 2ab - a^2 - b^2 with the product by BLAS beats direct differences, by `dkgp bench tiles`.
-EXPANDED_FROM_INPUTS = {4: 10, 8: 8}
-# The expanded form loses |x|^2 times the precision's epsilon. Standardised inputs have an expected |x|^2 of
-# sum(scale^2); where that is larger (many short length scales), single precision keeps to differences.
-EXPANDED_UP_TO_SQUARED_NORM = {4: 64.0, 8: float("inf")}
+# From this many inputs on single precision takes 2ab - (|a|^2 + |b|^2), half the arithmetic of differences: it shows
+# where a processor adds with its multipliers, and costs nothing where it does not. The form loses |x|^2 times the
+# precision's epsilon. Standardised inputs have an expected |x|^2 of sum(scale^2); where that is larger (many short
+# length scales) single precision keeps to differences, and double precision, in which things are proven, always does.
+EXPANDED_FROM_INPUTS = 10
+EXPANDED_UP_TO_SQUARED_NORM = 64.0
 # The smallest exponent of two, shared by all exponentials that are multiplied with each other, and the largest floor
 # that one of them may get: beside values of one, 2**-24 is a rounding of float32.
 LOWEST_EXPONENT = {4: -96.0, 8: -960.0}
@@ -115,7 +116,7 @@ class EncodedProgram:
         table[0, :2] = len(self.groups), self.depth
         feature = norm = packed = 0
         for row, group in zip(table[1:], self.groups, strict=False):
-            width = group.inputs + (2 if group.expanded else 0)
+            width = group.inputs + group.expanded
             row[:5] = feature, group.inputs, norm if group.expanded else -1, packed, width
             feature, norm, packed = feature + group.inputs, norm + (not group.product), packed + width
         for row, stage in zip(table[1 + len(self.groups) :], self.stages, strict=True):
@@ -275,8 +276,8 @@ class _Emission:
             assert leaf.function is not None
             self.stages.append(_Stage(leaf.function, slot, number))
             return _leaf_error(leaf, group, 0.0, self.itemsize)
-        by_blas = (group.product or group.expanded) and group.inputs > 0
-        self.stages.append(_Stage("products" if by_blas else "differences", slot, number))
+        form = "products" if group.product else "expanded" if group.expanded else "differences"
+        self.stages.append(_Stage(form, slot, number))
         if leaf.profile == Profile.USER:
             assert leaf.function is not None
             self.stages.append(_Stage(leaf.function, slot))
@@ -294,8 +295,8 @@ class _Emission:
             return self.expanded
         # A squared exponential's slope at zero is ln 2.
         squared_norm = group.squared_norm * (1.0 if leaf.profile == Profile.EXP2 else slope / math.log(2.0))
-        most = EXPANDED_UP_TO_SQUARED_NORM[self.itemsize]
-        return group.inputs >= EXPANDED_FROM_INPUTS[self.itemsize] and squared_norm <= most
+        few_digits_lost = group.inputs >= EXPANDED_FROM_INPUTS and squared_norm <= EXPANDED_UP_TO_SQUARED_NORM
+        return self.itemsize == 4 and few_digits_lost
 
 
 def _leaf_error(leaf: Leaf, group: Group, floor: float, itemsize: int) -> float:

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from dkgp.errors import InputError
 from dkgp.kernels.code_cache import c_function
+from dkgp.kernels.compiled_blocks import LANES
 from dkgp.kernels.compiled_math import prefer_full_vectors, stay_apart
 from dkgp.kernels.compiled_stages import TILE_COLUMNS, distance_signature, entry_signature
 
@@ -128,14 +129,14 @@ def _entry_stage(function: Any) -> Callable[..., None]:
 
 def _pair_stage(function: Any) -> Callable[..., None]:
     def apply(tile_at, stride, width, count, rows_at, d, columns_at):  # type: ignore[no-untyped-def]
-        tile, rows = carray(tile_at, (TILE_COLUMNS, stride)), carray(rows_at, (d, stride))
+        tile, rows = carray(tile_at, (TILE_COLUMNS, stride)), carray(rows_at, (stride // LANES, d, LANES))
         columns = carray(columns_at, (TILE_COLUMNS, d))
         # Copies: a function that writes to its arguments changes no other entry.
         x, y = np.empty(d, tile.dtype), np.empty(d, tile.dtype)
         for i in range(count):
             for j in range(width):
                 for f in range(d):
-                    x[f], y[f] = rows[f, i], columns[j, f]
+                    x[f], y[f] = rows[i // LANES, f, i % LANES], columns[j, f]
                 tile[j, i] = function(x, y)
 
     return apply

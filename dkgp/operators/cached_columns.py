@@ -13,7 +13,8 @@ import numpy as np
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.kernels.code_cache import cached_njit
-from dkgp.kernels.compiled import FAST_MATH, FLUSH_COLUMNS, prefer_full_vectors
+from dkgp.kernels.compiled import FLUSH_COLUMNS
+from dkgp.kernels.compiled_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
 
@@ -128,18 +129,13 @@ def _add_products(columns, slots, weights, result, first, last):  # type: ignore
                 s0, s1, s2, s3 = slots[j], slots[j + 1], slots[j + 2], slots[j + 3]
                 w0, w1, w2, w3 = weights[t, j], weights[t, j + 1], weights[t, j + 2], weights[t, j + 3]
                 for i in range(last - first):
-                    total[i] = (
-                        total[i]
-                        + columns[s0, first + i] * w0
-                        + columns[s1, first + i] * w1
-                        + columns[s2, first + i] * w2
-                        + columns[s3, first + i] * w3
-                    )
+                    value = fma(columns[s1, first + i], w1, fma(columns[s0, first + i], w0, total[i]))
+                    total[i] = fma(columns[s3, first + i], w3, fma(columns[s2, first + i], w2, value))
                 j += 4
             while j < stop:
                 s0, w0 = slots[j], weights[t, j]
                 for i in range(last - first):
-                    total[i] = total[i] + columns[s0, first + i] * w0
+                    total[i] = fma(columns[s0, first + i], w0, total[i])
                 j += 1
             for i in range(last - first):
                 result[t, first + i] += total[i]

@@ -16,7 +16,7 @@ import scipy.linalg.cython_blas
 from numpy.typing import NDArray
 
 from dkgp.kernels.code_cache import cached_njit
-from dkgp.kernels.compiled import FAST_MATH, prefer_full_vectors
+from dkgp.kernels.compiled_math import FAST_MATH, fma, prefer_full_vectors
 
 __all__ = ["solve_lower", "solve_lower_transposed"]
 
@@ -78,16 +78,11 @@ def solve_lower_transposed(factor, order, right):  # type: ignore[no-untyped-def
             for i in range(last - 1, first - 1, -1):
                 right[system, i] /= factor[i, i]
                 for k in range(first, i):
-                    right[system, k] -= right[system, i] * factor[i, k]
+                    right[system, k] = fma(-right[system, i], factor[i, k], right[system, k])
             if last - first == 4:
                 x0, x1 = right[system, first], right[system, first + 1]
                 x2, x3 = right[system, first + 2], right[system, first + 3]
                 for k in range(first):
-                    right[system, k] = (
-                        right[system, k]
-                        - x0 * factor[first, k]
-                        - x1 * factor[first + 1, k]
-                        - x2 * factor[first + 2, k]
-                        - x3 * factor[first + 3, k]
-                    )
+                    value = fma(-x1, factor[first + 1, k], fma(-x0, factor[first, k], right[system, k]))
+                    right[system, k] = fma(-x3, factor[first + 3, k], fma(-x2, factor[first + 2, k], value))
             last = first
