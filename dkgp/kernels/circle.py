@@ -29,7 +29,7 @@ _COSINE = tuple(float((-1) ** k * _T ** (2 * k) / math.factorial(2 * k)) for k i
 
 
 def cosine_and_sine(turns: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """cos(2 pi t) and sin(2 pi t), each within one and a half units in the last place.
+    """cos(2 pi t) and sin(2 pi t), each within two units in the last place.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
-"""Prints, as JSON, hashes of everything that must have the same bits on every processor; run in environments that differ.
+"""Prints, as JSON, hashes of all that must have the same bits on every processor.
 
-`python bits.py` under `NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`, `OPENBLAS_CORETYPE`, `NPY_DISABLE_CPU_FEATURES`.
+`test_portable.py` runs it under other `NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`, `OPENBLAS_CORETYPE` and
+`NPY_DISABLE_CPU_FEATURES`.
 """
 
 from __future__ import annotations
