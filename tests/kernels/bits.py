@@ -13,21 +13,24 @@ import random
 import numpy as np
 
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.kernels import Kernel, TileEvaluator, parse_kernel
+from dkgp.kernels import (
+    Constant,
+    Kernel,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Polynomial,
+    RationalQuadratic,
+    SquaredExponential,
+    TileEvaluator,
+)
 
 FEATURES = (3, 8, 9, 10, 12, 21, 90)
-KERNELS = {
-    "rbf": "rbf",
-    "matern12": "matern12",
-    "matern32": "matern32",
-    "matern52": "matern52",
-    "rq": "rq",
-    "periodic": "periodic",
-    "linear": "linear",
-    "polynomial": "polynomial(degree=3)",
-    "sum": "0.7 * rbf + 0.2 * linear + 0.1 * constant",
-    "product": "rbf * periodic",
-}
+KERNELS = (
+    "rbf", "matern12", "matern32", "matern52", "rq", "periodic", "linear", "polynomial", "sum", "product"
+)  # fmt: skip
 ROWS, COLUMNS = 200, 150
 
 
@@ -39,10 +42,23 @@ def numbers(seed: int, *shape: int) -> np.ndarray:
 
 def kernel_of(name: str, d: int) -> Kernel:
     """A kernel whose parameters are no powers of two, and differ from feature to feature."""
-    kernel = parse_kernel(KERNELS[name], d)
-    return kernel.with_parameters(
-        [parameter.value * (0.71 + 0.07 * (index % 5)) for index, parameter in enumerate(kernel.parameters())]
-    )
+    gamma = tuple((0.31 + 0.07 * (l % 5)) / d for l in range(d))
+    periods = tuple(1.1 + 0.3 * (l % 4) for l in range(d))
+    rbf, line = SquaredExponential(gamma, variance=0.83), Linear(weight=gamma)
+    periodic = Periodic(gamma=gamma, period=periods, variance=1.3)
+    kernels = {
+        "rbf": rbf,
+        "matern12": Matern12(gamma, variance=0.83),
+        "matern32": Matern32(gamma, variance=0.83),
+        "matern52": Matern52(gamma, variance=0.83),
+        "rq": RationalQuadratic(gamma, variance=0.83, alpha=0.7),
+        "periodic": periodic,
+        "linear": line,
+        "polynomial": Polynomial(weight=gamma, offset=0.9, degree=3),
+        "sum": 0.7 * rbf + 0.2 * line + Constant(0.1),
+        "product": rbf * periodic,
+    }
+    return kernels[name]
 
 
 def hashed(*arrays: np.ndarray) -> str:
