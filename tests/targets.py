@@ -1,10 +1,13 @@
 """Environments in which a process computes as on another processor: compiled for it, with its BLAS and vector code.
 
-What the processor at hand cannot run is left out. There are such environments for x86-64 alone.
+What the processor at hand cannot run is left out. There are such environments for x86-64 alone. `python -m
+tests.targets` prints one as `make test-portable` takes it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from llvmlite import binding
+
+from dkgp.cluster.arithmetic import own_arithmetic
 
 _AVX2 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -36,6 +41,11 @@ def blas_architectures() -> list[str]:
     return _runnable(_BLAS)
 
 
+def other_target() -> str:
+    """A processor to compile for that is not the one at hand."""
+    return next(name for name in targets() if name != binding.get_host_cpu_name())
+
+
 def vector_code() -> list[tuple[str, ...]]:
     """Features to keep NumPy from using: none, all but the least, all that it has code of its own for."""
     configuration: Any = np.show_config(mode="dicts")
@@ -58,6 +68,12 @@ def environment(
     return variables
 
 
+def inherited() -> dict[str, str]:
+    """This process's variables, without what would make a process that gets them another processor's."""
+    ours = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
 def code_cache(config: pytest.Config) -> Path:
     """Compiled code of other targets than the host; kept from one run of the tests to the next."""
     return Path(config.cache.mkdir("dkgp-targets"))  # type: ignore[union-attr]
@@ -67,3 +83,22 @@ def require_targets() -> None:
     """Skip where this machine has no other target to compile for."""
     if not targets():
         pytest.skip("needs an x86-64 processor with AVX2: there are no other targets to compile for here")
+
+
+def main() -> None:
+    """Print variables under which target and BLAS are others than here, for `env`."""
+    if not targets():
+        print("no other target is known for this processor: the tests run as they are", file=sys.stderr)
+        return
+    # The widest first: beside a processor that has it, the host's own BLAS may be Haswell's.
+    held = " ".join(own_arithmetic().blas)
+    blas = next(
+        name for name in ("SkylakeX", "Haswell", "Sandybridge") if name in blas_architectures() and name not in held
+    )
+    for name, value in environment(Path(), target=other_target(), blas=blas).items():
+        if name != "NUMBA_CACHE_DIR":
+            print(f"{name}={value}")
+
+
+if __name__ == "__main__":
+    main()

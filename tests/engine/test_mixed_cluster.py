@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -43,23 +42,25 @@ from dkgp.solvers import (
 )
 from tests.engine.conftest import REPOSITORY
 from tests.engine.helpers import client_of, opened
-from tests.targets import code_cache, environment, require_targets, vector_code
+from tests.targets import code_cache, environment, inherited, other_target, require_targets, vector_code
 
 N = 1500
 
 
 @pytest.fixture(scope="module")
 def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a scheduler with two workers: this processor as it is, and one that is as Haswell's to all of them."""
+    """Address of a scheduler with two workers: this processor as it is, and one that is another in all respects."""
     require_targets()
     folder = tmp_path_factory.mktemp("mixed")
-    other = environment(code_cache(request.config), target="haswell", blas="Sandybridge", without=vector_code()[-1])
+    other = environment(
+        code_cache(request.config), target=other_target(), blas="Sandybridge", without=vector_code()[-1]
+    )
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: object, **variables: str) -> None:
         command = [sys.executable, "-m", "dask", *(str(argument) for argument in arguments)]
         given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": REPOSITORY, **variables}, **given))
+        started.append(subprocess.Popen(command, env={**inherited(), "PYTHONPATH": REPOSITORY, **variables}, **given))
 
     path = folder / "scheduler.json"
     worker = ("worker", "--scheduler-file", path, "--nthreads", 1, "--no-dashboard", "--no-nanny")
