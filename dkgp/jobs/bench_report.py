@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from numba.core.registry import cpu_target
+from threadpoolctl import threadpool_info
 
 from dkgp import __version__
 from dkgp.cluster.threads import available_cores
@@ -66,6 +68,10 @@ def report(
         "machine": {
             "platform": platform.platform(),
             "processor": _processor(),
+            "compiled_for": _compiled_for(),
+            "blas": [
+                f"{one['internal_api']} {one['version']} {one.get('architecture', '')}".strip() for one in _blas()
+            ],
             "cores": available_cores(),
             "memory_bytes": int(psutil.virtual_memory().total),
             "python": platform.python_version(),
@@ -93,6 +99,17 @@ def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(cluster, Mapping) or not cluster.get("settings"):
         return dict(settings)
     return {**settings, "cluster": {**cluster, "settings": sorted(cluster["settings"])}}
+
+
+def _blas() -> list[dict[str, Any]]:
+    return [one for one in threadpool_info() if one["user_api"] == "blas"]
+
+
+def _compiled_for() -> str:
+    """The processor that compiled code is for, and its widest vectors: what `NUMBA_CPU_NAME` may have changed."""
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    widest = next((vectors for vectors in ("avx512f", "avx2", "avx") if f"+{vectors}" in features.split(",")), "")
+    return f"{name} {widest}".strip()
 
 
 def _processor() -> str:
