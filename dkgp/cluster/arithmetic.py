@@ -172,8 +172,8 @@ def require_one_arithmetic(found: Mapping[str, Arithmetic]) -> Arithmetic | None
         parts = next(iter(kind.values())).parts
         lines.append(f"  {_named(kind)}: " + "; ".join(f"{_PARTS[name]} {parts[name]}" for name in differing))
     raise ClusterError(
-        "this work takes factors, products or functions from libraries, and the workers' differ, so that the bits of the "
-        "result would depend on who computes what:\n" + "\n".join(lines) + f"\n{_ADVICE}"
+        "this work takes factors, products or functions from libraries, and the workers' differ, so that the bits of "
+        "the result would depend on who computes what:\n" + "\n".join(lines) + f"\n{_ADVICE}"
     )
 
 
