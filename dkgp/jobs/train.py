@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
 from dkgp.data.model_store import MODEL_KIND
 from dkgp.data.storage import exists, is_local
@@ -332,6 +333,13 @@ def _checkpointing(
     for name, expected in {"identity": identity, "solver": solver.settings()}.items():
         _require_same(url, latest.metadata.get(name), expected)
     reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
+    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
+    if differences is not None:
+        reporter.warn(
+            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
+            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
+            "had stayed there"
+        )
     return checkpointing
 
 

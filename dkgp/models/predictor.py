@@ -66,6 +66,9 @@ class _ThisThread:
     ) -> PendingRound:
         return _Done([value for group in groups for value in task(*arguments, group)])
 
+    def require_one_arithmetic(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
