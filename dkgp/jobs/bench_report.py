@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from numba.core.registry import cpu_target
-from threadpoolctl import threadpool_info
 
 from dkgp import __version__
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.cluster.threads import available_cores
 from dkgp.jobs.documents import Document, dump, plain
 from dkgp.jobs.outputs import check_output_file, write_text
+from dkgp.kernels.processor import compilation_target
 
 __all__ = ["Column", "check_record_file", "median", "median_ratio", "report", "write_record"]
 
@@ -69,9 +69,7 @@ def report(
             "platform": platform.platform(),
             "processor": _processor(),
             "compiled_for": _compiled_for(),
-            "blas": [
-                f"{one['internal_api']} {one['version']} {one.get('architecture', '')}".strip() for one in _blas()
-            ],
+            "blas": list(own_arithmetic().blas),
             "cores": available_cores(),
             "memory_bytes": int(psutil.virtual_memory().total),
             "python": platform.python_version(),
@@ -101,13 +99,9 @@ def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "cluster": {**cluster, "settings": sorted(cluster["settings"])}}
 
 
-def _blas() -> list[dict[str, Any]]:
-    return [one for one in threadpool_info() if one["user_api"] == "blas"]
-
-
 def _compiled_for() -> str:
     """The processor that compiled code is for, and its widest vectors: what `NUMBA_CPU_NAME` may have changed."""
-    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    _, name, features = compilation_target()
     widest = next((vectors for vectors in ("avx512f", "avx2", "avx") if f"+{vectors}" in features.split(",")), "")
     return f"{name} {widest}".strip()
 
