@@ -17,6 +17,7 @@ from dkgp.jobs.signals import interruptible
 from dkgp.models.metrics import variance_gaps
 from dkgp.models.prediction import predict
 from dkgp.models.variance import VarianceSettings
+from dkgp.models.warm_up import helped
 
 __all__ = ["PredictJob", "run_predict", "variance_settings"]
 
@@ -104,6 +105,7 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     with PeakMemory() as memory:
         with (
+            helped(model.kernel),
             open_executor(job.cluster, dataset.n_samples, reporter) as executor,
             reporter.work("predict") as show,
             interruptible(reporter.note) as interruption,
