@@ -20,9 +20,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from numba import cfunc, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
@@ -69,8 +69,8 @@ class _Places:
     closing any other of the same file would let go of its locks. Where a file system has no locks nobody waits.
     """
 
-    _of_folder: dict[str, _Places] = {}
-    _lock = threading.Lock()
+    _of_folder: ClassVar[dict[str, _Places]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -106,10 +106,8 @@ class _Places:
 
     def leave(self, name: str) -> None:
         """Let the next one in."""
-        try:
+        with suppress(OSError):
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._number(name))
-        except OSError:
-            pass
 
     @staticmethod
     def _number(name: str) -> int:
@@ -211,10 +209,9 @@ def describe_here(target: str) -> str:
 
 
 def _keep(compiled: Any, function: Callable[..., Any]) -> None:
-    try:
+    # Where there is no folder that this process may write to, it compiles for itself alone.
+    with suppress(RuntimeError):
         compiled._cache = _KeptCode(function)
-    except RuntimeError:
-        pass  # there is no folder that this process may write to: it compiles for itself alone
 
 
 @cached_njit(nogil=True)

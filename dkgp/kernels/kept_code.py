@@ -93,7 +93,7 @@ def describe(target: str, sources: str) -> dict[str, Any]:
 
 
 def why_unusable(description: dict[str, Any], sources: str) -> str | None:
-    """Say why this process, whose loops have the stamp `sources`, cannot run code that is described so, if it cannot."""
+    """Say why this process, whose loops have the stamp `sources`, cannot run code described so; None where it can."""
     given = [feature[1:] for feature in description["cpu_features"].split(",") if feature.startswith("+")]
     if reason := _unsuited(description["target"], description["machine"], given):
         return reason

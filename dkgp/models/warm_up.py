@@ -32,7 +32,7 @@ from dkgp.kernels.compiled_stages import STAGE_NAMES, stage_address
 from dkgp.kernels.tiles import Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.factor_products import factor_times, factor_transposed_times
-from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, SequentialMinimalOptimization, solve
+from dkgp.solvers import MaxPasses, SequentialMinimalOptimization, solve
 
 __all__ = [
     "all_pieces",
@@ -48,6 +48,7 @@ _MOST_HELPERS = 4
 # What a run needs last comes first: it begins with the others itself, and meets its helpers half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
+_PRECISIONS: tuple[Precision, ...] = ("double", "single")
 _one_at_a_time = threading.Lock()
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
@@ -57,8 +58,8 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
     """Name what training with the default solver and predicting with variances compile."""
     stages = [
         f"{name}/{precision}"
-        for precision in ("double", "single")
-        for name in TileEvaluator(kernel, cast(Precision, precision)).stage_names
+        for precision in _PRECISIONS
+        for name in TileEvaluator(kernel, precision).stage_names
     ]
     return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", *_LAST, *stages]
 
@@ -213,10 +214,8 @@ class _Helpers:
             self._processes.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # of a pipe that `stop` has broken
             for piece in self._pieces:
-                if self._ended:
-                    break
                 process.stdin.write(f"{piece}\n")
                 process.stdin.flush()
                 answer = process.stdout.readline().strip()
@@ -279,7 +278,7 @@ def compile_pieces(
 def helped(kernel: Kernel | None = None) -> Iterator[None]:
     """Compile in the background, while the context is open, what a run with this kernel will need and nobody has yet.
 
-    By default for the squared exponential, with which most runs begin. Contexts may nest: the outermost has the helpers.
+    By default for the squared exponential, with which most runs begin. Of contexts that nest the outermost has helpers.
     """
     if not _one_at_a_time.acquire(blocking=False):
         yield
