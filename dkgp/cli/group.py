@@ -16,6 +16,7 @@ from dkgp.cli.serve import serve
 from dkgp.cli.submit import submit
 from dkgp.cli.train import train
 from dkgp.cli.tune import tune
+from dkgp.cli.warm_up import warm_up
 
 __all__ = ["main"]
 
@@ -39,7 +40,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (ingest, tune, plan, train, predict, evaluate, info, demo, bench)
+HERE = (ingest, tune, plan, train, predict, evaluate, info, demo, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

@@ -26,6 +26,7 @@ from dkgp.jobs.solver_options import SolverOptions
 from dkgp.jobs.train import TrainJob, run_train
 from dkgp.jobs.tune import TuneJob, run_tune
 from dkgp.models.variance import VarianceSettings
+from dkgp.models.warm_up import helped
 
 __all__ = ["DemoJob", "run_demo"]
 
@@ -99,7 +100,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         ensure_writable(url, replaceable, kind)
     write_text(record_file, dump({"command": "demo", "finished": False}) + "\n")
     clock = _Phases()
-    with PeakMemory() as memory:
+    with PeakMemory() as memory, helped():
         with clock.phase("generate"), reporter.work("generate") as progress:
             write_friedman1(train_url, test_url, job.n, job.n_test, seed=job.seed, progress=progress, overwrite=True)
         with clock.phase("tune"):

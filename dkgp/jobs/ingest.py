@@ -8,6 +8,7 @@ from dkgp.data import ingest
 from dkgp.jobs.documents import Document
 from dkgp.jobs.memory import own_peak_bytes
 from dkgp.jobs.progress import Reporter
+from dkgp.jobs.warm_up import behind
 
 __all__ = ["IngestJob", "run_ingest"]
 
@@ -31,7 +32,7 @@ class IngestJob:
 
 def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
     """Ingest; return what was written: urls, n, n_train, n_test, d, p, names, fingerprint, seconds, warnings."""
-    with reporter.work("ingest") as progress:
+    with reporter.work("ingest") as progress, behind():
         report = ingest(
             job.sources,
             job.out,

@@ -14,9 +14,11 @@ from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import PeakMemory
 from dkgp.jobs.progress import Reporter, WorkProgress, announce
 from dkgp.jobs.signals import interruptible
+from dkgp.kernels import kernel_from_json
 from dkgp.models.metrics import variance_gaps
 from dkgp.models.prediction import predict
 from dkgp.models.variance import VarianceSettings
+from dkgp.models.warm_up import helped
 
 __all__ = ["PredictJob", "run_predict", "variance_settings"]
 
@@ -104,6 +106,7 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     with PeakMemory() as memory:
         with (
+            helped(kernel_from_json(model.kernel)),
             open_executor(job.cluster, dataset.n_samples, reporter) as executor,
             reporter.work("predict") as show,
             interruptible(reporter.note) as interruption,

@@ -22,6 +22,7 @@ def tables(document: Document) -> list[RenderableType]:
     """Return the tables that show a document."""
     layout: dict[str, Callable[[Document], list[RenderableType]]] = {
         "ingest": _ingest,
+        "warm-up": _warm_up,
         "tune": _tune,
         "plan": _plan,
         "train": _train,
@@ -77,6 +78,16 @@ def _ingest(document: Document) -> list[RenderableType]:
     if document["test"] is not None:
         rows.insert(1, ("test store", f"{document['test']}: {document['n_test']:,} samples"))
     return [table_of("Ingested", rows)]
+
+
+def _warm_up(document: Document) -> list[RenderableType]:
+    rows: Rows = [
+        ("compiled code", document["folder"]),
+        ("for", document["processor"]),
+        ("pieces", f"{document['pieces']:,}, {size(document['bytes'])}"),
+        ("seconds", f"{document['seconds']:.1f}"),
+    ]
+    return [table_of("Compiled beforehand", rows)]
 
 
 def _tune(document: Document) -> list[RenderableType]:

@@ -29,6 +29,7 @@ from dkgp.jobs.tree_sums import add_tree_memory, check_tree_error, check_tree_ke
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
+from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
@@ -128,7 +129,10 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         if choice is not None:
             reporter.note(f"the solver is {choice.solver}: {choice.reason}")
         prepared = _prepare(job, reporter)
-        with open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor:
+        with (
+            helped(prepared.hyperparameters.kernel),
+            open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
+        ):
             announce(executor, reporter)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)

@@ -26,6 +26,7 @@ from dkgp.models.likelihood_search import SearchSettings
 from dkgp.models.refine_record import RefineSettings
 from dkgp.models.tuning_run import Choices, check_tuning
 from dkgp.models.tuning_subsets import plan_subsets
+from dkgp.models.warm_up import helped
 
 __all__ = ["TuneJob", "run_tune"]
 
@@ -121,7 +122,7 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
         _check_choices(job, dataset, start, named)
     refinement = None
     # One evaluation takes much longer than a round of messages: without a cluster that is asked for, threads do.
-    with open_executor(job.cluster, 1 if job.refine is None else dataset.n_samples, reporter) as executor:
+    with helped(), open_executor(job.cluster, 1 if job.refine is None else dataset.n_samples, reporter) as executor:
         if job.refine is not None:
             check_refinement_memory(dataset, job.refine, executor, job.cluster.cache_bytes)
         if start is None or not job.refine_only:

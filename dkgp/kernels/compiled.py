@@ -232,7 +232,9 @@ def tile_pair(  # type: ignore[no-untyped-def]
         pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for t in range(targets):
             out_a[t, start : start + count] = 0.0
-            local_weights[t, :count] = weights_a[t, start : start + count]
+            # By loop: what says that two slices do not fit takes seconds to compile.
+            for i in range(count):
+                local_weights[t, i] = weights_a[t, start + i]
             local_weights[t, count:] = 0.0
         for first in range(0, n_columns, FLUSH_COLUMNS):
             last = min(first + FLUSH_COLUMNS, n_columns)

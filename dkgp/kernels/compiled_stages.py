@@ -22,7 +22,7 @@ from dkgp.kernels.code_cache import c_function
 from dkgp.kernels.compiled_blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
 from dkgp.kernels.compiled_math import FAST_MATH, exp2, fma, log2_1p, prefer_full_vectors, stay_apart
 
-__all__ = ["PARAMETERS", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address"]
+__all__ = ["PARAMETERS", "STAGE_NAMES", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address"]
 
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
@@ -204,6 +204,7 @@ _ENTRIES: tuple[Callable[..., None], ...] = (
     power_of_two, matern12, matern32, matern52, rational_quadratic, polynomial, constant, shift, add, multiply,
 )  # fmt: skip
 _STAGES = {function.__name__: function for function in (*_DISTANCES, *_ENTRIES)}
+STAGE_NAMES = tuple(_STAGES)
 _COMPILED: dict[tuple[str, np.dtype[Any]], Any] = {}
 
 

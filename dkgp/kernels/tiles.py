@@ -129,6 +129,11 @@ class TileEvaluator:
         return self._encoded.table(self.dtype)
 
     @property
+    def stage_names(self) -> tuple[str, ...]:
+        """The stages that the kernel takes of those that dkgp has; users' functions are none of them."""
+        return tuple(sorted({stage.name for stage in self._encoded.stages if isinstance(stage.name, str)}))
+
+    @property
     def amplitude(self) -> float:
         """Factor on what the loops leave in a tile."""
         return self._encoded.amplitude
@@ -195,9 +200,7 @@ class TileEvaluator:
             raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
         weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
         out = np.empty((W.shape[1], A.values.shape[1]))
-        compiled.tile_matmat(
-            A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights, out, self.program, self.tile_rows
-        )
+        compiled.tile_matmat(*_plain(A), *_plain(B), B.n, weights, out, self.program, self.tile_rows)
         return out[:, : A.n].T
 
     def pair(
@@ -224,8 +227,7 @@ class TileEvaluator:
         weights_a[:, : A.n] = W_A.T * self.amplitude
         out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
         compiled.tile_pair(
-            A.values, A.squared_norms, B.values, B.squared_norms, B.n, weights_b, weights_a, out_a, out_b,
-            self.program, self.tile_rows,
+            *_plain(A), *_plain(B), B.n, weights_b, weights_a, out_a, out_b, self.program, self.tile_rows,
         )  # fmt: skip
         return out_a[:, : A.n].T, out_b.T
 
@@ -234,8 +236,7 @@ class TileEvaluator:
         self._require_own(A, B)
         out = np.empty((B.n, A.values.shape[1]), self.dtype)
         compiled.tile_into(
-            A.values, A.squared_norms, B.values, B.squared_norms, B.n, out, self.program, self.tile_rows,
-            self.dtype.type(self.amplitude),
+            *_plain(A), *_plain(B), B.n, out, self.program, self.tile_rows, self.dtype.type(self.amplitude),
         )  # fmt: skip
         return out[:, : A.n].T
 
@@ -247,6 +248,14 @@ class TileEvaluator:
                     f"expected features of {self._inputs} inputs in {self.dtype}, from `prepare` of this kernel's "
                     f"evaluator; got {rows.values.shape[0]} in {rows.values.dtype}"
                 )
+
+
+def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Values and norms in the one layout that the loops are compiled for; a copy of a slice, or of what is read-only.
+
+    The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
+    """
+    return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
 
 
 def _evaluator(kernel: Kernel, precision: Precision, expanded: bool | None) -> TileEvaluator:

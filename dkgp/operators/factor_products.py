@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dkgp.kernels.code_cache import cached_njit
 
 __all__ = ["PIECE_ROWS", "factor_times", "factor_transposed_times"]
 
@@ -72,7 +73,7 @@ def factor_transposed_times(factor: NDArray[np.float32], vectors: FloatArray) ->
     return product
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _project(factor: Any, vectors: Any, total: Any) -> None:
     """`total[t] += factor' vectors[t]`: four rows at a time, in their order."""
     rows, rank = factor.shape
@@ -93,7 +94,7 @@ def _project(factor: Any, vectors: Any, total: Any) -> None:
                 total[t, r] += np.float64(factor[i, r]) * v0
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _expand(factor: Any, weights: Any, out: Any) -> None:
     """`out[:, t] = factor weights[t]`: sums in sixteen lanes, so that their order is the same wherever arrays lie."""
     rows, rank = factor.shape

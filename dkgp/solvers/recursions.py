@@ -7,7 +7,8 @@ updated or a few, and wherever they stand in the array.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dkgp.kernels.code_cache import cached_njit
 
 __all__ = ["advance_gradient", "advance_solution", "measures"]
 
@@ -19,7 +20,7 @@ CHUNK = 1024
 NEGLIGIBLE = 1e-200
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _combine(out, images, used, coefficients, first, last):  # type: ignore[no-untyped-def]
     """`out[first:last] -= sum_j c_j images[used[j], first:last]`, one j after the other."""
     p = out.shape[1]
@@ -35,7 +36,7 @@ def _combine(out, images, used, coefficients, first, last):  # type: ignore[no-u
                     out[i, t] -= coefficients[j, t] * images[slot, i, t]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _add_scaled(total, step, image, first, last):  # type: ignore[no-untyped-def]
     p = total.shape[1]
     if p == 1:
@@ -48,7 +49,7 @@ def _add_scaled(total, step, image, first, last):  # type: ignore[no-untyped-def
                 total[i, t] += step[t] * image[i, t]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def advance_gradient(gradient, product, images, used, coefficients, step, image_out):  # type: ignore[no-untyped-def]
     """`q = product - sum_j c_j q_j; gradient += step * q`, and q to `image_out`; per target.
 
@@ -63,15 +64,18 @@ def advance_gradient(gradient, product, images, used, coefficients, step, image_
     coefficients : (k, p) float64
     step : (p,) float64
     """
-    n = gradient.shape[0]
+    n, p = gradient.shape
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
-        image_out[first:last] = product[first:last]
+        # By loops: what says that two slices do not fit takes seconds to compile.
+        for i in range(first, last):
+            for t in range(p):
+                image_out[i, t] = product[i, t]
         _combine(image_out, images, used, coefficients, first, last)
         _add_scaled(gradient, step, image_out, first, last)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def advance_solution(alpha, indices, delta, directions, used, coefficients, step, direction_out):  # type: ignore[no-untyped-def]
     """`p = delta (on B) - sum_j c_j p_j; alpha += step * p`, and p to `direction_out`; per target.
 
@@ -99,7 +103,7 @@ def advance_solution(alpha, indices, delta, directions, used, coefficients, step
     return moved * step * step
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
     """One pass over the n-vectors for a progress record.
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numba import njit
 
 from dkgp.errors import InputError
 from dkgp.kernels import Features
+from dkgp.kernels.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.solvers.subproblem import Subproblem, matmat_in_parallel
 
@@ -183,7 +183,7 @@ class _Scorer:
         return matmat_in_parallel(self._operator.single, rows, columns, delta, self._settings.threads)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyped-def]
     """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it.
 

@@ -110,7 +110,8 @@ def _steps(  # type: ignore[no-untyped-def]
     for _ in range(count):
         if gradient[high] == 0.0 and gradient[low] == 0.0:
             break
-        a, new = _column(high, -1, values, norms, program, columns, owner, slot_of, used, hand)
+        # Of one type in both calls: a constant would be compiled as another function.
+        a, new = _column(np.intp(high), np.intp(-1), values, norms, program, columns, owner, slot_of, used, hand)
         evaluated += new
         used_columns += 1
         column_a = columns[a]
@@ -118,7 +119,7 @@ def _steps(  # type: ignore[no-untyped-def]
             step_a, step_b = -gradient[high] / (float(column_a[high]) + noise), 0.0
             column_b = column_a
         else:
-            b, new = _column(low, a, values, norms, program, columns, owner, slot_of, used, hand)
+            b, new = _column(np.intp(low), np.intp(a), values, norms, program, columns, owner, slot_of, used, hand)
             evaluated += new
             used_columns += 1
             column_b = columns[b]

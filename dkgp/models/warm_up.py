@@ -1,0 +1,295 @@
+"""What runs compile, piece by piece, and helper processes that compile it in the background.
+
+A piece is compiled by calling it on a few rows, in arrays of the types that runs give it, and stays in the cache on
+disk (`dkgp.kernels.code_cache`), where the run finds it. Compiling holds one lock of a process, so it takes several
+processes to do it in parallel, or beside other work.
+
+Files beside the cache remember which pieces are there, so that a process finds out in a moment that it needs no
+helpers. Where they are wrong, because part of the cache was deleted, the run compiles for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+import numba
+import numpy as np
+
+from dkgp.cluster import LocalExecutor
+from dkgp.cluster.threads import available_cores
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
+from dkgp.kernels.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
+from dkgp.kernels.compiled_stages import STAGE_NAMES, stage_address
+from dkgp.kernels.tiles import Precision
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators.factor_products import factor_times, factor_transposed_times
+from dkgp.solvers import MaxPasses, SequentialMinimalOptimization, solve
+
+__all__ = [
+    "all_pieces",
+    "compile_first_run",
+    "compile_piece",
+    "compile_pieces",
+    "helped",
+    "missing",
+    "pieces_of_run",
+]
+
+_MOST_HELPERS = 4
+# What a run needs last comes first: it begins with the others itself, and meets its helpers half-way.
+_LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
+_LAST = ("take/single",)
+_PRECISIONS: tuple[Precision, ...] = ("double", "single")
+_one_at_a_time = threading.Lock()
+_KERNEL = SquaredExponential(gamma=(0.5, 0.5))
+_ROWS = 48
+
+
+def pieces_of_run(kernel: Kernel) -> list[str]:
+    """Name what training with the default solver and predicting with variances compile."""
+    stages = [
+        f"{name}/{precision}"
+        for precision in _PRECISIONS
+        for name in TileEvaluator(kernel, precision).stage_names
+    ]
+    return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", *_LAST, *stages]
+
+
+def all_pieces() -> list[str]:
+    """Name all that can be compiled beforehand: everything but users' functions."""
+    loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
+    stages = [f"{name}/{precision}" for precision in ("double", "single") for name in STAGE_NAMES]
+    return ["tree", "pairs of variables", *loops, "vectors", "factor", *stages]
+
+
+# ----------------------------------------------------------------------------------------------------------- compiling
+
+
+def compile_piece(piece: str) -> float:
+    """Compile a piece, or read it from the cache, and remember that it is there; return the seconds that it took."""
+    began = time.perf_counter()
+    name, _, precision = piece.partition("/")
+    if name in STAGE_NAMES:
+        stage_address(name, np.float32 if precision == "single" else np.float64)
+    elif name in _LOOPS:
+        _LOOPS[name](TileEvaluator(_KERNEL, cast(Precision, precision)))
+    elif name in _OTHERS:
+        _OTHERS[name]()
+    else:
+        raise InputError(f"there is no piece '{piece}' to compile; expected one of {', '.join(all_pieces())}")
+    seconds = time.perf_counter() - began
+    mark = _mark(piece)
+    if mark is not None:
+        with suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    return seconds
+
+
+def missing(pieces: Iterable[str]) -> list[str]:
+    """Return those that nobody is known to have compiled into the cache; none where it was filled beforehand."""
+    if FILLED_FOLDER is not None:
+        return []
+    return [piece for piece in pieces if (mark := _mark(piece)) is not None and not mark.exists()]
+
+
+def _mark(piece: str) -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    name = hashlib.sha256(
+        "\n".join((SOURCES_STAMP, *compile_target(), sys.version, numba.__version__, piece)).encode()
+    ).hexdigest()
+    return folder / "dkgp-pieces" / name[:24]
+
+
+def _points(rows: int = _ROWS) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((rows, 2))
+
+
+def _matmat(evaluator: TileEvaluator) -> None:
+    features = evaluator.prepare(_points())
+    evaluator.matmat(features, features, np.ones((_ROWS, 1)))
+
+
+def _pair(evaluator: TileEvaluator) -> None:
+    features = evaluator.prepare(_points())
+    evaluator.pair(features, features, np.ones((_ROWS, 1)), np.ones((_ROWS, 1)))
+
+
+def _tile(evaluator: TileEvaluator) -> None:
+    features = evaluator.prepare(_points())
+    evaluator.tile(features, features)
+
+
+def _take(evaluator: TileEvaluator) -> None:
+    evaluator.prepare(_points()).take(np.arange(3, dtype=np.intp))
+
+
+def _vectors() -> None:
+    from dkgp.solvers.recursions import advance_gradient, advance_solution, measures
+
+    vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
+    indices, few = np.arange(3, dtype=np.intp), np.ones((2, 1))
+    used, step = np.arange(2, dtype=np.intp), np.ones(1)
+    advance_gradient(vector, vector, memory, used, few, step, memory[1])
+    advance_solution(vector, indices, vector[:3], memory, used, few, step, memory[1])
+    measures(vector, vector, vector)
+
+
+def _factor() -> None:
+    from dkgp.solvers.selection import best_in_groups
+    from dkgp.solvers.triangular import solve_lower_transposed
+
+    best_in_groups(np.ones(4), np.arange(4, dtype=np.intp), 2, np.zeros(4, np.bool_))
+    solve_lower_transposed(np.eye(4, dtype=np.float32), 4, np.ones((1, 4), np.float32))
+    for count in (1, 64):
+        factor_times(np.ones((_ROWS, 32), np.float32), np.ones((32, count)))
+        factor_transposed_times(np.ones((_ROWS, 32), np.float32), np.ones((_ROWS, count)))
+
+
+def _pairs_of_variables() -> None:
+    points = _points()
+    with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
+        solve(operator, points[:, 0], solver=SequentialMinimalOptimization(), stopping=MaxPasses(1))
+
+
+def _tree() -> None:
+    points = _points(600)
+    with TreeKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1), error=1e-3) as operator:
+        operator.matmat(points[:, :1])
+        operator.matmat(points[:, :1], "single")
+
+
+_LOOPS: dict[str, Callable[[TileEvaluator], None]] = {"matmat": _matmat, "pair": _pair, "tile": _tile, "take": _take}
+_OTHERS: dict[str, Callable[[], None]] = {
+    "vectors": _vectors,
+    "factor": _factor,
+    "pairs of variables": _pairs_of_variables,
+    "tree": _tree,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+class _Helpers:
+    """Processes that compile pieces, each the next one that is left."""
+
+    def __init__(self, pieces: Sequence[str], count: int, environment: Mapping[str, str] | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self.failures: dict[str, str] = {}
+        self._pieces = iter(pieces)
+        self._environment = environment
+        self._processes: list[subprocess.Popen[str]] = []
+        self._ended = False
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._feed, daemon=True) for _ in range(min(count, len(pieces)))]
+        for thread in self._threads:
+            thread.start()
+
+    def _feed(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            # A session of its own: Ctrl-C is the run's. It ends with the pipe, whatever becomes of this process.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", "from dkgp.models.warm_up import _serve; _serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+            )
+            self._processes.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError, ValueError):  # of a pipe that `stop` has broken
+            for piece in self._pieces:
+                process.stdin.write(f"{piece}\n")
+                process.stdin.flush()
+                answer = process.stdout.readline().strip()
+                try:
+                    self.seconds[piece] = float(answer)
+                except ValueError:
+                    self.failures[piece] = answer or "the process that compiled it ended"
+                    if not answer:
+                        break
+        with suppress(OSError):
+            process.stdin.close()
+
+    def join(self) -> None:
+        """Wait until all is compiled."""
+        for thread in self._threads:
+            thread.join()
+
+    def stop(self) -> None:
+        """End the processes. What they had not finished is not in the cache."""
+        with self._lock:
+            self._ended = True
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self.join()
+
+
+def _serve() -> None:
+    """Compile the pieces that are named on standard input, and answer each with the seconds that it took."""
+    for line in sys.stdin:
+        try:
+            answer = str(compile_piece(line.strip()))
+        except Exception as error:  # the run will meet it itself, and say so
+            answer = " ".join(f"{type(error).__name__}: {error}".split())
+        print(answer, flush=True)
+
+
+def compile_first_run() -> None:
+    """Compile here what a run with the squared exponential needs and nobody has yet compiled."""
+    for piece in missing(pieces_of_run(_KERNEL)):
+        compile_piece(piece)
+
+
+def compile_pieces(
+    pieces: Sequence[str], processes: int | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Compile pieces in several processes; return the seconds of each, and what went wrong with the others.
+
+    The processes are given `environment` in the place of this one's.
+    """
+    helpers = _Helpers(pieces, processes or available_cores(), environment)
+    try:
+        helpers.join()
+    finally:
+        helpers.stop()
+    return helpers.seconds, helpers.failures
+
+
+@contextmanager
+def helped(kernel: Kernel | None = None) -> Iterator[None]:
+    """Compile in the background, while the context is open, what a run with this kernel will need and nobody has yet.
+
+    By default for the squared exponential, with which most runs begin. Of contexts that nest the outermost has helpers.
+    """
+    if not _one_at_a_time.acquire(blocking=False):
+        yield
+        return
+    helpers = None
+    try:
+        wanted = missing(pieces_of_run(_KERNEL if kernel is None else kernel))
+        if wanted:
+            helpers = _Helpers(wanted, min(_MOST_HELPERS, max(1, available_cores() - 1)))
+        yield
+    finally:
+        if helpers is not None:
+            helpers.stop()
+        _one_at_a_time.release()
