@@ -84,6 +84,7 @@ def run_serve(
             concurrent_jobs=settings.concurrent_jobs,
             deadline_seconds=settings.job_deadline_seconds,
             keep_seconds=settings.keep_seconds,
+            roots=settings.roots,
         )
         service = Service(settings, queue, supervisor)
         began = time.monotonic()

@@ -100,6 +100,8 @@ class ServiceSettings:
                 f"Give one with --token-file or {TOKEN_VARIABLE}, or listen on this machine alone: --host 127.0.0.1"
             )
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(self.folder)))
+        # Jobs' processes work in folders of their own.
+        object.__setattr__(self, "cluster", self.cluster.anchored())
         object.__setattr__(self, "roots", Roots(self.roots or (os.getcwd(),)).urls)
 
     def limits(self) -> dict[str, Any]:
