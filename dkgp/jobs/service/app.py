@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import dkgp
-from dkgp.errors import DkgpError
+from dkgp.errors import DkgpError, UsageError
 from dkgp.jobs.service import schema
 from dkgp.jobs.service.answers import Outermost, answer_errors
 from dkgp.jobs.service.auth import Guard
@@ -134,6 +134,8 @@ def create_app(service: Service) -> "ASGIApp":
     """Return the service as an ASGI application."""
     from fastapi import FastAPI
 
+    if service.settings.token is None and not service.settings.no_token:
+        raise UsageError("a service without a token has to be asked for: no_token=True")
     app = FastAPI(
         title="dkgp jobs",
         version=dkgp.__version__,

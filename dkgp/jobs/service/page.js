@@ -466,5 +466,8 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden && byId("sign-in").hidden) refresh();
 });
 
-remember(sessionStorage.getItem(TOKEN_KEY));
+// `dkgp serve` prints such an address; the token does not stay in it, nor in the browser's history.
+const given = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
+if (given) history.replaceState(null, "", location.pathname);
+remember(given ? given[1] : sessionStorage.getItem(TOKEN_KEY));
 if (document.documentElement.dataset.token === "required" && !page.token) askForToken(""); else start();

@@ -168,8 +168,4 @@ def test_a_jobs_process_works_in_the_jobs_folder(
     assert found["argv"][-1] == str(tmp_path)
     told = json.loads((queue.folder / "cluster.json").read_text())
     assert told["config_file"] == str(tmp_path / "dask.yaml")
-    assert told["settings"] == {
-        "log_directory": str(tmp_path / "logs"),
-        "local_directory": "~/scratch",
-        "queue": "short",
-    }
+    assert told["settings"] == {**cluster.settings, "log_directory": str(tmp_path / "logs")}
