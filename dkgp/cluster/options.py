@@ -18,8 +18,9 @@ __all__ = ["QUEUEING_KINDS", "ClusterKind", "ClusterOptions", "UnreachableSchedu
 
 ClusterKind = Literal["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
 
+_BATCH_KINDS = ("slurm", "pbs", "lsf")
 # These hand their workers to a queue, in which they may have to wait for their turn.
-QUEUEING_KINDS = ("slurm", "pbs", "lsf", "kubernetes", "gateway")
+QUEUEING_KINDS = (*_BATCH_KINDS, "kubernetes", "gateway")
 # A cluster of these kinds is started here and its size can change.
 _SCALING_KINDS = ("processes", *QUEUEING_KINDS)
 # What names a file or folder of this machine, among the fields and among the classes' own settings.
@@ -166,6 +167,9 @@ class ClusterOptions:
         folders = {name: self.settings[name] for name in _PATH_SETTINGS if isinstance(self.settings.get(name), str)}
         # Those with a variable or a `~` are for another host to read.
         absolute = {name: os.path.abspath(path) for name, path in folders.items() if path[:1] not in ("~", "$")}
+        if self.kind in _BATCH_KINDS and not dask.config.get(f"jobqueue.{self.kind}.log-directory", None):
+            # A queueing system's nodes may not see the other folder, and fail jobs whose output they cannot write.
+            absolute.setdefault("log_directory", os.getcwd())
         return replace(self, **files, settings={**self.settings, **absolute})
 
     @property
