@@ -100,8 +100,10 @@ def security_for_start(options: ClusterOptions) -> Security | None:
     """
     from distributed import Security
 
+    if options.plain_text:
+        return None
     found = security_from(options)
-    if found is not None or options.plain_text or options.kind not in _TAKE_CERTIFICATES:
+    if found is not None or options.kind not in _TAKE_CERTIFICATES:
         return found
     # In memory; without it any user of this machine could run code in the coordinator and the workers.
     made: Security = Security.temporary()

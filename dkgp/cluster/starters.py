@@ -65,7 +65,8 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
         It could not be started.
     """
     kind = "local" if options.kind == "auto" else options.kind
-    _leave_folders_out(stack)
+    if kind != "local":
+        _leave_folders_out(stack)
     start = {"kubernetes": _start_kubernetes, "gateway": _start_gateway, "ssh": _start_ssh}
     if kind in JOBQUEUE_KINDS:
         start[kind] = start_jobqueue

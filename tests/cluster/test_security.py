@@ -122,14 +122,19 @@ def answer_to_plain_text(address: str) -> bytes:
     return b""
 
 
-def test_plain_text_has_to_be_asked_for() -> None:
+def test_plain_text_has_to_be_asked_for(certificates: Certificates) -> None:
     from dkgp.cluster.security import security_for_start
 
     for kind in ("processes", "slurm", "pbs", "lsf", "ssh"):
         made = security_for_start(ClusterOptions(kind=kind))  # type: ignore[arg-type]
         assert made is not None
         assert made.require_encryption is True
-        assert security_for_start(ClusterOptions(kind=kind, plain_text=True)) is None  # type: ignore[arg-type]
+        configured = {"ca-file": certificates.ca, "client": {"cert": certificates.cert, "key": certificates.key}}
+        with dask.config.set({"distributed.comm.tls": {**dask.config.get("distributed.comm.tls"), **configured}}):
+            found = security_for_start(ClusterOptions(kind=kind))  # type: ignore[arg-type]
+            assert found is not None
+            assert found.tls_ca_file == certificates.ca
+            assert security_for_start(ClusterOptions(kind=kind, plain_text=True)) is None  # type: ignore[arg-type]
     with open_executor(
         ClusterOptions(kind="processes", workers=1, threads_per_worker=1, plain_text=True), 1
     ) as executor:
