@@ -233,7 +233,7 @@ def measure_ceiling(hyper: str, processes: int) -> float:
     description = json.dumps({"contender": "tiles", "hyper": hyper}) + "\n"
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-P", "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
