@@ -214,7 +214,7 @@ def test_train_on_worker_processes_killed_at_ten_random_moments(
     def command(out: Path) -> list[str]:
         cluster = ("--cluster", "processes", "--workers", 2, "--checkpoint-every", 0.05)
         given = train(pipeline, out, "--log-json", f"{out}.jsonl", *cluster)
-        return [*program, *map(str, given), "--block-size", "6"]
+        return [*program, *map(str, given), "--block-size", "25"]
 
     def finished(out: Path, *more: str) -> dict[str, Any]:
         ended = subprocess.run([*command(out), *more], env=environment, capture_output=True, text=True, timeout=180)
