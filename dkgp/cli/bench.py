@@ -13,6 +13,7 @@ from dkgp.cli.bench_options import (
     problem_options,
     repeats_option,
     tolerance_option,
+    variables_option,
 )
 from dkgp.cli.bench_solvers import papers, solvers
 from dkgp.cli.options import (
@@ -74,6 +75,7 @@ def tiles(as_json: bool, quiet: bool, debug: bool, features: tuple[int, ...], **
 )
 @problem_options()
 @block_option
+@variables_option
 @tolerance_option
 @repeats_option
 @click.option("--cholesky/--no-cholesky", "with_cholesky", default=True, help="Whether LAPACK takes part.")
@@ -93,9 +95,8 @@ def solve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         from dkgp.jobs.solver_options import SolverOptions
 
         problem, cluster = problem_from(options), cluster_from(options)
-        solver = SolverOptions(
-            block_size=options.pop("block_size"), tolerance=options.pop("tolerance"), seed=problem.seed
-        )
+        names = ("block_size", "tolerance", "variables_per_step")
+        solver = SolverOptions(**{name: options.pop(name) for name in names}, seed=problem.seed)
         return run_bench_solve(BenchSolveJob(problem=problem, solver=solver, cluster=cluster, **options), reporter)
 
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
@@ -163,6 +164,14 @@ def scaling(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 @bench.command(epilog=examples("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png"))
 @problem_options()
 @block_option
+@click.option(
+    "--variables-per-step",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="V",
+    help="Variables that the greedy selection takes between two solutions of the block; 1 as in the paper.",
+)
 @tolerance_option
 @click.option("--memory", type=int, default=0, show_default=True, help="Conjugate steps; 0 as in the paper.")
 @click.option("--max-passes", type=float, default=30.0, show_default=True, help="Where each method is cut off.")
@@ -179,7 +188,7 @@ def selection(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         from dkgp.jobs.solver_options import SolverOptions
 
         problem, cluster = problem_from(options), cluster_from(options)
-        names = ("block_size", "tolerance", "memory", "max_passes")
+        names = ("block_size", "variables_per_step", "tolerance", "memory", "max_passes")
         solver = SolverOptions(**{name: options.pop(name) for name in names}, seed=problem.seed)
         return run_bench_selection(
             BenchSelectionJob(problem=problem, solver=solver, cluster=cluster, **options), reporter

@@ -19,6 +19,7 @@ __all__ = [
     "problem_options",
     "repeats_option",
     "tolerance_option",
+    "variables_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,6 +63,12 @@ def problem_from(options: dict[str, Any]) -> BenchProblem:
 
 block_option = click.option(
     "--block-size", type=block_size, metavar="M|auto", default="auto", show_default=True, help="Variables in a round."
+)
+variables_option = click.option(
+    "--variables-per-step",
+    type=click.IntRange(min=1),
+    metavar="V",
+    help="Variables that gbcd chooses between two solutions of the block.  [default: a 20th of the block]",
 )
 tolerance_option = click.option("--tol", "tolerance", type=float, default=1e-4, show_default=True, help="On max |g|.")
 repeats_option = click.option(

@@ -103,6 +103,8 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
     With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
     reported. Samples whose interval stays wider than --variance-gap are counted, with a warning; the exit code is 0.
+    The proofs are of the Gaussian process with the model's hyperparameters; of a user() function in its kernel they
+    take for granted that it is positive definite.
     """
 
     def job(reporter: Reporter) -> Document:

@@ -34,6 +34,7 @@ SOLVER_NAMES = (
     "block_size",
     "largest_block_size",
     "candidates",
+    "variables_per_step",
     "memory",
     "precision",
     "exhaustive",
@@ -87,7 +88,19 @@ SOLVER_NAMES = (
     help="What gbcd's blocks grow to where it gets on slowly; auto leaves a --block-size that is given as it is.",
 )
 @click.option("--candidates", type=int, default=60, show_default=True, help="Each variable is the best of so many.")
-@click.option("--memory", type=int, default=5, show_default=True, help="Past steps that a new one is conjugate to.")
+@click.option(
+    "--variables-per-step",
+    type=int,
+    metavar="V",
+    help="Variables that gbcd chooses between two solutions of the block; 1 is the paper's.  [default: a 20th of the "
+    "block; 1 with --exhaustive or --prefitting]",
+)
+@click.option(
+    "--memory",
+    type=int,
+    metavar="STEPS",
+    help="Past steps that a new one is conjugate to.  [default: 5; 0 for bcdc and bcdg, as in the paper]",
+)
 @click.option(
     "--precision",
     type=click.Choice(["mixed", "double"]),

@@ -95,6 +95,12 @@ __all__ = ["tune", "tune_job"]
     help="Score the result on rows that no subset holds, as many as this fraction of a subset.",
 )
 @click.option("--plot", metavar="FILE", help="Draw the length scales by feature into a .png, .pdf or .svg.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Take the file at --out for done where this same command wrote it; otherwise the search starts from the "
+    "beginning. For batch systems that run a command again.",
+)
 @refine_options
 @cluster_options
 @seed_option

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 
 from threadpoolctl import LibController, ThreadpoolController
 
@@ -96,7 +97,7 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
             failed.set()
             raise
 
-    futures = [_helpers.submit(take) for _ in range(helpers)]
+    futures = [_helpers.submit(copy_context().run, take) for _ in range(helpers)]
     try:
         take()
     finally:

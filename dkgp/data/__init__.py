@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dkgp.data._manifest import recognise
+from dkgp.data._manifest import is_committed, recognise
 from dkgp.data._types import Progress, ProgressCallback
 from dkgp.data.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.dataset import Dataset, open_dataset
@@ -41,6 +41,7 @@ __all__ = [
     "find_model",
     "friedman1",
     "ingest",
+    "is_committed",
     "memory_dataset",
     "memory_model",
     "open_dataset",

@@ -39,6 +39,7 @@ __all__ = [
     "chunk_keys",
     "chunk_rows_of_key",
     "commit",
+    "is_committed",
     "json_bytes",
     "read_manifest",
     "recognise",
@@ -151,6 +152,11 @@ def _settle(url: str, content: Json, claim: Claim | None) -> None:
     if claim is not None:
         claim.require()
     write_object(join(url, MANIFEST_NAME), json_bytes(content))
+
+
+def is_committed(url: str) -> bool:
+    """Whether the writing of a store was finished."""
+    return exists(join(url, MANIFEST_NAME))
 
 
 def read_manifest(url: str, kind: str) -> Json:

@@ -11,15 +11,19 @@ from dkgp.errors import InputError
 from dkgp.estimators.fitted import FittedModel
 from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
+from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance import VarianceSettings
 
-__all__ = ["PredictionBounds", "predictions"]
+__all__ = ["PredictionBounds", "predictions", "what_holds"]
 
 UNKNOWN_SIZE_SAMPLES = 100_000
 
 
 class PredictionBounds(NamedTuple):
     """What is proven about predictions, in the targets' units; each shaped as the mean.
+
+    Of the exact Gaussian process with the model's hyperparameters, for which a user's function in its kernel must be
+    positive definite.
 
     Attributes
     ----------
@@ -32,6 +36,14 @@ class PredictionBounds(NamedTuple):
     mean_error: Any
     variance_lower: Any
     variance_upper: Any
+
+
+def what_holds(kernel: Kernel) -> str:
+    """Say what the error bounds of a solution that stopped short are worth."""
+    said = "The error bounds of predictions are those of the solution as it stands, wider than asked for, and hold"
+    if has_user_function(kernel):
+        return f"{said} if the user's function in the kernel is positive definite, which was looked at on samples alone"
+    return f"{said} all the same"
 
 
 def predictions(

@@ -13,7 +13,7 @@ from dkgp.data import append_rows
 from dkgp.data.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import FittedModel, Workspace
-from dkgp.estimators.outputs import predictions
+from dkgp.estimators.outputs import predictions, what_holds
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     ConvergenceWarning,
@@ -77,7 +77,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         What suits the problem by its sizes and a probe, as `solution_` then says; greedy block coordinate descent; or
         one of `dkgp.solvers`.
     variance_gap : float, default 0.02
-        Relative width of the variances' proven intervals.
+        Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
     client : distributed.Client, optional
         Whose workers to use; it stays open, and does not travel with copies and pickles. By default small problems run
         on this process's threads and larger ones on a cluster within this process.
@@ -95,7 +95,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     hyperparameters_ : Hyperparameters
         The same, with how they were found.
     certificate_ : dkgp.models.certificate.Certificate
-        What is proven about the fit, on the standardised scale.
+        What is proven about the fit, converged or not, on the standardised scale. For a kernel with a function of a
+        user's the proof takes for granted that it is positive definite, of which samples are all that was looked at.
     solution_ : dict
         How the solve went: converged, reason, iterations, column_passes, kernel_evaluations, seconds,
         gradient_inf_norm and more.
@@ -258,8 +259,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def _warn_of_shortfall(self) -> None:
         if not self.solution_["converged"]:
-            message = f"not converged: {self.solution_['reason']}; {self.solution_['advice']}"
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+            message = f"not converged: {self.solution_['reason']}; {self.solution_['advice']}. "
+            warnings.warn(message + what_holds(self.kernel_), ConvergenceWarning, stacklevel=3)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 
@@ -279,7 +280,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         X : (r, d) array_like, DataFrame, dask array, xarray DataArray or Dataset, or path of a dataset store
             An xarray Dataset's variables are matched to the features by name; others that it has do not matter.
         return_std : bool
-            Also the standard deviation, from the upper end of the variance's proven interval.
+            Also the standard deviation, from the upper end of the interval that the variance is proven to lie in.
         return_var : bool
             Also the variance, as that upper end.
         return_bounds : bool

@@ -20,8 +20,9 @@ from dkgp.jobs.batch_shell import ONE_NODE, PREAMBLE, RUN, SEVERAL_NODES
 
 __all__ = ["CLUSTERED", "CLUSTER_OPTIONS", "OWN_SETTINGS", "RESUMABLE", "batch_script", "submit_batch_script"]
 
-# Commands that take --resume, and those that take the options of a cluster.
-RESUMABLE = ("predict", "train")
+# Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
+RESUMABLE = ("predict", "train", "tune")
+CHECKPOINTED = ("predict", "train")
 CLUSTERED = ("predict", "train", "tune")
 
 # Read by the script, not by SLURM, with their defaults.
@@ -123,7 +124,8 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
         # -P: a file in the working directory cannot stand in for a module.
         f'command=("$python" -P -m dkgp.cli {shlex.join(arguments)})',
         f"resume_after={_resume_after(resumable, resumes_first)}",
-        f"max_requeues={own['max-requeues'] if resumable else 0}",
+        # Out of time again and again, a command that begins anew each time would never end.
+        f"max_requeues={own['max-requeues'] if arguments[0] in CHECKPOINTED else 0}",
         f"interface={shlex.quote(own['interface'])}",
     ]
     parts = ["\n".join(["#!/bin/bash", *header]), PREAMBLE, "\n".join(variables)]

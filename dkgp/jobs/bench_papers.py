@@ -54,9 +54,11 @@ CAUTIONS = {
     "arithmetic": "Kernel entries are evaluated in float32 and the answer is verified in float64, once more where that "
     "fails ('refreshes', not among the passes). The kernel CG figure is float64 throughout.",
     "passes": "Kernel columns evaluated, over n. A product with the whole matrix (CG, KCG, PCG) counts as one pass and "
-    "evaluates half the entries, by symmetry; 'kernel_evaluations' in the JSON has the entries.",
-    "GBCD": "'as in the paper': blocks of the paper's size, 60 candidates, no conjugate steps. dkgp's default picks "
-    "its block size and remembers a few steps.",
+    "evaluates half the entries, by symmetry. 'entries' are all that were evaluated, over n^2: those of selection, "
+    "dense subproblems and float64 passes, too, which passes leave out.",
+    "GBCD": "'as in the paper': blocks of the paper's size; the steepest variable first, then one at a time, each the "
+    "best of 60 candidates; no conjugate steps. dkgp's default picks its block size, chooses a 20th of a block between "
+    "two solutions, and remembers a few steps.",
     "SMO": "'as in the paper': every step evaluates its two columns anew. dkgp's default keeps 256 MiB of columns, and "
     "evaluates each once where they all fit; passes count the columns used, either way. An iteration is n / 20 steps.",
     "draws": "One draw of the samples, not ten; test samples follow the file's own split where it has one.",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dkgp.jobs.bench_papers_runs import Exact, SolverRun, Workbench, paper_contenders
 from dkgp.jobs.bench_papers_tables import said, section
 from dkgp.jobs.bench_references import kernel_columns
-from dkgp.jobs.bench_report import Column
+from dkgp.jobs.bench_report import ENTRIES, Column
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.solver_options import SolverOptions
 from dkgp.models import Hyperparameters
@@ -49,6 +49,7 @@ GROWTH_COLUMNS = (
     Column("converged", "converged", text=True),
     Column("iteration", "iterations", ",d"),
     Column("column_passes", "passes", ",.2f"),
+    ENTRIES,
     Column("seconds", "seconds", ",.3f"),
     Column("seconds_ratio", "seconds / GBCD's", ",.2f"),
     Column("rmse", "RMSE", ".5f"),

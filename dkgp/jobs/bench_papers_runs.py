@@ -106,6 +106,8 @@ class SolverRun:
         At the end; the second is the largest difference from Cholesky's mean at the test samples.
     settings : dict
         The solver's own, automatic choices made.
+    n : int or None
+        Samples.
     """
 
     contender: Contender
@@ -119,6 +121,12 @@ class SolverRun:
     rmse: float | None = None
     mean_difference: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    n: int | None = None
+
+    @property
+    def entries(self) -> float | None:
+        """Kernel entries evaluated, selection's and those of dense subproblems included, in units of n^2."""
+        return None if self.last is None or self.n is None else self.last.kernel_evaluations / self.n**2
 
     def to_json(self) -> dict[str, Any]:
         """Where it stood, without histories."""
@@ -130,6 +138,7 @@ class SolverRun:
             "converged": self.converged,
             "reason": self.reason,
             "refreshes": self.refreshes,
+            "entries": self.entries,
             "rmse": self.rmse,
             "mean_difference": self.mean_difference,
             **{name: None if self.last is None else getattr(self.last, name) for name in names},
@@ -181,10 +190,10 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    plain = replace(options, block_size="auto", memory=SolverOptions().memory)
+    plain = replace(options, block_size="auto", memory=None)
     blocks = replace(options, block_size=block, memory=0)
     return [
-        Contender("gbcd", "GBCD, as in the paper", replace(blocks, solver="gbcd")),
+        Contender("gbcd", "GBCD, as in the paper", replace(blocks, solver="gbcd", variables_per_step=1)),
         Contender("gbcd_default", "GBCD, dkgp's default", replace(plain, solver="gbcd")),
         Contender("bcdc", "BCDC", replace(blocks, solver="bcdc")),
         Contender("smo", "SMO, as in the paper", replace(plain, solver="smo"), _smo_without_cache(options)),
@@ -265,7 +274,7 @@ class Workbench:
                         solution = run(blocked)
             except NumericalError as error:
                 last = history[-1] if history else None
-                return SolverRun(contender, False, str(error), last, 0, history, settings=built.settings())
+                return SolverRun(contender, False, str(error), last, 0, history, settings=built.settings(), n=data.n)
         return SolverRun(
             contender,
             solution.converged,
@@ -275,6 +284,7 @@ class Workbench:
             solution.history,
             alpha=solution.alpha,
             settings=solution.solver,
+            n=data.n,
         )
 
     def mean(self, coefficients: FloatArray) -> FloatArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dkgp.jobs.bench_papers_runs import SolverRun, Workbench, paper_contenders
-from dkgp.jobs.bench_report import Column
+from dkgp.jobs.bench_report import ENTRIES, Column
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.kernel_text import kernel_text
 from dkgp.jobs.solver_options import SolverOptions
@@ -31,6 +31,7 @@ TABLE_2_COLUMNS = (
     Column("gradient_inf_norm", "max |g|", ".1e"),
     Column("iteration", "iterations", ",d"),
     Column("column_passes", "passes", ",.2f"),
+    ENTRIES,
     Column("passes_shown", "passes / GBCD's", text=True),
     Column("seconds", "seconds", ",.2f"),
     Column("seconds_shown", "seconds / GBCD's", text=True),

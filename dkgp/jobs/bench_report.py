@@ -19,7 +19,7 @@ from dkgp.jobs.documents import Document, dump, plain
 from dkgp.jobs.outputs import check_output_file, write_text
 from dkgp.kernels.processor import compilation_target
 
-__all__ = ["Column", "check_record_file", "median", "median_ratio", "report", "write_record"]
+__all__ = ["ENTRIES", "Column", "check_record_file", "median", "median_ratio", "report", "write_record"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Column:
     title: str
     format: str = ""
     text: bool = False
+
+
+# All kernel entries that a solve evaluated, those of selection and dense subproblems included.
+ENTRIES = Column("entries", "entries / n^2", ",.2f")
 
 
 def median(values: Sequence[float]) -> float:

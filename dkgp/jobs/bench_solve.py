@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.cluster import ClusterOptions
 from dkgp.jobs.bench_contenders import cholesky_bytes, fits_cholesky, run_contender
 from dkgp.jobs.bench_problem import BenchProblem, PreparedProblem, prepare_problem
-from dkgp.jobs.bench_report import Column, check_record_file, median, median_ratio, report, write_record
+from dkgp.jobs.bench_report import ENTRIES, Column, check_record_file, median, median_ratio, report, write_record
 from dkgp.jobs.documents import Document
 from dkgp.jobs.memory import available_bytes
 from dkgp.jobs.progress import Reporter, WorkProgress
@@ -26,6 +26,7 @@ COLUMNS = (
     Column("contender", "contender", text=True),
     Column("seconds", "seconds", ".2f"),
     Column("column_passes", "passes", ".2f"),
+    ENTRIES,
     Column("peak_memory_bytes", "peak memory", "bytes"),
     Column("rmse", "RMSE", ".6f"),
     Column("gradient_inf_norm", "max |g|", ".2e"),
@@ -72,7 +73,7 @@ def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
         contenders += ["plain_pass"] if job.with_plain_pass else []
         runs = _run_all(job, contenders, prepared, Path(name), reporter)
         figures = _figures(runs, Path(name))
-    rows = [_row(contender, runs[contender]) for contender in contenders]
+    rows = [_row(contender, runs[contender], prepared.n) for contender in contenders]
     title = f"Solve: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
     settings = {"problem": asdict(job.problem), "solver": asdict(job.solver), "repeats": job.repeats, "runs": runs}
     document = report("solve", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
@@ -102,7 +103,7 @@ def _run_all(
     return runs
 
 
-def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(name: str, runs: list[dict[str, Any]], n: int) -> dict[str, Any]:
     last = runs[-1]
     notes = {
         "gbcd": f"m = {last.get('block_size')}",
@@ -114,6 +115,7 @@ def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": median([run["seconds"] for run in runs]),
         "peak_memory_bytes": median([run["peak_memory_bytes"] for run in runs]),
         "column_passes": 1.0 if name == "plain_pass" else last.get("column_passes"),
+        "entries": last["kernel_evaluations"] / n**2 if "kernel_evaluations" in last else None,
         "rmse": last.get("rmse"),
         "gradient_inf_norm": last.get("gradient_inf_norm"),
         "note": notes[name],

@@ -14,7 +14,7 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.jobs.bench_papers_data import Library, PreparedData, prepare_data
 from dkgp.jobs.bench_papers_runs import Contender, Workbench
 from dkgp.jobs.bench_problem import FRIEDMAN1
-from dkgp.jobs.bench_report import Column, check_record_file, median, report, write_record
+from dkgp.jobs.bench_report import ENTRIES, Column, check_record_file, median, report, write_record
 from dkgp.jobs.documents import Document
 from dkgp.jobs.progress import Reporter
 from dkgp.jobs.solver_options import SolverName, SolverOptions
@@ -36,6 +36,7 @@ COLUMNS = (
     Column("seconds", "seconds", ".2f"),
     Column("to_best", "over the best", ".2f"),
     Column("column_passes", "passes", ".1f"),
+    ENTRIES,
     Column("note", "", text=True),
 )
 
@@ -124,6 +125,7 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
     seconds: dict[str, list[float]] = {}
     notes: dict[str, str] = {}
     passes: dict[str, float] = {}
+    entries: dict[str, float] = {}
     cut: set[str] = set()
     choice: Choice | None = None
     with open_executor(ClusterOptions(kind="none"), data.n, reporter) as executor:
@@ -149,6 +151,7 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
                 took = time.perf_counter() - began
                 seconds.setdefault(name, []).append(took)
                 passes[name] = run.last.column_passes if run.last is not None else float("nan")
+                entries[name] = run.entries if run.entries is not None else float("nan")
                 if not run.converged:
                     # Not tried again: it would be cut off again.
                     cut.add(name)
@@ -168,6 +171,7 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
             "seconds": typical[name],
             "to_best": typical[name] / best,
             "column_passes": passes[name],
+            "entries": entries[name],
             "converged": name not in cut,
             "note": notes.get(name, ""),
         }

@@ -87,7 +87,7 @@ def variance_settings(wanted: bool, seed: int, given: dict[str, tuple[str, Any]]
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     """Predict; return the number of samples, seconds, the largest certified error of the mean, and how variances went.
 
-    A variance whose interval is wider than wanted is a warning: it is proven all the same.
+    A variance whose interval is wider than wanted is a warning: it holds all the same.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, out: 
     if unmet:
         reporter.warn(
             f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
-            f"asked for, the widest {widest:.3g}; they are proven all the same. For narrower ones raise --max-passes "
+            f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones raise --max-passes "
             f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         )
     return {

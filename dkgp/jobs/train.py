@@ -17,10 +17,11 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.model_store import MODEL_KIND
 from dkgp.data.references import check_reference
 from dkgp.data.storage import exists, is_local
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, StoreError, UsageError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
 from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import PeakMemory, available_bytes
 from dkgp.jobs.outputs import check_output_file, check_side_files
+from dkgp.jobs.own_work import difference, is_unfinished_model, model_difference
 from dkgp.jobs.plots import plot_convergence
 from dkgp.jobs.progress import Reporter, SolveProgress, announce
 from dkgp.jobs.records import RecordLog
@@ -114,7 +115,8 @@ class _Prepared:
 def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """Train and save; return the training record, with `converged` false where the tolerance was not met.
 
-    A solve that stops short is saved all the same, and its checkpoint is kept to go on from.
+    A solve that stops short is saved all the same, and its checkpoint is kept to go on from. Where a run that is
+    resumed had saved its model before it was killed, there is nothing left to do: its record is returned.
 
     Raises
     ------
@@ -129,6 +131,10 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         job, choice = _decided(job)
         if choice is not None:
             reporter.note(f"the solver is {choice.solver}: {choice.reason}")
+        if job.resume:
+            finished = finished_training(job, reporter, converged=True)
+            if finished is not None:
+                return finished
         prepared = _prepare(job, reporter)
         with (
             helped(prepared.hyperparameters.kernel),
@@ -150,25 +156,31 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     )
 
 
-def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
+def finished_training(job: TrainJob, reporter: Reporter, *, converged: bool = False) -> Document | None:
     """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
 
     For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
-    hyperparameters or settings.
+    hyperparameters or settings; with `converged`, also where it misses the tolerance.
     """
     try:
         model, dataset = open_model(job.out), open_dataset(job.dataset)
+        if converged and not model.summary["converged"]:
+            return None
         job, _ = _decided(job)
         found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
         solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
         return None
     identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-    held |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
-    if held != plain(identity) or model.summary.get("settings") != plain(solver.settings()):
+    other = model_difference(model, identity, solver.settings(), job.by_reference)
+    if other is None and converged and not job.solver.is_met(model.summary):
+        reached = model.summary["gradient_inf_norm"]
+        other = f"tolerance (it stopped at max|g| = {reached:.3g}; this run's: {job.solver.tolerance:g})"
+    if other is not None:
+        reporter.note(f"the model '{job.out}' is of a run with another {other}")
         return None
-    reporter.note(f"the model '{job.out}' was complete when an earlier run ended")
+    reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
+    check_side_files(job.plot, None, replace=True)
     store = CheckpointStore(job.checkpoint_url)
     return _conclude(job, dataset.url, model.summary, model.certificate, model.history, None, store, reporter)
 
@@ -228,7 +240,7 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
     if job.by_reference:
         check_reference(dataset.url)
-    overwrite = job.overwrite or (job.resume and _is_unfinished(job.out, dataset))
+    overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset))
     ensure_writable(job.out, overwrite, MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
     found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
@@ -351,18 +363,12 @@ def _checkpointing(
 
 
 def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
-    held: dict[str, Any] = found if isinstance(found, dict) else {}
-    wanted = plain(expected)
-    # Names that the checkpoint alone has count, too: an option that this run was not given.
-    for name in {**held, **wanted}:
-        value = wanted.get(name)
-        if held.get(name) != value:
-            what = "data set" if name == "fingerprint" else name.replace("_", " ")
-            shown = "" if what == "data set" else f" (its {what}: {held.get(name)!r}; this run's: {value!r})"
-            raise CheckpointError(
-                f"the checkpoint in '{url}' belongs to another {what}{shown}. Resume with the same data and options, "
-                "or start afresh without --resume"
-            )
+    other = difference(found if isinstance(found, dict) else {}, expected)
+    if other is not None:
+        raise CheckpointError(
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with the same data and options, or start "
+            "afresh without --resume"
+        )
 
 
 def _has_checkpoint(store: CheckpointStore) -> bool:
@@ -378,17 +384,6 @@ def _remove_checkpoint(store: CheckpointStore) -> None:
         # The folder goes too, unless something else lies in it.
         with contextlib.suppress(OSError):
             os.rmdir(store.url)
-
-
-def _is_unfinished(url: str, dataset: Dataset) -> bool:
-    """Whether a model is there that stopped short of its tolerance on these data: what resuming may replace."""
-    if not exists(url):
-        return False
-    try:
-        model = open_model(url)
-    except StoreError:
-        return False
-    return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
 
 
 def _warm_start(url: str, dataset: Dataset) -> FloatArray:

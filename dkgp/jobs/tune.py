@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
-from dkgp.jobs.documents import Document
+from dkgp.jobs.documents import Document, plain
 from dkgp.jobs.memory import available_bytes, own_peak_bytes
 from dkgp.jobs.outputs import check_output_file, check_side_files
+from dkgp.jobs.own_work import difference
 from dkgp.jobs.progress import Reporter, announce
 from dkgp.jobs.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
 from dkgp.jobs.tune_options import parse_bounds, parse_fixed, parse_priors
@@ -55,6 +58,9 @@ class TuneJob:
         Picture of the length scales.
     overwrite
         Replace outputs that exist.
+    resume
+        Take the file at `out` for done where the same run has finished it. There is nothing to go on from elsewhere:
+        the search begins again.
     cluster
         Where the subsets are evaluated.
     """
@@ -79,6 +85,7 @@ class TuneJob:
     refine_only: bool = False
     plot: str | None = None
     overwrite: bool = False
+    resume: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
     def named(self) -> dict[str, Any]:
@@ -110,14 +117,22 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     """
     named = job.named()
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
-    check_output_file(job.out, replace=job.overwrite, option="--out", local=False)
-    check_side_files(job.plot, None, replace=job.overwrite)
+    check_side_files(job.plot, None, replace=job.overwrite or job.resume)
     if job.plot is not None and job.plot == job.out:
         raise UsageError(f"--plot and --out name the same file, '{job.plot}'; choose two")
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
     start = None if job.start is None else read_hyperparameters(job.start, feature_names=dataset.feature_names)
+    signature = _signature(job, dataset, start)
+    earlier = _earlier(job, signature, reporter) if job.resume else None
+    if earlier is not None and not _was_interrupted(earlier):
+        reporter.note(f"the hyperparameters in '{job.out}' are done: they were complete when an earlier run ended")
+        for message in earlier.warnings:
+            reporter.warn(message)
+        return _conclude(job, earlier, reporter)
+    overwrite = job.overwrite or earlier is not None
+    check_output_file(job.out, replace=overwrite, option="--out", local=False)
     if start is None or not job.refine_only:
         _check_choices(job, dataset, start, named)
     refinement = None
@@ -139,10 +154,17 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
             found, refinement = refine_found(
                 dataset, found, job.refine, executor, reporter, cache_bytes=job.cluster.cache_bytes, **options
             )
+    found = replace(found, run=signature)
+    write_hyperparameters(job.out, found, overwrite=overwrite)
+    document = _conclude(job, found, reporter)
+    raise_if_interrupted(refinement, job.out)
+    return document
+
+
+def _conclude(job: TuneJob, found: Hyperparameters, reporter: Reporter) -> Document:
+    """What follows once the file is written: the plot, and the record."""
     if job.plot is not None:
         plot_tuning(job.plot, found)
-    write_hyperparameters(job.out, found, overwrite=job.overwrite)
-    raise_if_interrupted(refinement, job.out)
     return {
         "command": "tune",
         "out": job.out,
@@ -151,6 +173,35 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
         "warnings": list(reporter.warnings),
         "peak_memory_bytes": own_peak_bytes(),
     }
+
+
+def _signature(job: TuneJob, dataset: Dataset, start: Hyperparameters | None) -> dict[str, Any]:
+    """Of which data a run is, and with which settings that are not the defaults; JSON."""
+    values = asdict(job)
+    aside = ("dataset", "out", "start", "plot", "overwrite", "resume", "cluster")
+    chosen = {each.name: values[each.name] for each in fields(job) if getattr(job, each.name) != each.default}
+    signature = {name: value for name, value in chosen.items() if name not in aside}
+    if start is not None:
+        signature["start"] = hashlib.sha256(json.dumps(start.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+    found: dict[str, Any] = plain({"fingerprint": dataset.fingerprint, **signature})
+    return found
+
+
+def _earlier(job: TuneJob, signature: dict[str, Any], reporter: Reporter) -> Hyperparameters | None:
+    """What an earlier run of the same job wrote, finished or interrupted; None where there is nothing of the kind."""
+    try:
+        found = read_hyperparameters(job.out)
+    except InputError:
+        return None
+    other = "run, which is not on record" if found.run is None else difference(found.run, signature)
+    if other is not None:
+        reporter.note(f"the hyperparameters in '{job.out}' are of another {other}")
+        return None
+    return found
+
+
+def _was_interrupted(found: Hyperparameters) -> bool:
+    return bool(found.refinement is not None and found.refinement.get("interrupted"))
 
 
 def _check_choices(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, named: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
 from dkgp.kernels.composite import Product, Scaled, Sum
 from dkgp.kernels.constants import Constant, White, fold_white
 from dkgp.kernels.dot_product import Linear, Polynomial
+from dkgp.kernels.entry_count import EntryCount, count_entries, counting
 from dkgp.kernels.expression import KERNEL_NAMES, parse_kernel
 from dkgp.kernels.function_registry import register_function
 from dkgp.kernels.periodic import Periodic
@@ -20,6 +21,7 @@ __all__ = [
     "KERNEL_NAMES",
     "ActiveDimensions",
     "Constant",
+    "EntryCount",
     "Features",
     "Kernel",
     "Linear",
@@ -38,6 +40,8 @@ __all__ = [
     "UserKernel",
     "White",
     "check_positive_definite",
+    "count_entries",
+    "counting",
     "fold_white",
     "has_user_function",
     "kernel_from_json",

@@ -17,6 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import compiled
 from dkgp.kernels.base import Kernel
 from dkgp.kernels.circle import cosine_and_sine
+from dkgp.kernels.entry_count import EntryCount, count_entries
 from dkgp.kernels.processor import require_fused_multiply_add
 from dkgp.kernels.program import InputGroup, Profile
 from dkgp.kernels.tile_encoding import EncodedProgram, encode
@@ -92,6 +93,8 @@ class TileEvaluator:
         Force (or forbid) the expanded form of the squared distances; chosen for each group of inputs by their number
         and the profile by default. A profile that is steep at zero (Matern 1/2, a user's function) keeps to
         differences whatever is asked for: the expanded form would cost it half of all digits.
+    entries : EntryCount, optional
+        Where evaluated entries are counted; by default in the `counting` that is open, if any.
 
     Raises
     ------
@@ -104,14 +107,21 @@ class TileEvaluator:
     with and without the expanded form can read each other's features.
     """
 
-    def __init__(self, kernel: Kernel, precision: Precision = "single", *, expanded: bool | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        precision: Precision = "single",
+        *,
+        expanded: bool | None = None,
+        entries: EntryCount | None = None,
+    ) -> None:
         if precision not in ("single", "double"):
             raise InputError(f'precision must be "single" or "double"; got {precision!r}')
         require_fused_multiply_add()
         self.kernel = kernel
         self.precision: Precision = precision
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
-        self._expanded = expanded
+        self._expanded, self._entries = expanded, entries
         self._encoded: EncodedProgram = encode(kernel.tile_program(), self.dtype.itemsize, expanded, kernel.n_features)
         self._inputs = self._encoded.inputs
         entry_bytes = self.dtype.itemsize * (
@@ -199,6 +209,7 @@ class TileEvaluator:
         if W.ndim != 2 or W.shape[0] != B.n:
             raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
         weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
+        self.count(A.n * B.n)
         out = np.empty((W.shape[1], A.values.shape[1]))
         compiled.tile_matmat(*_plain(A), *_plain(B), B.n, weights, out, self.program, self.tile_rows)
         return out[:, : A.n].T
@@ -221,6 +232,7 @@ class TileEvaluator:
         self._require_own(A, B)
         if W_B.ndim != 2 or W_A.ndim != 2 or W_B.shape[0] != B.n or W_A.shape != (A.n, W_B.shape[1]):
             raise InputError(f"expected weights ({B.n}, t) and ({A.n}, t); got {W_B.shape} and {W_A.shape}")
+        self.count(A.n * B.n)
         targets, padded = W_B.shape[1], A.values.shape[1]
         weights_b = np.ascontiguousarray(W_B * self.amplitude, dtype=self.dtype)
         weights_a = np.zeros((targets, padded), self.dtype)
@@ -234,11 +246,16 @@ class TileEvaluator:
     def tile(self, A: Features, B: Features) -> NDArray[Any]:
         """K(A, B): (a, b) in the evaluator's precision (a transposed view of column-major storage)."""
         self._require_own(A, B)
+        self.count(A.n * B.n)
         out = np.empty((B.n, A.values.shape[1]), self.dtype)
         compiled.tile_into(
             *_plain(A), *_plain(B), B.n, out, self.program, self.tile_rows, self.dtype.type(self.amplitude),
         )  # fmt: skip
         return out[:, : A.n].T
+
+    def count(self, entries: int) -> None:
+        """Count evaluated entries; compiled code that takes the `program` for loops of its own says so by this."""
+        count_entries(entries, self._entries)
 
     def _require_own(self, *features: Features) -> None:
         """Refuse what another kernel's evaluator prepared: compiled code would read past its arrays."""

@@ -36,7 +36,7 @@ class TrainedModel:
         What is proven about it.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
-        relative_residual, objective, reason, settings; tree_error where sums were pruned.
+        relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned.
     """
 
     kernel: Kernel
@@ -152,6 +152,7 @@ def trained_model(
         "seconds": progress.seconds,
         "gradient_inf_norm": progress.gradient_inf_norm,
         "relative_residual": progress.relative_residual,
+        "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,
         **({} if tree_error is None else {"tree_error": float(tree_error)}),

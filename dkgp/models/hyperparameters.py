@@ -71,6 +71,9 @@ class Hyperparameters:
         With which they were drawn.
     feature_names : tuple of d str, optional
         The features that `kernel` expects, in its order.
+    run : dict, optional
+        Of which data they are, and with which settings that are not the defaults: what tells a run that is resumed that
+        it is done.
     warnings : tuple of str
         What a user should know: a parameter on its bound, a tolerance not met.
 
@@ -99,6 +102,7 @@ class Hyperparameters:
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
+    run: dict[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         kernel, noise_variance = fold_white(self.kernel, _positive("noise_variance", self.noise_variance))
@@ -165,6 +169,7 @@ class Hyperparameters:
             "refinement": self.refinement,
             "seed": self.seed,
             "feature_names": None if self.feature_names is None else list(self.feature_names),
+            "run": self.run,
             "warnings": list(self.warnings),
         }
         return {name: value for name, value in fields.items() if value is not None}
@@ -208,6 +213,7 @@ class Hyperparameters:
             refinement=_optional(document, "refinement", dict),
             seed=_optional(document, "seed", int),
             feature_names=_names(document, "feature_names"),
+            run=_optional(document, "run", dict),
             warnings=_names(document, "warnings") or (),
         )
 

@@ -110,5 +110,4 @@ def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray,
     for start in range(0, old, ROWS_AT_A_TIME):
         part = np.arange(start, min(start + ROWS_AT_A_TIME, old), dtype=np.intp)
         product += matmat_in_parallel(operator.double, new, operator.features(part, "double"), alpha[part])
-    operator.kernel_evaluations += (n - old) * old
     return np.concatenate([gradient, product - targets[old:]])

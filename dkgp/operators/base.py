@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError
-from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles import Precision
 
 __all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns", "ReadyColumns"]
@@ -61,8 +61,8 @@ class KernelOperator(ABC):
         The kernel's tiles in float32 and float64. `features` prepares rows for one of them.
     holds_inputs : bool
         Whether the coordinator has all inputs at hand; where it has not, `announce` saves round trips.
-    kernel_evaluations : int
-        Kernel entries evaluated through this operator so far; what effort is counted in.
+    entries : EntryCount
+        Kernel entries evaluated for this operator so far, here and by the tasks of its rounds.
     approximate : bool
         Whether products in double precision are off by more than rounding.
     error_bound : float
@@ -80,9 +80,18 @@ class KernelOperator(ABC):
         self.kernel = kernel
         self.noise_variance = float(noise_variance)
         self.n = int(n)
-        self.single = TileEvaluator(kernel, "single")
-        self.double = TileEvaluator(kernel, "double")
-        self.kernel_evaluations = 0
+        self.entries = EntryCount()
+        self.single = TileEvaluator(kernel, "single", entries=self.entries)
+        self.double = TileEvaluator(kernel, "double", entries=self.entries)
+        self._typical_entries: dict[int, float] = {}
+
+    @property
+    def kernel_evaluations(self) -> int:
+        """Kernel entries evaluated so far: all of them, what selection and dense subproblems take included.
+
+        A product with a symmetric matrix evaluates about half of its entries.
+        """
+        return self.entries.value
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
         """Return the tile evaluator of a precision."""
@@ -130,15 +139,17 @@ class KernelOperator(ABC):
         left, right = self.features(rows, "double"), self.features(columns, "double")
         block = np.array(self.double.tile(left, right))
         block[rows[:, None] == columns[None, :]] += self.noise_variance
-        self.kernel_evaluations += block.size
         return block
 
     def typical_entry(self, sample: int = 512) -> float:
-        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns."""
+        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns; found once."""
+        if sample in self._typical_entries:
+            return self._typical_entries[sample]
         chosen = np.random.default_rng(0).choice(self.n, min(2 * sample, self.n), replace=False).astype(np.intp)
         half = max(1, len(chosen) // 2)
         entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
-        return float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
+        self._typical_entries[sample] = float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
+        return self._typical_entries[sample]
 
     def close(self) -> None:  # noqa: B027  - some hold nothing
         """Release threads and caches held for this operator."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import is_marked
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
+from dkgp.cluster.executors import BlockExecutor, BlockTask, PendingRound, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles import Precision
@@ -28,6 +31,7 @@ from dkgp.operators.block_tasks import (
     matmat_task,
     rows_task,
 )
+from dkgp.operators.counted_rounds import CountedRound, counted_task
 from dkgp.operators.inputs import InputSource
 
 __all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
@@ -103,6 +107,14 @@ class BlockedKernelOperator(KernelOperator):
         """What block tasks of this run are told."""
         return self._context
 
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
+        """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
+        if is_marked(task):  # the executor does not see it behind the count
+            self._executor.require_one_arithmetic()
+        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups), self.entries)
+
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
         check_indices(self.n, indices)
@@ -118,7 +130,7 @@ class BlockedKernelOperator(KernelOperator):
                 groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
                 parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
                 self._diagonal = np.concatenate(parts) + self.noise_variance
-                self.kernel_evaluations += self.n
+                self.entries.add(self.n)
         return self._diagonal
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
@@ -139,13 +151,12 @@ class BlockedKernelOperator(KernelOperator):
         if not len(indices):
             return ReadyColumns(np.zeros((self.n, delta.shape[1])))
         wanted, self._announced = self._announced, None
-        pending = self._executor.submit(
+        pending = self.submit(
             "kblock",
             apply_columns_task,
             (self._context, self.features(indices, precision), delta, precision, wanted),
             self._groups(self.n * len(indices)),
         )
-        self.kernel_evaluations += self.n * len(indices)
         return _PendingColumns(self, pending, indices, delta, wanted)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
@@ -166,9 +177,7 @@ class BlockedKernelOperator(KernelOperator):
             part = pairs[first : first + per_round]
             groups = split_evenly(part, 2 * parallelism)
             pending = [
-                self._executor.submit(
-                    "kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group]
-                )
+                self.submit("kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group])
                 for group in groups
             ]
             products = [product for round_ in pending for product in round_.result()]
@@ -176,7 +185,6 @@ class BlockedKernelOperator(KernelOperator):
                 result[slice(*bounds[i])] += left
                 if right is not None:
                     result[slice(*bounds[j])] += right
-        self.kernel_evaluations += self.n * (self.n + 1) // 2
         return result
 
     def _blocks_of(self, V: FloatArray, pairs: list[tuple[int, int]]) -> dict[int, FloatArray]:

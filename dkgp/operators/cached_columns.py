@@ -34,7 +34,7 @@ class CachedColumnsOperator(KernelOperator):
     Parameters
     ----------
     operator : KernelOperator
-        Of the same samples. It is not closed by this one, and counts the kernel evaluations of both.
+        Of the same samples. It is not closed by this one, and shares its count of entries.
 
     Notes
     -----
@@ -45,20 +45,12 @@ class CachedColumnsOperator(KernelOperator):
         # Not by the base class: its evaluators and its count are the other operator's.
         self._operator = operator
         self.kernel, self.noise_variance, self.n = operator.kernel, operator.noise_variance, operator.n
-        self.single, self.double = operator.single, operator.double
+        self.entries, self.single, self.double = operator.entries, operator.single, operator.double
+        self._typical_entries = operator._typical_entries
         # Room for all of them, which takes memory only as it is written to.
         self._columns = np.empty((self.n, self.n), np.float32)
         self._slots = np.full(self.n, -1, dtype=np.intp)
         self._used = 0
-
-    @property
-    def kernel_evaluations(self) -> int:
-        """Kernel entries evaluated so far."""
-        return self._operator.kernel_evaluations
-
-    @kernel_evaluations.setter
-    def kernel_evaluations(self, value: int) -> None:
-        self._operator.kernel_evaluations = value
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""
@@ -106,7 +98,6 @@ class CachedColumnsOperator(KernelOperator):
             self._columns[places, first:last] = self.single.tile(everyone.slice(first, last), columns).T
 
         in_parallel(fill, -(-self.n // PIECE_ROWS))
-        self.kernel_evaluations += len(missing) * self.n
         self._slots[missing] = np.arange(places.start, places.stop)
         self._used = places.stop
 

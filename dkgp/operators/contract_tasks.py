@@ -14,6 +14,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors import split_evenly
 from dkgp.errors import InputError
+from dkgp.kernels import count_entries
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -84,6 +85,7 @@ def _contract_pair(
             here = left[rows]
             on_diagonal = i == j and a == b
             _, pull = context.kernel.linearise(here, here if on_diagonal else right[columns])
+            count_entries(len(here) * len(right[columns]))
             times = 1.0 if on_diagonal else 2.0
             for index, mixing in enumerate(mixings):
                 total[index] += times * pull(mixing.weights(vectors[i][rows], vectors[j][columns]))
@@ -129,9 +131,8 @@ def contract(operator: BlockedKernelOperator, vectors: FloatArray, matrices: lis
         for group in groups:
             named = sorted({block for pair in group for block in pair})
             rows = {block: vectors[slice(*context.bounds(block))] for block in named}
-            pending.append(executor.submit("kcontract", contract_task, (context, rows, mixings), [group]))
+            pending.append(operator.submit("kcontract", contract_task, (context, rows, mixings), [group]))
         for round_ in pending:
             for part in round_.result():
                 total += part
-    operator.kernel_evaluations += operator.n * (operator.n + 1) // 2
     return total

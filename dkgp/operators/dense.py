@@ -57,7 +57,7 @@ class DenseKernelOperator(KernelOperator):
         self._inputs = inputs
         self.matrix = kernel(inputs, inputs)
         self.matrix[np.diag_indices(n)] += self.noise_variance
-        self.kernel_evaluations += n * n
+        self.entries.add(n * n)
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""

@@ -128,7 +128,7 @@ class LowRankFactor:
     def __init__(self, operator: BlockedKernelOperator, landmarks: IndexArray) -> None:
         context = operator.context
         self._factor = _FactorContext(context, operator.inputs(landmarks), f"factor-{len(landmarks)}")
-        self._executor = operator.executor
+        self._operator, self._executor = operator, operator.executor
         self._bounds = [context.bounds(block) for block in range(context.n_blocks)]
         self.n, self.rank = context.n, len(landmarks)
 
@@ -139,7 +139,7 @@ class LowRankFactor:
         for group in split_evenly(
             range(len(self._bounds)), -(-len(self._bounds) // max(1, self._executor.parallelism))
         ):
-            parts = self._executor.submit("kgram", gram_task, (self._factor,), [[block] for block in group]).result()
+            parts = self._operator.submit("kgram", gram_task, (self._factor,), [[block] for block in group]).result()
             for part in parts:
                 total += part
         return total
@@ -147,7 +147,7 @@ class LowRankFactor:
     def project(self, vectors: FloatArray) -> FloatArray:
         """F' V for V (n, t): (R, t)."""
         pending = [
-            self._executor.submit("kproject", project_task, (self._factor, self._rows_of(vectors, group)), [group])
+            self._operator.submit("kproject", project_task, (self._factor, self._rows_of(vectors, group)), [group])
             for group in self._groups()
         ]
         total = np.zeros((self.rank, vectors.shape[1]))
@@ -158,7 +158,7 @@ class LowRankFactor:
 
     def expand(self, weights: FloatArray) -> FloatArray:
         """F Z for Z (R, t): (n, t)."""
-        parts = self._executor.submit("kexpand", expand_task, (self._factor, weights), self._groups()).result()
+        parts = self._operator.submit("kexpand", expand_task, (self._factor, weights), self._groups()).result()
         return np.concatenate(parts)
 
     def _groups(self) -> list[list[int]]:

@@ -101,8 +101,8 @@ def tree_task(
     errors: FloatArray,
     precision: Precision,
     groups: list[int],
-) -> list[tuple[FloatArray, FloatArray, int]]:
-    """Sums for groups of queries, in the tree's order (rows, t); bounds on their errors (t,); entries evaluated.
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Sums for groups of queries, in the tree's order (rows, t), and bounds on their errors (t,).
 
     `weights` (m, t) are of the points `active` (all of them if None), in the tree's order.
     """
@@ -126,7 +126,8 @@ def tree_task(
             active, starts, weights, sums, magnitudes, errors.copy(), int(profile), parameter, program, like, out,
             bounds,
         )  # fmt: skip
-        results.append((np.ascontiguousarray(out.T), bounds, evaluated))
+        evaluator.count(evaluated)
+        results.append((np.ascontiguousarray(out.T), bounds))
     return results
 
 
@@ -250,16 +251,15 @@ class TreeKernelOperator(BlockedKernelOperator):
         finite = np.isfinite(ordered).all(axis=0)
         ordered[:, ~finite] = 0.0
         errors = self.error * np.minimum(1.0, np.abs(weights).max(axis=0, initial=0.0, where=finite))
-        found = self._executor.submit(
+        found = self.submit(
             "ktree",
             tree_task,
             (self.context, None if len(active) == self.n else active, ordered, errors, precision),
             self._tasks(forest.n_groups, self.n * len(indices)),
         ).result()
-        result[forest.tree.order] = np.concatenate([rows for rows, _, _ in found])
+        result[forest.tree.order] = np.concatenate([rows for rows, _ in found])
         result[:, ~finite] = np.nan
-        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds, _ in found))
-        self.kernel_evaluations += sum(evaluated for _, _, evaluated in found)
+        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in found))
         return result
 
     def _tasks(self, n_groups: int, evaluations: int) -> list[list[int]]:

@@ -117,7 +117,6 @@ class GradientUnderWay:
             self._position = np.full(operator.n, -1, dtype=np.intp)
             self._position[step.indices] = np.arange(len(step.indices))
         product = np.ascontiguousarray(operator.evaluator(state.precision).matmat(features, self._columns, step.delta))
-        operator.kernel_evaluations += features.n * self._columns.n
         position = self._position[indices]
         inside = position >= 0
         product[inside] += operator.noise_variance * step.delta[position[inside]]

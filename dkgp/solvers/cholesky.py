@@ -155,5 +155,4 @@ def _assemble(operator: KernelOperator, threads: int | None) -> list[FloatArray]
             strips[i][:, columns][np.diag_indices(len(strips[i]))] += operator.noise_variance
 
     in_parallel(evaluate, len(pairs), threads)
-    operator.kernel_evaluations += sum(strip.size for strip in strips)
     return strips

@@ -339,9 +339,12 @@ class _Loop:
                 self.start_objective, self.true_objective = loop["start_objective"], loop["true_objective"]
                 self.seconds_before = loop["seconds"]
                 self.evaluations_before = loop["kernel_evaluations"]
+                self.typical_entry = loop.get("typical_entry")
                 state: SolverState = self.solver.restore(
                     self.operator, self.rhs, dict(found.arrays), found.metadata["state"]
                 )
+                # What restoring takes, the run that was interrupted has counted when it started.
+                self.evaluations_at_start = self.operator.kernel_evaluations
                 return state
         fresh: SolverState
         if self.initial_gradient is not None and isinstance(self.solver, GreedyBlockCoordinateDescent):
@@ -403,6 +406,7 @@ class _Loop:
                 "true_objective": self.true_objective,
                 "seconds": self._seconds(),
                 "kernel_evaluations": self._evaluations(),
+                "typical_entry": self.typical_entry,
             },
         }
         self.checkpointing.store.save(state.iteration, state.arrays(), metadata)

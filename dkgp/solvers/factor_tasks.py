@@ -149,26 +149,26 @@ class TileContext:
 
 
 @needs_one_arithmetic
-def panel_task(tiles: TileContext, batches: list[Batch]) -> list[tuple[int, int]]:
+def panel_task(tiles: TileContext, batches: list[Batch]) -> list[int]:
     """Compute and write each batch of tiles of a panel, `(k, (k,))` being the one on the diagonal.
 
     Returns
     -------
-    list of (int, int)
+    list of int
         0, or the number (from 1) of the row of a tile on the diagonal where it proved not to be positive definite and
-        was not written; kernel entries evaluated.
+        was not written.
     """
-    return [_diagonal(tiles, k) if rows == (k,) else (0, _below(tiles, k, rows)) for k, rows in batches]
+    return [_diagonal(tiles, k) if rows == (k,) else _below(tiles, k, rows) for k, rows in batches]
 
 
-def _diagonal(tiles: TileContext, k: int) -> tuple[int, int]:
+def _diagonal(tiles: TileContext, k: int) -> int:
     block = tiles.evaluate(k, k)
     for left in tiles.read_ahead([(k, j) for j in range(k)]):
         subtract_square(block, left)
     failed = factor_lower(block)
     if not failed:
         tiles.store.write(tiles.layout.name(k, k), block)
-    return failed, block.size
+    return failed
 
 
 def _below(tiles: TileContext, k: int, rows: tuple[int, ...]) -> int:
@@ -183,7 +183,7 @@ def _below(tiles: TileContext, k: int, rows: tuple[int, ...]) -> int:
     for i, block in zip(rows, blocks, strict=True):
         solve_lower(corner, len(corner), block)
         tiles.store.write(tiles.layout.name(i, k), block)
-    return sum(block.size for block in blocks)
+    return 0
 
 
 @needs_one_arithmetic

@@ -68,7 +68,8 @@ class GreedySelection:
     candidates : int, default 60
         kappa: each variable is the best of its own random draw of this many.
     variables_per_step : int, optional
-        Variables chosen between two solutions of the subproblem; by default a 20th of the block. 1 is the paper's.
+        Variables chosen between two solutions of the subproblem. 1 is the paper's, and the default of an exhaustive
+        search and of prefitting; otherwise a 20th of the block.
     exhaustive : bool, default False
         Score every sample at every step instead of a random subset (the paper's Algorithm 2 without its random subset).
     prefitting : bool, default False
@@ -94,6 +95,9 @@ class GreedySelection:
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise InputError(f"the number of candidates must be at least 1; got {self.candidates}")
+        if self.variables_per_step is None and (self.exhaustive or self.prefitting):
+            # Whoever pays for the best choice gets it: no choice is made by a step that others have outdated.
+            object.__setattr__(self, "variables_per_step", 1)
         if self.variables_per_step is not None and self.variables_per_step < 1:
             raise InputError(f"the variables per step must be at least 1; got {self.variables_per_step}")
 
@@ -167,7 +171,6 @@ class _Scorer:
             delta = active.guide()
             columns = self._operator.features(active.indices)
             error = error + self._product(features, columns, delta)
-            self._operator.kernel_evaluations += features.n * active.size
             if self._settings.prefitting:
                 rows = active.rows(candidates)
                 curvature = curvature - np.sum(active.half_solve(rows) ** 2, axis=1, dtype=np.float64)

@@ -241,7 +241,7 @@ class SequentialMinimalOptimization:
             state.alpha[:, target], state.gradient[:, target] = alpha, gradient
             # Passes count the columns that steps are made of, cached or not: a limit on them is to bite.
             state.columns += used
-            operator.kernel_evaluations += evaluated * operator.n
+            evaluator.count(evaluated * operator.n)
         state.note_step(moved)
         state.iteration += 1
         return {"update": time.perf_counter() - started}

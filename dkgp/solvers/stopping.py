@@ -39,6 +39,8 @@ class Progress:
     column_passes : float
         Kernel columns evaluated, in units of n.
     kernel_evaluations : int
+        Kernel entries evaluated: for columns, in selection and dense subproblems, for float64 products, anywhere. What
+        the coordinator evaluates instead of waiting for a cluster, and so the count, varies a little with its timing.
     seconds : float
         Wall time, earlier runs of a resumed solve included.
     gradient_inf_norm : float

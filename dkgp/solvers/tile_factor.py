@@ -163,10 +163,9 @@ class TileFactor:
         return groups
 
     def _run(self, groups: list[list[Batch]]) -> None:
-        results = self._executor.submit("kpanel", panel_task, (self._tiles,), groups).result()
+        results = self._operator.submit("kpanel", panel_task, (self._tiles,), groups).result()
         batches = [batch for group in groups for batch in group]
-        for (k, rows), (failed, evaluated) in zip(batches, results, strict=True):
-            self._operator.kernel_evaluations += evaluated
+        for (k, rows), failed in zip(batches, results, strict=True):
             if failed:
                 raise BrokenDownError(self.layout.bounds(k)[0] + failed - 1)
             self._held.update(self.layout.name(i, k) for i in rows)

@@ -94,6 +94,7 @@ def test_train_refuses_hyperparameters(
         ({"--block-size": 0}, ("block size", "positive")),
         ({"--candidates": 0}, ("candidates",)),
         ({"--seed": -1}, ("seed",)),
+        ({"--variables-per-step": 0}, ("variables per step", "got 0")),
         ({"--memory-limit": "1MiB"}, ("projected", "1 MiB", "--block-size")),
         ({"--plot": "run.txt"}, (".png", "run.txt")),
         ({"--log-json": "/proc/nowhere/run.jsonl"}, ("/proc/nowhere/run.jsonl",)),

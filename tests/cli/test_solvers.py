@@ -33,6 +33,28 @@ def test_each_solver_finds_the_same_model(
     assert np.linalg.norm(open_model(tmp_path / "model.zarr").alpha - expected) <= bound
 
 
+def test_methods_of_the_paper_are_as_they_are_there(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    def trained(name: str, *options: object) -> dict[str, Any]:
+        command = train(pipeline, tmp_path / f"{name}.zarr", "--max-passes", 1, "--block-size", 60, *options)
+        return document(run(*command), 4)  # type: ignore[no-any-return]
+
+    assert trained("cyclic", "--solver", "bcdc")["settings"]["memory"] == 0
+    assert trained("gradient", "--solver", "bcdg")["settings"]["memory"] == 0
+    assert trained("remembering", "--solver", "bcdc", "--memory", 2)["settings"]["memory"] == 2
+    several, one = trained("default"), trained("one", "--variables-per-step", 1)
+    assert (several["settings"]["memory"], several["settings"]["variables_per_step"]) == (5, None)
+    assert one["settings"]["variables_per_step"] == 1
+    assert trained("exhaustive", "--exhaustive")["settings"]["variables_per_step"] == 1
+    # A block of a tenth, once around: three squares for candidates beside the one of its columns.
+    n = one["n"]
+    assert 3.5 < one["kernel_evaluations"] / n**2 < 5.5
+    table = run(*train(pipeline, tmp_path / "shown.zarr", "--block-size", 60)[:-2])
+    assert "kernel entries evaluated" in table.stdout
+    assert "n²" in table.stdout
+
+
 def test_parameter_cg_is_there_to_be_compared(
     pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
 ) -> None:
@@ -98,6 +120,10 @@ def test_an_automatic_choice_is_made_again_on_resuming(
             "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver cg",
         ),
         (("--solver", "gbcd", "--rank", 50), "--rank belongs to the solver pcg; got --solver gbcd"),
+        (
+            ("--solver", "bcdc", "--variables-per-step", 2),
+            "--variables-per-step belongs to the solver gbcd; got --solver bcdc",
+        ),
         (("--solver", "smo", "--exhaustive"), "--exhaustive belongs to the solver gbcd; got --solver smo"),
         (
             ("--solver", "cholesky", "--tiles", "t"),

@@ -13,7 +13,8 @@ import dkgp
 from dkgp import GPRegressor
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
-from dkgp.kernels import SquaredExponential, White
+from dkgp.estimators.outputs import what_holds
+from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.solvers import Cholesky
@@ -105,10 +106,22 @@ def test_solver_is_of_choice(problem: Problem, fitted: GPRegressor) -> None:
     assert auto.update(problem.X_new[:3], problem.y_new[:3]).solution_["converged"]
 
 
+def falls_off(s: float) -> float:
+    return 1.0 / (1.0 + s)
+
+
+def test_what_a_user_function_leaves_unproven_is_said() -> None:
+    said = what_holds(KERNEL + 0.5 * UserKernel(falls_off, KERNEL.gamma))
+    assert "if the user's function in the kernel is positive definite, which was looked at on samples alone" in said
+    assert "user" not in what_holds(KERNEL)
+
+
 def test_stopping_short_is_a_warning(problem: Problem) -> None:
     solver = dkgp.solvers.GreedyBlockCoordinateDescent(block_size=20)
-    with pytest.warns(ConvergenceWarning, match="not converged: .*column passes done"):
+    with pytest.warns(ConvergenceWarning, match="not converged: .*column passes done.*hold all the same$") as caught:
         model = GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, max_passes=0.2).fit(problem.X, problem.y)
+    # Proven is what converged; of this one it is said what its bounds are worth.
+    assert "proven" not in str(caught[0].message)
     assert not model.solution_["converged"]
     dense = dense_posterior(KERNEL, NOISE, problem.X, problem.y, problem.X_new)
     mean, bounds = model.predict(problem.X_new, return_bounds=True)

@@ -206,6 +206,14 @@ def test_commands_that_cannot_do_what_is_asked_are_refused() -> None:
         script([*TRAIN, "--scheduler=tcp://a:1"], nodes="2")
 
 
+def test_tuning_run_again_by_slurm_may_be_done_but_does_not_requeue_itself() -> None:
+    """It has no checkpoint: out of time once, it would be out of time for ever."""
+    text = script(["dkgp", "tune", "train.zarr", "--out", "hyper.json"])
+    assert "resume_after=1\n" in text
+    assert "max_requeues=0\n" in text
+    assert "max_requeues=50\n" in script(TRAIN)
+
+
 def test_what_it_knows_of_the_commands_is_true() -> None:
     """The jobs layer cannot ask the command line, which lies above it."""
     options = {

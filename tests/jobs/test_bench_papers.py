@@ -151,6 +151,17 @@ def test_greedy_selection_needs_fewest_passes(bench: Workbench) -> None:
     assert passes["gbcd"] < 0.7 * min(passes[key] for key in passes if key != "gbcd")
     assert table["figures"]["fewest_passes_of_the_papers_methods"] == "GBCD, as in the paper"
     assert rows["smo_default"]["kernel_evaluations"] < rows["smo"]["kernel_evaluations"]
+    for key in passes:
+        n = bench.data.n
+        assert rows[key]["entries"] == rows[key]["kernel_evaluations"] / n**2
+    # What passes hide: candidates and dense subproblems.
+    assert rows["gbcd"]["entries"] > 1.5 * passes["gbcd"]
+    assert rows["cg"]["entries"] < passes["cg"]  # of blocks off the diagonal one half
+    assert rows["gbcd"]["settings"]["variables_per_step"] == 1
+    assert rows["gbcd_default"]["settings"]["variables_per_step"] is None
+    assert {rows[key]["settings"]["memory"] for key in ("gbcd", "bcdc", "bcdg")} == {0}
+    assert rows["gbcd_default"]["settings"]["memory"] == 5
+    assert "entries / n^2" in [column["title"] for column in table["columns"]]
     for key in rows:
         ended = rows[key]
         if key == "cholesky" or not ended["converged"]:

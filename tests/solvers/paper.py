@@ -8,11 +8,12 @@ import numpy as np
 
 
 def greedy_approximation(
-    Kbar: np.ndarray, g: np.ndarray, m: int, subsets: Sequence[np.ndarray]
+    Kbar: np.ndarray, g: np.ndarray, m: int, subsets: Sequence[np.ndarray], kappa: int | None = None
 ) -> tuple[list[int], np.ndarray]:
     """Algorithm 2; `subsets[t]` is the random draw from which the set O of step t comes (the first is not used).
 
-    A draw may repeat a variable or hold chosen ones: O is what is left of it. A step whose O is empty chooses nothing.
+    A draw may repeat a variable or hold chosen ones: O is what is left of it, the first `kappa` where that is given. A
+    step whose O is empty chooses nothing.
 
     Returns
     -------
@@ -26,7 +27,7 @@ def greedy_approximation(
     candidates, e = list(range(n)), g.copy()
     for t in range(m):
         if t:
-            candidates = [int(i) for i in subsets[t] if i not in B]
+            candidates = [int(i) for i in subsets[t] if i not in B][:kappa]
             e = Kbar[:, B] @ step + g
         if not candidates:
             continue
@@ -45,12 +46,12 @@ def greedy_approximation(
 
 
 def block_coordinate_descent(
-    Kbar: np.ndarray, y: np.ndarray, m: int, subsets: Iterator[Sequence[np.ndarray]]
+    Kbar: np.ndarray, y: np.ndarray, m: int, subsets: Iterator[Sequence[np.ndarray]], kappa: int | None = None
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """Algorithm 1: active set, alpha and gradient after each round; `subsets` gives each round's draws."""
     alpha, g = np.zeros(len(y)), -y
     for drawn in subsets:
-        B, step = greedy_approximation(Kbar, g, m, drawn)
+        B, step = greedy_approximation(Kbar, g, m, drawn, kappa)
         alpha[B] += step
         g = g + Kbar[:, B] @ step
         yield B, alpha.copy(), g.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from dkgp.solvers import (
     solve,
 )
 from tests.solvers.paper import block_coordinate_descent
-from tests.solvers.problems import arm_problem, rounds, smooth_problem
+from tests.solvers.problems import Problem, arm_problem, rounds, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, targets=3)
 LETTER = GreedyBlockCoordinateDescent(
@@ -42,6 +43,53 @@ def test_paper_to_the_letter(executor, operator: str, seed: int) -> None:
         np.testing.assert_allclose(after.gradient[:, 0], gradient, rtol=0, atol=1e-8)
     assert [state.iteration for state in states] == list(range(13))
     assert np.abs(expected[-1][2]).max() < 0.2 * np.abs(problem.y).max()
+
+
+def rounds_to_the_letter(problem: Problem, m: int, kappa: int | None, seed: int) -> int:
+    """Rounds of Algorithm 1 to max |g| <= 1e-3: O drawn from N without repetition, or all of it without a kappa."""
+    rng, everyone = np.random.default_rng(seed), np.arange(problem.n)
+
+    def subsets() -> Iterator[list[np.ndarray]]:
+        while True:
+            yield [everyone if kappa is None else rng.permutation(problem.n) for _ in range(m)]
+
+    steps = block_coordinate_descent(problem.matrix, problem.y[:, 0], m, subsets(), kappa)
+    return next(k for k, (_, _, g) in enumerate(steps, 1) if np.abs(g).max() <= 1e-3)
+
+
+def rounds_of(problem: Problem, executor, m: int, selection: GreedySelection, seed: int = 0) -> int:
+    solver = GreedyBlockCoordinateDescent(m, 0, selection, "double", seed)
+    stopping = GradientInfNorm(1e-3)
+    return solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping).progress.iteration
+
+
+def test_exhaustive_search_takes_the_rounds_of_the_letter(executor) -> None:
+    problem, m = smooth_problem(240, 3), 30
+    letter = rounds_to_the_letter(problem, m, None, 0)
+    assert rounds_of(problem, executor, m, GreedySelection(exhaustive=True)) == letter
+    # What an exhaustive search is for: with the steps of the default it gives most of that away.
+    several = rounds_of(problem, executor, m, GreedySelection(exhaustive=True, variables_per_step=6))
+    assert several >= 1.2 * letter
+    assert rounds_of(problem, executor, m, GreedySelection(prefitting=True, exhaustive=True)) <= letter
+
+
+def test_one_variable_a_step_takes_the_rounds_of_the_letter(executor) -> None:
+    """On average: the letter draws O without repetition and from N, here it is drawn from all, whatever is chosen."""
+    problem, m, seeds = smooth_problem(240, 3), 30, range(4)
+    letter = np.mean([rounds_to_the_letter(problem, m, 20, seed) for seed in seeds])
+    one = GreedySelection(candidates=20, variables_per_step=1)
+    assert np.mean([rounds_of(problem, executor, m, one, seed) for seed in seeds]) == pytest.approx(letter, rel=0.1)
+
+
+@pytest.mark.parametrize("options", [{"exhaustive": True}, {"prefitting": True}])
+def test_whoever_pays_for_the_best_choice_gets_one_at_a_time(options: dict[str, bool]) -> None:
+    assert GreedySelection(**options).steps(50) == [1] * 50
+    assert GreedySelection(**options, variables_per_step=10).steps(50) == [10] * 5
+    # A checkpoint of the same options that chose several at a time is of another run.
+    solver = GreedyBlockCoordinateDescent(selection=GreedySelection(**options))
+    assert solver.settings()["variables_per_step"] == 1
+    assert GreedyBlockCoordinateDescent().settings()["variables_per_step"] is None
+    assert GreedySelection().steps(100) == [5] * 20
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])

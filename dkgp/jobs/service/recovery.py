@@ -20,7 +20,6 @@ from dkgp.data.storage import (
     filesystem,
     join,
     list_object_bytes,
-    read_object,
     remove_tree,
     write_object,
 )
@@ -136,12 +135,8 @@ def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
 
 
 def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    if traces.is_new(job.out):
-        # Written in one piece, so it is whole.
-        found = json.loads(read_object(job.out))
-        reporter.note(f"'{job.out}' was complete when the job's process ended")
-        return {"command": "tune", "out": job.out, **found, "peak_memory_bytes": None}
-    return replace(job, overwrite=_may_replace(job, traces))
+    # A file that is the job's own and whole counts as done; one that an interruption left is made again.
+    return replace(job, resume=job.resume or traces.is_new(job.out), overwrite=_may_replace(job, traces))
 
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:

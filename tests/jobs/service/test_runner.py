@@ -84,6 +84,24 @@ def test_a_training_that_was_done_when_its_process_died_is_not_done_again(
 
 
 @pytest.mark.usefixtures("signals")
+def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.zarr"
+    run_job(job_from_options("train", problem.training(out)), SilentReporter())
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    first, _ = queue.submit("train", problem.training(out, resume=True))
+    record = attempt(queue, first.id)
+    assert (record.state, record.exit_code, record.error) == ("done", 0, None)
+    assert record.document is not None
+    assert record.document["iterations"] == open_model(out).summary["iterations"]
+    second, _ = queue.submit("train", {**problem.training(out, resume=True), "solver": {"seed": 1}})
+    record = attempt(queue, second.id)
+    assert (record.state, record.exit_code) == ("failed", 3)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_training_that_stopped_short_is_recorded_and_can_be_resumed(
     queue: JobQueue, problem: Problem, tmp_path: Path
 ) -> None:

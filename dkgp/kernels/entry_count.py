@@ -1,0 +1,52 @@
+"""How many kernel entries are evaluated: counted where tiles are, for whoever asks, on any number of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["EntryCount", "count_entries", "counting"]
+
+
+class EntryCount:
+    """A sum that threads may add to at once.
+
+    Attributes
+    ----------
+    value : int
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.value = 0
+
+    def add(self, entries: int) -> None:
+        """Count so many more."""
+        with self._lock:
+            self.value += int(entries)
+
+
+_current: ContextVar[EntryCount | None] = ContextVar("dkgp_entry_count", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[EntryCount]:
+    """Count what is evaluated while the context is open: how a task tells what it has evaluated.
+
+    By this thread, and by threads that run in a copy of its context; not by evaluators with a count of their own.
+    """
+    count = EntryCount()
+    token = _current.set(count)
+    try:
+        yield count
+    finally:
+        _current.reset(token)
+
+
+def count_entries(entries: int, own: EntryCount | None = None) -> None:
+    """Count entries in `own`, else in the innermost open `counting`; without either nobody wants to know."""
+    count = own or _current.get()
+    if count is not None:
+        count.add(entries)
