@@ -57,9 +57,7 @@ _ROWS = 48
 def pieces_of_run(kernel: Kernel) -> list[str]:
     """Name what training with the default solver and predicting with variances compile."""
     stages = [
-        f"{name}/{precision}"
-        for precision in _PRECISIONS
-        for name in TileEvaluator(kernel, precision).stage_names
+        f"{name}/{precision}" for precision in _PRECISIONS for name in TileEvaluator(kernel, precision).stage_names
     ]
     return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", *_LAST, *stages]
 
