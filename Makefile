@@ -24,11 +24,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-faults test-slow lint types format bench lock clean
+.PHONY: help install demo test test-portable test-faults test-slow lint types format bench lock clean
 
 help: ## Print this list
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Set up .venv: dkgp, editable, with all that the other targets need
 
@@ -53,6 +53,11 @@ demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, m
 
 test: $(STAMP) ## Run the tests, except the slow ones and those of faults
 	$(BIN)/python -m pytest -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
+	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
+	env $$variables $(BIN)/python -m pytest tests/kernels tests/operators tests/engine \
+	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)

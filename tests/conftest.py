@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,6 +15,14 @@ from tests.fault_table import FaultTable
 # in continuous integration is the same failure by hand.
 settings.register_profile("dkgp", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("dkgp")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_services_of_this_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands find the services that the tests start, and none that this user runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture

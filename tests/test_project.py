@@ -164,7 +164,7 @@ def test_continuous_integration_runs_every_check() -> None:
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     commands = [line.split() for line in script.read_text().splitlines() if line.startswith("make ")]
-    assert [command for line in commands for command in line[1:]] == ["lint", "types", "test"]
+    assert [command for line in commands for command in line[1:]] == ["lint", "types", "test-portable", "test"]
     assert ["make", "test"] in commands  # the README's own command
 
 
@@ -183,7 +183,18 @@ class TestMake:
 
     def test_help_is_the_default_and_lists_the_targets(self) -> None:
         listed = self.make().stdout
-        for target in ("demo", "test", "test-faults", "test-slow", "lint", "types", "bench", "lock", "clean"):
+        for target in (
+            "demo",
+            "test",
+            "test-portable",
+            "test-faults",
+            "test-slow",
+            "lint",
+            "types",
+            "bench",
+            "lock",
+            "clean",
+        ):
             assert re.search(rf"^  {target} +\S", listed, flags=re.MULTILINE), f"{target} is missing:\n{listed}"
 
     def test_tests_leave_out_the_slow_ones_and_faults(self, tmp_path: Path) -> None:

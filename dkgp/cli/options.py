@@ -42,6 +42,7 @@ CLUSTER_NAMES = (
     "tls_ca",
     "tls_cert",
     "tls_key",
+    "plain_text",
     "settings",
     "config_file",
 )
@@ -136,6 +137,12 @@ def cluster_options(function: F) -> F:
         click.option("--tls-ca", metavar="FILE", help="Authority that signed the cluster's certificates (PEM)."),
         click.option("--tls-cert", metavar="FILE", help="Certificate of this process and of workers started here."),
         click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"),
+        click.option(
+            "--plain-text",
+            is_flag=True,
+            help="Start the cluster without certificates, which are made for the run otherwise: whoever reaches its "
+            "ports can run code there.",
+        ),
         click.option(
             "--cluster-option",
             "settings",

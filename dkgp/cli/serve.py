@@ -8,7 +8,6 @@ import click
 
 from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
 from dkgp.cli.running import execute
-from dkgp.cli.service_options import token_option
 
 if TYPE_CHECKING:
     from dkgp.jobs.documents import Document
@@ -27,9 +26,12 @@ SECONDS_A_DAY = 86_400.0
     )
 )
 @click.option(
-    "--folder", required=True, metavar="DIR", help="Where the queue and the jobs' records lie; on a disk of this host."
+    "--folder",
+    required=True,
+    metavar="DIR",
+    help="Where the queue and the jobs' records lie; on a disk of this host, and yours alone to write to.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -37,7 +39,13 @@ SECONDS_A_DAY = 86_400.0
     show_default=True,
     help="0: any that is free; the address is printed.",
 )
-@token_option
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="File that holds the token.  [default: $DKGP_SERVICE_TOKEN, else one that is made in --folder, where your own "
+    "commands find it by themselves]",
+)
+@click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
 @click.option(
     "--root",
     "roots",

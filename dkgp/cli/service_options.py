@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dkgp.jobs.progress import Reporter
     from dkgp.jobs.service.client import ServiceClient
 
-__all__ = ["SERVICE_NAMES", "client_from", "service_options", "token_option"]
+__all__ = ["SERVICE_NAMES", "client_from", "service_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,11 +23,6 @@ CALL_RETRY_SECONDS = 15.0
 FOLLOW_RETRY_SECONDS = 600.0
 
 
-token_option = click.option(
-    "--token-file", metavar="FILE", help="File that holds the service's token.  [default: $DKGP_SERVICE_TOKEN]"
-)
-
-
 def service_options(function: F) -> F:
     """Where the service is and how to be let in; `client_from` takes the values."""
     decorators: list[Callable[[Any], Any]] = [
@@ -35,12 +30,14 @@ def service_options(function: F) -> F:
             "--service",
             metavar="URL",
             envvar="DKGP_SERVICE_URL",
-            default=DEFAULT_URL,
-            show_default=True,
             show_envvar=True,
-            help="The jobs service.",
+            help=f"The jobs service.  [default: the one that you run on this machine, else {DEFAULT_URL}]",
         ),
-        token_option,
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            help="File that holds the service's token.  [default: $DKGP_SERVICE_TOKEN, else that of your own service]",
+        ),
         click.option(
             "--retry",
             type=click.FloatRange(min=0),
@@ -65,12 +62,21 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
         Whether the command waits for a job.
     """
     from dkgp.jobs.service.client import ServiceClient
+    from dkgp.jobs.service.own_services import find_own_service
     from dkgp.jobs.service.settings import read_token
 
     values = {name: options.pop(name) for name in SERVICE_NAMES}
     retry = values["retry"]
     if retry is None:
         retry = FOLLOW_RETRY_SECONDS if patient else CALL_RETRY_SECONDS
+    url, token = values["service"], read_token(values["token_file"])
+    own = None
+    if token is None:
+        own = find_own_service(url or DEFAULT_URL) or (find_own_service(None) if url is None else None)
     return ServiceClient(
-        values["service"], token=read_token(values["token_file"]), retry_seconds=retry, tell=reporter.warn
+        url or DEFAULT_URL if own is None else own.url,
+        token=token if own is None else own.token(),
+        retry_seconds=retry,
+        tell=reporter.warn,
+        is_there=None if own is None else own.is_there,
     )

@@ -26,6 +26,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("a whole number")
@@ -71,12 +77,14 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "tls-ca": ("tls_ca", _text),
     "tls-cert": ("tls_cert", _text),
     "tls-key": ("tls_key", _text),
+    "plain-text": ("plain_text", _flag),
     "settings": ("settings", _mapping),
 }
 CONFIGURATION_KEYS = tuple(_FIELDS)
 
 _WHERE = ("scheduler", "scheduler_file", "kind")
 _CERTIFICATES = ("tls_ca", "tls_cert", "tls_key")
+_SECURITY = (*_CERTIFICATES, "plain_text")
 
 
 def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
@@ -89,7 +97,7 @@ def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
     InputError
         The configuration file is missing or no YAML.
     """
-    said = {name: value for name, value in given.items() if value is not None and value != {}}
+    said = {name: value for name, value in given.items() if value is not None and value is not False and value != {}}
     configured = _configured(said.get("config_file"))
     where = [name for name in _WHERE if name in said]
     if where:
@@ -101,8 +109,8 @@ def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
     for one, other in (("workers", "adaptive"), ("adaptive", "workers")):
         if one in said:
             configured.pop(other, None)
-    if any(name in said for name in _CERTIFICATES):
-        configured = {name: value for name, value in configured.items() if name not in _CERTIFICATES}
+    if any(name in said for name in _SECURITY):
+        configured = {name: value for name, value in configured.items() if name not in _SECURITY}
     merged = {**configured, **said}
     if "settings" in said:
         merged["settings"] = {**configured.get("settings", {}), **said["settings"]}

@@ -19,7 +19,7 @@ from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors import BlockExecutor, LocalExecutor
 from dkgp.cluster.options import QUEUEING_KINDS, ClusterKind, ClusterOptions, UnreachableSchedulerError
-from dkgp.cluster.security import plain_text_warning, secure_address, security_from
+from dkgp.cluster.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
             }
         )
     )
-    security = security_from(options)
     if address is None:
-        client = _started(options, security, stack)
+        client = _started(options, security_for_start(options), stack)
     else:
+        security = security_from(options)
         client = _found(secure_address(address, security), options.connect_timeout_seconds, security, stack)
     in_process = address is None and options.kind in ("auto", "local")
     if not in_process and (plain := plain_text_warning(_address(client))):

@@ -19,6 +19,7 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker, wait
 
+from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
 from dkgp.cluster.executors import BlockTask, PendingRound
 from dkgp.cluster.mailbox import Mailbox, deliver
 from dkgp.cluster.worker_setup import WorkerSetup
@@ -85,12 +86,11 @@ class DaskExecutor:
         batch = getattr(client, "scheduler_comm", None)
         if batch is not None and hasattr(batch, "interval"):
             batch.interval = min(batch.interval, CLIENT_BATCH_SECONDS)
-        try:
-            client.register_plugin(self._setup)
-        except Exception as error:
-            raise ClusterError(
-                f"workers could not be set up: {error}. They need the same dkgp, Python and NumPy as this process"
-            ) from error
+        # Where all workers are this process, they compute alike.
+        self._one_arithmetic = in_process
+        if not in_process:
+            require_fused_workers(fetch_arithmetic(client))
+        self._register()
 
     @property
     def dashboard_link(self) -> str | None:
@@ -118,6 +118,32 @@ class DaskExecutor:
             self._threads_known_at = now
         return self._threads
 
+    def require_one_arithmetic(self) -> None:
+        """Refuse workers that compute with different libraries or vector code, now and for as long as this is open.
+
+        Called before work starts; a task that is marked (`needs_one_arithmetic`) sees to it in any case.
+
+        Raises
+        ------
+        ClusterError
+            They differ; says which hosts have what.
+        """
+        if self._one_arithmetic:
+            return
+        common = require_one_arithmetic(fetch_arithmetic(self._client))
+        if common is not None:
+            self._setup = self._setup.requiring(common)
+            self._register()
+            self._one_arithmetic = True
+
+    def _register(self) -> None:
+        try:
+            self._client.register_plugin(self._setup)
+        except Exception as error:
+            raise ClusterError(
+                f"workers could not be set up: {error}. They need the same dkgp, Python and NumPy as this process"
+            ) from error
+
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
     ) -> PendingRound:
@@ -127,6 +153,8 @@ class DaskExecutor:
             number = self._round
         if self._client.status not in ("running", "connecting"):
             raise ClusterError(f"the cluster was lost: the client is {self._client.status}; {RESUMABLE}")
+        if is_marked(task):
+            self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:
             return _InProcessRound(self._client, label, task, arguments, groups, self._deadline)

@@ -63,6 +63,9 @@ class BlockExecutor(Protocol):
     ) -> PendingRound:
         """Start one round; `name` labels its tasks on a dashboard."""
 
+    def require_one_arithmetic(self) -> None:
+        """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
+
     def close(self) -> None:
         """Release what the executor started; never what it was handed."""
 
@@ -124,6 +127,9 @@ class LocalExecutor:
     ) -> PendingRound:
         """Start one round on the pool."""
         return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+
+    def require_one_arithmetic(self) -> None:
+        """Threads of one process compute alike."""
 
     def close(self) -> None:
         """Stop the threads."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import shutil
+import sys
 from contextlib import ExitStack
 from typing import Any
 
 import dask.config
 
 from dkgp.cluster.options import ClusterOptions
+from dkgp.cluster.security import in_files, is_in_memory
 from dkgp.cluster.settings import check_settings, parameters, refuse_both
 from dkgp.errors import ClusterError, MissingExtraError, UsageError
 
@@ -73,6 +76,9 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     arguments["scheduler_options"] = {"dashboard_address": "127.0.0.1:0", **scheduler}
     if security is not None:
         arguments["security"] = security
+    # -P: what lies in the folder that a job begins in cannot stand in for a module.
+    python = settings.get("python") or configured.get("python") or sys.executable
+    arguments["python"] = f"{python} -P"
     return arguments
 
 
@@ -85,6 +91,9 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
         The queueing system is not there, or refused the jobs.
     """
     kind, found = options.kind, cluster_class(options.kind)
+    if security is not None and is_in_memory(security):
+        # By itself dask-jobqueue leaves the key behind for as long as its own objects live.
+        security = stack.enter_context(in_files(security, _shared_folder(options)))
     arguments = job_arguments(options, security)
     command = found.job_cls.submit_command
     if shutil.which(command.split()[0]) is None:
@@ -110,6 +119,12 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
         size = jobs * arguments["processes"]
         cluster.adapt(minimum=size, maximum=size, interval=_REPLACE_INTERVAL)
     return cluster
+
+
+def _shared_folder(options: ClusterOptions) -> str:
+    """Where certificates of this run alone go for the workers to read: the nodes of most sites see one home."""
+    configured = dask.config.get(f"jobqueue.{options.kind}.shared-temp-directory", None)
+    return os.path.expanduser(os.path.expandvars(options.settings.get("shared_temp_directory") or configured or "~"))
 
 
 def lifetime_arguments(walltime: float) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,10 +18,14 @@ __all__ = ["QUEUEING_KINDS", "ClusterKind", "ClusterOptions", "UnreachableSchedu
 
 ClusterKind = Literal["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
 
+_BATCH_KINDS = ("slurm", "pbs", "lsf")
 # These hand their workers to a queue, in which they may have to wait for their turn.
-QUEUEING_KINDS = ("slurm", "pbs", "lsf", "kubernetes", "gateway")
+QUEUEING_KINDS = (*_BATCH_KINDS, "kubernetes", "gateway")
 # A cluster of these kinds is started here and its size can change.
 _SCALING_KINDS = ("processes", *QUEUEING_KINDS)
+# What names a file or folder of this machine, among the fields and among the classes' own settings.
+_FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file")
+_PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "shared_temp_directory")
 # These start at most one worker each time they are asked, in this process, or none at all.
 _SETTINGLESS_KINDS = ("auto", "none")
 
@@ -54,6 +59,9 @@ class ClusterOptions:
         How long to wait for workers; chosen by kind where None.
     tls_ca, tls_cert, tls_key : str, optional
         PEM files: the authority, this side's certificate, and its key where the certificate's file does not hold it.
+        A cluster that is started here without them gets certificates of its own, made for the run.
+    plain_text : bool
+        Start a cluster whose connections are neither encrypted nor authenticated instead.
     settings : dict
         Keyword arguments of the class that starts the cluster, by the names of that class.
     config_file : str, optional
@@ -77,6 +85,7 @@ class ClusterOptions:
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    plain_text: bool = False
     # What goes to a cluster's class may hold a password.
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     config_file: str | None = None
@@ -140,6 +149,28 @@ class ClusterOptions:
                 f"got {given} without {missing}: both sides of a connection show a certificate, and each checks that "
                 "the authority has signed the other's. Give both"
             )
+        if not self.plain_text:
+            return
+        if self.encrypts:
+            raise UsageError("got both certificates and --plain-text, which rules them out; give one of them")
+        if self._finds_scheduler:
+            raise UsageError(
+                "--plain-text goes with a cluster that is started here; at a running scheduler it is the address that "
+                "says it (tcp:// or tls://). Leave it out"
+            )
+        if self.kind == "gateway":
+            raise UsageError("a gateway brings certificates of its own; leave --plain-text out")
+
+    def anchored(self) -> ClusterOptions:
+        """Return options that mean the same to a process in another folder: relative paths count from this one's."""
+        files = {name: os.path.abspath(path) for name in _FILES if (path := getattr(self, name)) is not None}
+        folders = {name: self.settings[name] for name in _PATH_SETTINGS if isinstance(self.settings.get(name), str)}
+        # Those with a variable or a `~` are for another host to read.
+        absolute = {name: os.path.abspath(path) for name, path in folders.items() if path[:1] not in ("~", "$")}
+        if self.kind in _BATCH_KINDS and not dask.config.get(f"jobqueue.{self.kind}.log-directory", None):
+            # A queueing system's nodes may not see the other folder, and fail jobs whose output they cannot write.
+            absolute.setdefault("log_directory", os.getcwd())
+        return replace(self, **files, settings={**self.settings, **absolute})
 
     @property
     def _finds_scheduler(self) -> bool:

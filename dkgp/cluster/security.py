@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask.config
 
@@ -16,8 +18,21 @@ from dkgp.errors import InputError, UsageError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["certificates_needed", "plain_text_warning", "secure_address", "security_from"]
+__all__ = [
+    "certificates_needed",
+    "in_files",
+    "is_in_memory",
+    "pem_of",
+    "plain_text_warning",
+    "secure_address",
+    "security_for_start",
+    "security_from",
+]
 
+# Their scheduler listens on a port, and their starters can be handed certificates.
+_TAKE_CERTIFICATES = ("processes", "slurm", "pbs", "lsf", "ssh")
+
+_PARTS = ("cert", "key")
 _HOW = (
     "Give --tls-ca, --tls-cert and --tls-key, or set ca-file, client.cert and client.key under distributed.comm.tls in "
     "dask's configuration"
@@ -75,6 +90,60 @@ def security_from(options: ClusterOptions) -> Security | None:
             "password and belonging to the certificate"
         ) from None
     return security
+
+
+def security_for_start(options: ClusterOptions) -> Security | None:
+    """Return what a cluster that is started here is to use: as `security_from`, else certificates of this run alone.
+
+    None where plain text was asked for, where nothing listens ("local"), and for kinds whose starters take no
+    certificates: a gateway brings its own, and Kubernetes is started in plain text only where that was asked for.
+    """
+    from distributed import Security
+
+    if options.plain_text:
+        return None
+    found = security_from(options)
+    if found is not None or options.kind not in _TAKE_CERTIFICATES:
+        return found
+    # In memory; without it any user of this machine could run code in the coordinator and the workers.
+    made: Security = Security.temporary()
+    return made
+
+
+def is_in_memory(security: Any) -> bool:
+    """Whether these are certificates of a run, which no file holds."""
+    return "\n" in (security.tls_ca_file or "")
+
+
+def pem_of(security: Any) -> str:
+    """Return certificates of a run as the content of one file: key and certificate, which is its own authority."""
+    return f"{security.tls_worker_key}\n{security.tls_worker_cert}\n"
+
+
+@contextmanager
+def in_files(security: Any, folder: str) -> Iterator[Security]:
+    """Write certificates of a run into a file below a folder, for their owner alone, and remove it at the end.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written to.
+    """
+    from distributed import Security
+
+    try:
+        private = tempfile.TemporaryDirectory(prefix=".dkgp-certificates-", dir=folder)
+    except OSError as error:
+        raise InputError(
+            f"the certificates of this run cannot be written below '{folder}' ({error.strerror}), where all workers "
+            "should see them; name another folder with --cluster-option shared_temp_directory=DIR"
+        ) from None
+    with private as own:
+        path = Path(own) / "certificate.pem"
+        path.touch(mode=0o600)
+        path.write_text(pem_of(security), encoding="ascii")
+        roles = {f"tls_{role}_{part}": str(path) for role in ("client", "scheduler", "worker") for part in _PARTS}
+        yield Security(require_encryption=True, tls_ca_file=str(path), **roles)
 
 
 def secure_address(address: str, security: Security | None) -> str:

@@ -16,7 +16,7 @@ _OPTIONS = {
     "n_workers": "--workers",
     "threads_per_worker": "--threads-per-worker",
     "memory_limit": "--worker-memory",
-    "security": "--tls-ca, --tls-cert and --tls-key",
+    "security": "--tls-ca, --tls-cert and --tls-key, or --plain-text",
 }
 # What a job that waits for its results has no use for.
 _REFUSED = {"self", "asynchronous", "loop", "start", "ip"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +12,9 @@ import dask.config
 
 from dkgp.cluster.jobqueue import JOBQUEUE_KINDS, start_jobqueue
 from dkgp.cluster.options import ClusterOptions
+from dkgp.cluster.security import is_in_memory
 from dkgp.cluster.settings import check_settings, parameters, refuse_both
+from dkgp.cluster.ssh_certificates import certificates_on_hosts
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import ClusterError, DkgpError, MissingExtraError, UsageError
 
@@ -61,6 +65,8 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
         It could not be started.
     """
     kind = "local" if options.kind == "auto" else options.kind
+    if kind != "local":
+        _leave_folders_out(stack)
     start = {"kubernetes": _start_kubernetes, "gateway": _start_gateway, "ssh": _start_ssh}
     if kind in JOBQUEUE_KINDS:
         start[kind] = start_jobqueue
@@ -86,6 +92,23 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
         raise ClusterError(
             f"the {kind} cluster could not be started: {_said(error)}{_SCRIPTS.get(kind, '')}"
         ) from error
+
+
+def _leave_folders_out(stack: ExitStack) -> None:
+    """Have processes that are started from here not import from the folder that they are started in.
+
+    It may be one of data, and a `struct.py` that lies in it somebody else's. Where this process's own path names the
+    folder, its workers still get it from there.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    stack.callback(lambda: _set_variable("PYTHONSAFEPATH", before))
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 # --------------------------------------------------------------------------------------------------------- this machine
@@ -138,10 +161,17 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
     check_settings("kubernetes", settings, parameters(KubeCluster.__init__) | {"scheduler_sync_interval"})
     if options.encrypts:
         raise UsageError(
-            "dask-kubernetes starts clusters without TLS. Restrict who reaches them by a network policy and leave "
-            "--tls-ca, --tls-cert and --tls-key out; or deploy a scheduler with certificates and give --scheduler"
+            "dask-kubernetes starts clusters without TLS. Restrict who reaches them by a network policy and give "
+            "--plain-text instead of --tls-ca, --tls-cert and --tls-key; or deploy a scheduler with certificates and "
+            "give --scheduler"
         )
     arguments: dict[str, Any] = {"quiet": True, **settings}
+    if not settings.get("custom_cluster_spec"):
+        environment = settings.get("env") or {}
+        # As for every process that is started here: see `_leave_folders_out`.
+        safe = {"PYTHONSAFEPATH": "1"}
+        given = isinstance(environment, dict)
+        arguments["env"] = {**safe, **environment} if given else [*map(_kube_variable, safe.items()), *environment]
     mode = str(settings.get("create_mode", CreateMode.CREATE_ONLY.value))
     if mode not in CreateMode.__members__:
         raise UsageError(f"create_mode must be one of {', '.join(CreateMode.__members__)}; got {mode!r}")
@@ -152,6 +182,12 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
         raise UsageError(
             "--cluster kubernetes needs an image that holds dkgp, which Dask's own does not: give --cluster-option "
             "image=REGISTRY/dkgp:TAG, or a DaskCluster's manifest with --cluster-option custom_cluster_spec=FILE"
+        )
+    if not options.plain_text and arguments["create_mode"] is not CreateMode.CONNECT_ONLY:
+        raise UsageError(
+            "dask-kubernetes starts clusters without TLS: whoever reaches their ports can run code there. Restrict "
+            "that by a network policy and give --plain-text; or deploy a scheduler with certificates and give "
+            "--scheduler"
         )
     arguments["n_workers"] = options.adaptive[0] if options.adaptive else options.workers
     sizes = {"cpu": options.threads_per_worker, "memory": options.worker_memory_bytes}
@@ -170,6 +206,10 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
 def _configured_image() -> str | None:
     image = dask.config.get("kubernetes.image", None)
     return None if image is None or str(image).startswith("ghcr.io/dask/dask:") else str(image)
+
+
+def _kube_variable(variable: tuple[str, str]) -> dict[str, str]:
+    return {"name": variable[0], "value": variable[1]}
 
 
 def _start_kubernetes(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
@@ -257,7 +297,10 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
             )
         worker["n_workers"] = each
     scheduler = {"dashboard_address": "127.0.0.1:0", **(settings.get("scheduler_options") or {})}
+    python = settings.get("remote_python") or sys.executable
     arguments = {**settings, "hosts": hosts, "worker_options": worker, "scheduler_options": scheduler}
+    # -P: what lies in the folder that a login begins in cannot stand in for a module.
+    arguments["remote_python"] = [f"{path} -P" for path in python] if isinstance(python, list) else f"{python} -P"
     if security is not None:
         worker["protocol"] = scheduler["protocol"] = "tls://"
         arguments["security"] = security
@@ -274,10 +317,16 @@ def _start_ssh(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
     arguments = ssh_arguments(options, security)
     if security is not None:
         # Processes on other hosts get this process's configuration, and find the certificates at the same places there.
-        found = {"ca-file": security.tls_ca_file}
+        if is_in_memory(security):
+            # What is in memory would travel in a command line, for all users of these hosts to read.
+            place = stack.enter_context(certificates_on_hosts(arguments, security))
+            tls = {"cert": place, "key": place}
+            found = {"ca-file": place}
+        else:
+            tls, found = {}, {"ca-file": security.tls_ca_file}
         for role in ("client", "scheduler", "worker"):
-            tls = security.get_tls_config_for_role(role)
-            found |= {f"{role}.cert": tls["cert"], f"{role}.key": tls["key"]}
+            files = tls or security.get_tls_config_for_role(role)
+            found |= {f"{role}.cert": files["cert"], f"{role}.key": files["key"]}
         keys = {f"distributed.comm.tls.{name}": value for name, value in found.items()}
         stack.enter_context(dask.config.set({**keys, "distributed.comm.require-encryption": True}))
     return stack.enter_context(SSHCluster(**arguments))

@@ -19,6 +19,7 @@ from dkgp.errors import ClusterError
 
 __all__ = [
     "available_cores",
+    "blas_libraries",
     "in_parallel",
     "limit_blas_threads",
     "process_threads",
@@ -116,6 +117,11 @@ def _blas() -> ThreadpoolController:
     return _controller
 
 
+def blas_libraries() -> list[LibController]:
+    """Each BLAS that this process has loaded."""
+    return [library for library in _blas().lib_controllers if library.user_api == "blas"]
+
+
 def _set_blas_threads(library: LibController, threads: int) -> None:
     # Recent threadpoolctl lets one thread of the process, the first to try, set OpenBLAS's count and silently ignores
     # all others. A solve may run in any thread; that two do not get into each other's way is seen to here.
@@ -129,9 +135,8 @@ def _set_blas_threads(library: LibController, threads: int) -> None:
 
 def limit_blas_threads(threads: int = 1) -> None:
     """Set this process's BLAS thread count for good; what a worker does when it starts."""
-    for library in _blas().lib_controllers:
-        if library.user_api == "blas":
-            _set_blas_threads(library, threads)
+    for library in blas_libraries():
+        _set_blas_threads(library, threads)
 
 
 @contextmanager
@@ -145,10 +150,9 @@ def single_threaded_blas() -> Iterator[None]:
     with _lock:
         _depth += 1
         if _depth == 1:
-            for library in _blas().lib_controllers:
-                if library.user_api == "blas":
-                    _restore.append((library, library.num_threads))
-                    _set_blas_threads(library, 1)
+            for library in blas_libraries():
+                _restore.append((library, library.num_threads))
+                _set_blas_threads(library, 1)
     try:
         yield
     finally:
@@ -168,8 +172,8 @@ def require_single_threaded_blas(where: str) -> None:
     ClusterError
         Some BLAS of this process still runs several threads: every task would fight for every core.
     """
-    for library in _blas().lib_controllers:
-        if library.user_api == "blas" and library.num_threads > 1:
+    for library in blas_libraries():
+        if library.num_threads > 1:
             raise ClusterError(
                 f"{where}: BLAS runs {library.num_threads} threads beside the task threads ({library.filepath}); "
                 "expected 1. Start workers through dkgp, or set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 for them"

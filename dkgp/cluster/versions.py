@@ -18,7 +18,7 @@ __all__ = ["Software", "compare_versions", "fetch_versions"]
 # Where one of these differs, tasks fail or, worse, compute something else.
 _DECISIVE = ("dkgp", "python", "dask", "distributed")
 # Where one of these does, they work as a rule; the bits of a result may differ.
-_OTHERS = ("numpy", "numba", "zarr", "cloudpickle", "msgpack")
+_OTHERS = ("numpy", "scipy", "numba", "llvmlite", "zarr", "cloudpickle", "msgpack")
 _ANSWER_SECONDS = 60.0
 _MOST_NAMED = 3
 _SAME = (

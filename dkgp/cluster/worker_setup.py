@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from distributed import WorkerPlugin
 from distributed.protocol.pickle import dumps, loads
 
 import dkgp
+from dkgp.cluster.arithmetic import Arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas, set_process_threads
 
@@ -24,8 +26,9 @@ _PREFIX = "dkgp-worker-setup-"
 class WorkerSetup(WorkerPlugin):
     """Prepares a worker for block tasks, late joiners included: one BLAS thread, a feature cache within a budget.
 
-    A worker with another dkgp, or none, cannot join while this is registered: what unpickling raises ends it before it
-    has taken a task. (What `setup` raises in a worker that joins is logged and otherwise ignored.)
+    A worker with another dkgp, or none, cannot join while this is registered, nor one whose processor or arithmetic
+    does not do: what unpickling raises ends it before it has taken a task. (What `setup` raises in a worker that joins
+    is logged and otherwise ignored.)
 
     Parameters
     ----------
@@ -36,21 +39,36 @@ class WorkerSetup(WorkerPlugin):
         itself.
     client_id, run : str
         Tell the set-ups of runs that share a cluster apart, and whose coordinator is still there.
+    arithmetic : Arithmetic, optional
+        What a worker must compute with; anything by default.
     """
 
     idempotent = False
 
     def __init__(
-        self, cache_bytes: int, *, ignore_interrupts: bool = False, client_id: str = "", run: str = ""
+        self,
+        cache_bytes: int,
+        *,
+        ignore_interrupts: bool = False,
+        client_id: str = "",
+        run: str = "",
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.name = f"{_PREFIX}{client_id}/{run}"
         self._cache_bytes = cache_bytes
         self._ignore_interrupts = ignore_interrupts
+        self._arithmetic = arithmetic
         self._coordinator = (socket.gethostname(), os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the call of a function that carries its own code, which compares versions before all else."""
         return loads, (dumps(_Admission(self.__dict__)),)
+
+    def requiring(self, arithmetic: Arithmetic) -> WorkerSetup:
+        """The same, for workers of one arithmetic; registered, it takes this one's place."""
+        other = copy.copy(self)
+        other._arithmetic = arithmetic
+        return other
 
     def setup(self, worker: Any) -> None:
         """Set this worker's process up; the coordinator's own keeps its BLAS threads, which a solve limits itself."""
@@ -79,7 +97,7 @@ class _Admission:
 
 
 def _admission() -> Callable[[str, dict[str, Any]], Any]:
-    """Return the function that makes a worker's `WorkerSetup`, or ends a worker that is of another version.
+    """Return the function that makes a worker's `WorkerSetup`, or ends a worker that is of another version or unfit.
 
     It is a closure and imports what it needs, so that it is pickled whole: a worker that has no dkgp runs it too.
     """
@@ -96,15 +114,20 @@ def _admission() -> Callable[[str, dict[str, Any]], Any]:
         except ImportError:
             found = "no dkgp"
         if found == f"dkgp {version}":
+            from dkgp.cluster.arithmetic import unfit
             from dkgp.cluster.worker_setup import WorkerSetup
 
-            setup = WorkerSetup.__new__(WorkerSetup)
-            setup.__dict__.update(state)
-            return setup
-        message = (
-            f"this worker has {found} and the run's coordinator has dkgp {version}. Results of two versions do not "
-            "mix, so the worker leaves the cluster. Start it from the same image or environment as the coordinator"
-        )
+            trouble = unfit(state["_arithmetic"])
+            if trouble is None:
+                setup = WorkerSetup.__new__(WorkerSetup)
+                setup.__dict__.update(state)
+                return setup
+            message = f"the worker leaves the cluster: {trouble}"
+        else:
+            message = (
+                f"this worker has {found} and the run's coordinator has dkgp {version}. Results of two versions do not "
+                "mix, so the worker leaves the cluster. Start it from the same image or environment as the coordinator"
+            )
         logging.getLogger("distributed.worker").error(message)
 
         def leave() -> None:

@@ -52,6 +52,6 @@ def memory_model(
     return record
 
 
-def find_model(url: str) -> ModelRecord:
-    """The model at an address: this process's own, or from its store. Errors as of `open_model`."""
-    return _RESIDENT.get(url) or open_model(url)
+def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
+    """The model at an address: this process's own, or from its store. `reference` and errors as of `open_model`."""
+    return _RESIDENT.get(url) or open_model(url, reference=reference)

@@ -20,6 +20,7 @@ from dkgp.data._types import FloatArray, IntArray, Json, Location
 from dkgp.data.claims import Claim
 from dkgp.data.dataset import Dataset, open_dataset
 from dkgp.data.memory_dataset import RowArray, assembled_dataset
+from dkgp.data.references import check_reference, require_reference
 from dkgp.data.standardisation import Standardisation
 from dkgp.data.storage import normalise_url, remove_store
 from dkgp.data.writable import ensure_writable
@@ -72,6 +73,11 @@ class ModelRecord:
     # Standardised targets y and gradient Kbar alpha - y, where the model has them.
     _targets: StoredArray | None = field(default=None, repr=False)
     _gradient: StoredArray | None = field(default=None, repr=False)
+
+    @property
+    def reference(self) -> str:
+        """Where the support inputs lie, for a model by reference; "" for one that carries them."""
+        return self._support.url if isinstance(self._support, Dataset) else ""
 
     @property
     def n_samples(self) -> int:
@@ -189,6 +195,8 @@ def save_model(
         raise NumericalError(f"alpha is not finite (row {row}); the model is not saved. Raise the noise variance.")
     if gradient is not None and np.size(gradient) != coefficients.size:
         raise InputError(f"The gradient has shape {np.shape(gradient)}; expected that of alpha, {coefficients.shape}.")
+    if by_reference:
+        check_reference(dataset.url)
     address = normalise_url(url)
     ensure_writable(address, overwrite, MODEL_KIND)
     content: Json = {
@@ -240,14 +248,22 @@ def _write(
     commit(url, MODEL_KIND, content, {array.name: (array.shape, array.chunk_rows) for array in arrays}, claim)
 
 
-def open_model(url: Location) -> ModelRecord:
+def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     """Open a model store; `alpha` is read, the support inputs are read when they are asked for.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    reference
+        Where the training set lies that a model by reference has to name, "" where it may name none: what another
+        process has found and checked. By default whatever `require_reference` lets pass.
 
     Raises
     ------
     StoreError
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk; for a model by reference
-        also a training set that is gone or has changed.
+        also a training set that is gone, has changed or may not be named.
     """
     address = normalise_url(url)
     manifest = read_manifest(address, MODEL_KIND)
@@ -256,7 +272,7 @@ def open_model(url: Location) -> ModelRecord:
     try:
         support: StoredArray | Dataset
         if content["by_reference"]:
-            support = _referenced(address, content)
+            support = _referenced(address, content, reference)
         else:
             support = StoredArray.from_manifest(address, "inputs", manifest)
         stored = StoredArray.from_manifest(address, "alpha", manifest)
@@ -288,8 +304,10 @@ def open_model(url: Location) -> ModelRecord:
         raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error
 
 
-def _referenced(url: str, content: Json) -> Dataset:
-    training_url = content["training_url"]
+def _referenced(url: str, content: Json, expected: str | None) -> Dataset:
+    training_url = require_reference(content["training_url"], url)
+    if expected is not None and training_url != expected:
+        raise StoreError(f"The model '{url}' names another training set than before; it was changed while it was used.")
     try:
         dataset = open_dataset(training_url)
     except StoreError as error:

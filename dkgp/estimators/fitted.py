@@ -138,7 +138,7 @@ class FittedModel:
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
         """Return what tasks of this process take their predictor from."""
-        return PredictorSource(self.record.url, self.version, variance, _rounded(n_test))
+        return PredictorSource(self.record.url, self.version, variance, _rounded(n_test), self.record.reference)
 
     def _support(self) -> Dataset:
         """The support inputs as a data set; targets that are not known are zeros, which nobody is shown."""

@@ -54,6 +54,7 @@ CLUSTER_OPTIONS = (
     "--cluster",
     "--cluster-config",
     "--cluster-option",
+    "--plain-text",
     "--scheduler",
     "--scheduler-file",
     "--threads-per-worker",

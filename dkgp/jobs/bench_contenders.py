@@ -54,7 +54,7 @@ def run_contender(
     package = str(Path(dkgp.errors.__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     finished = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-P", "-m", module],
         input=json.dumps(description),
         capture_output=True,
         text=True,

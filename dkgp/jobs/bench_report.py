@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 
 from dkgp import __version__
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.cluster.threads import available_cores
 from dkgp.jobs.documents import Document, dump, plain
 from dkgp.jobs.outputs import check_output_file, write_text
+from dkgp.kernels.processor import compilation_target
 
 __all__ = ["Column", "check_record_file", "median", "median_ratio", "report", "write_record"]
 
@@ -66,6 +68,8 @@ def report(
         "machine": {
             "platform": platform.platform(),
             "processor": _processor(),
+            "compiled_for": _compiled_for(),
+            "blas": list(own_arithmetic().blas),
             "cores": available_cores(),
             "memory_bytes": int(psutil.virtual_memory().total),
             "python": platform.python_version(),
@@ -93,6 +97,13 @@ def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(cluster, Mapping) or not cluster.get("settings"):
         return dict(settings)
     return {**settings, "cluster": {**cluster, "settings": sorted(cluster["settings"])}}
+
+
+def _compiled_for() -> str:
+    """The processor that compiled code is for, and its widest vectors: what `NUMBA_CPU_NAME` may have changed."""
+    _, name, features = compilation_target()
+    widest = next((vectors for vectors in ("avx512f", "avx2", "avx") if f"+{vectors}" in features.split(",")), "")
+    return f"{name} {widest}".strip()
 
 
 def _processor() -> str:

@@ -128,6 +128,10 @@ class TimedExecutor:
         began = time.perf_counter()
         return _TimedRound(self._executor.submit(name, task, arguments, groups), began, self.spans.setdefault(name, []))
 
+    def require_one_arithmetic(self) -> None:
+        """As the executor does."""
+        self._executor.require_one_arithmetic()
+
     def close(self) -> None:
         """Close the executor."""
         self._executor.close()
@@ -229,7 +233,7 @@ def measure_ceiling(hyper: str, processes: int) -> float:
     description = json.dumps({"contender": "tiles", "hyper": hyper}) + "\n"
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-P", "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,8 +12,10 @@ from typing import Any
 import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
 from dkgp.data.model_store import MODEL_KIND
+from dkgp.data.references import check_reference
 from dkgp.data.storage import exists, is_local
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, StoreError, UsageError
 from dkgp.jobs.documents import Document, plain
@@ -224,6 +226,8 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+    if job.by_reference:
+        check_reference(dataset.url)
     overwrite = job.overwrite or (job.resume and _is_unfinished(job.out, dataset))
     ensure_writable(job.out, overwrite, MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
@@ -336,6 +340,13 @@ def _checkpointing(
     for name, expected in {"identity": identity, "solver": solver.settings()}.items():
         _require_same(url, latest.metadata.get(name), expected)
     reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
+    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
+    if differences is not None:
+        reporter.warn(
+            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
+            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
+            "had stayed there"
+        )
     return checkpointing
 
 

@@ -52,6 +52,14 @@ class _DotProduct(Kernel):
             t += weight * (left[:, None, column] * right[None, :, column])
         return t
 
+    def _squared_norms(self, A: ArrayLike) -> FloatArray:
+        """sum_l w_l x_l^2, feature by feature: workers take these, and a matrix product has the bits of its BLAS."""
+        rows = self.one_side(A)
+        norms = np.zeros(rows.shape[0])
+        for column, weight in enumerate(self._feature_weights):
+            norms += weight * (rows[:, column] * rows[:, column])
+        return norms
+
     def _weight_gradient(self, D: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:
         """sum_ij D_ij w_l a_il b_jl for each feature with a weight, by one matrix product."""
         active = np.flatnonzero(self._feature_weights)
@@ -99,7 +107,7 @@ class Linear(_DotProduct):
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """K(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
-        return self.variance * (self.one_side(A) ** 2 @ self._feature_weights)
+        return self.variance * self._squared_norms(A)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""
@@ -196,7 +204,13 @@ class Polynomial(_DotProduct):
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """K(x, x) for each row of `A`."""
-        return self.variance * (self.one_side(A) ** 2 @ self._feature_weights + self.offset) ** self.degree
+        base = self._squared_norms(A) + self.offset
+        values = base.copy()
+        for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
+            values *= values
+            if bit == "1":
+                values *= base
+        return self.variance * values
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""

@@ -36,6 +36,9 @@ def register_function(name: str, function: F, *, derivative: Function | None = N
 def register_function(name: str, function: Any = None, *, derivative: Function | None = None) -> Any:
     """Make a function known by a name, so that kernels with it can be written to files; a decorator, or a plain call.
 
+    What is promised of the bits of dkgp's own kernels, that they are the same on every processor, is not promised of
+    a user's function: see `UserKernel`.
+
     Parameters
     ----------
     name : str

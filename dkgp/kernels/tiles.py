@@ -6,7 +6,6 @@ Another array backend can stand in its place by offering the same four methods.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.errors import InputError
 from dkgp.kernels import compiled
 from dkgp.kernels.base import Kernel
+from dkgp.kernels.circle import cosine_and_sine
+from dkgp.kernels.processor import require_fused_multiply_add
 from dkgp.kernels.program import InputGroup, Profile
 from dkgp.kernels.tile_encoding import EncodedProgram, encode
 
@@ -95,7 +96,7 @@ class TileEvaluator:
     Raises
     ------
     InputError
-        An unknown precision, or a kernel whose tile program is malformed.
+        An unknown precision, a kernel whose tile program is malformed, or a processor without fused multiply-adds.
 
     Notes
     -----
@@ -106,6 +107,7 @@ class TileEvaluator:
     def __init__(self, kernel: Kernel, precision: Precision = "single", *, expanded: bool | None = None) -> None:
         if precision not in ("single", "double"):
             raise InputError(f'precision must be "single" or "double"; got {precision!r}')
+        require_fused_multiply_add()
         self.kernel = kernel
         self.precision: Precision = precision
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
@@ -268,11 +270,9 @@ def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], pl
             np.multiply(rows[:, feature], scale, out=values[place, :n], casting="same_kind")
             place += 1
         else:
-            turns = rows[:, feature] / part.periods[number]
-            # Whole turns off first: far from the origin the angle would lose them anyway, and digits with them.
-            angle = 2.0 * math.pi * (turns - np.rint(turns))
-            np.multiply(np.cos(angle), scale, out=values[place, :n], casting="same_kind")
-            np.multiply(np.sin(angle), scale, out=values[place + 1, :n], casting="same_kind")
+            cosine, sine = cosine_and_sine(rows[:, feature] / part.periods[number])
+            np.multiply(cosine, scale, out=values[place, :n], casting="same_kind")
+            np.multiply(sine, scale, out=values[place + 1, :n], casting="same_kind")
             place += 2
     return place
 

@@ -44,7 +44,10 @@ _LOG_STEP = 1e-3
 class UserKernel(Kernel):
     """k(x, x') = v f(s) with s = sum_l gamma_l (x_l - x'_l)^2, or k(x, x') = v f(x, x').
 
-    Positive definiteness is up to the function: see `check_positive_definite`.
+    Positive definiteness is up to the function: see `check_positive_definite`. So are its bits: dkgp's own kernels have
+    the same ones on every processor, while a function is compiled for each as it stands there, with the C library's
+    `exp` and `sin`, and may differ in the last bits between processors, systems and versions. Where that matters, run
+    all workers on machines of one kind.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class PosteriorFunctions:
             raise InputError(f"the number of samples must be at least 1; got {count}")
         self._model, self._count, self._seed = model, count, seed
         self._kernel, self._noise = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-        source = SupportInputs(model.url, version, model.n_samples, model.n_features)
+        source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, self._kernel, model.n_samples)
         rng = np.random.default_rng(seed)
         self._prior: PriorFunctions | None = draw_prior_functions(

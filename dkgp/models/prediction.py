@@ -191,7 +191,7 @@ def predict(
     test = dataset.as_seen_by(model.feature_names, model.target_names, model.standardisation)
     largest_prior = _largest_prior(test, kernel)
     version = f"{model.fingerprint}-{time.time_ns():x}"
-    source = SupportInputs(model.url, version, model.n_samples, model.n_features)
+    source = SupportInputs.of(model, version)
     context = BlockContext(version, source, kernel, model.n_samples)
     model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
     scale = np.asarray(model.standardisation.target_std)

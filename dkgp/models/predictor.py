@@ -66,6 +66,9 @@ class _ThisThread:
     ) -> PendingRound:
         return _Done([value for group in groups for value in task(*arguments, group)])
 
+    def require_one_arithmetic(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -111,7 +114,7 @@ class Predictor:
     ) -> None:
         self._model = model
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-        source = SupportInputs(model.url, version, model.n_samples, model.n_features)
+        source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else _ThisThread()
         self._certificate = Certificate.from_json(dict(model.certificate))
@@ -178,16 +181,19 @@ class PredictorSource:
         Of the model: a store that the process can read, or a model in its own memory.
     version, variance, n_test
         As for `Predictor`.
+    reference : str
+        As of `SupportInputs`.
     """
 
     url: str
     version: str
     variance: VarianceSettings | None
     n_test: int
+    reference: str
 
     def predictor(self) -> Predictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
-        source = SupportInputs(self.url, self.version, 0, 0)
+        source = SupportInputs(self.url, self.version, 0, 0, self.reference)
         return worker_cache().get(
             (self.version, "predictor", self.variance, self.n_test),
             lambda: Predictor(source.record(), self.version, self.variance, n_test=self.n_test, every_thread=False),

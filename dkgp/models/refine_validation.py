@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels.tiles import Precision
@@ -140,6 +141,7 @@ def means_task(
     return [evaluator.matmat(rows, context.block_features(block, "double"), alpha[block]) for block in blocks]
 
 
+@needs_one_arithmetic
 def variances_task(
     source: FactorSource, inputs: FloatArray, together: int, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, float]]:

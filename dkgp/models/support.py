@@ -34,16 +34,28 @@ class SupportInputs:
     version : str
         Tells one run's use of a URL from the next in a worker's cache.
     n_samples, n_features : int
+    reference : str
+        Where the training set lies that a model by reference names, "" for one that carries its inputs: whoever made
+        this has found that it may be read, and a worker opens nothing else.
     """
 
     url: str
     version: str
     n_samples: int
     n_features: int
+    reference: str
+
+    @classmethod
+    def of(cls, model: ModelRecord, version: str) -> SupportInputs:
+        """The support inputs of a model that is open here."""
+        return cls(model.url, version, model.n_samples, model.n_features, model.reference)
 
     def record(self) -> ModelRecord:
         """Open the model, or take it from this worker's cache."""
-        return worker_cache().get((self.version, "model"), lambda: _CachedModel(find_model(self.url))).record
+        found = worker_cache().get(
+            (self.version, "model"), lambda: _CachedModel(find_model(self.url, reference=self.reference))
+        )
+        return found.record
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised support inputs start:stop."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.dense_algebra import factor, solve_factored, solve_half
 from dkgp.models.leave_one_out import fold_predictions
@@ -75,6 +76,7 @@ def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IndexA
     return [np.sort(part) for part in np.array_split(order, folds)]
 
 
+@needs_one_arithmetic
 def fold_task(
     context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
 ) -> list[ScoreSums]:
@@ -90,6 +92,7 @@ def fold_task(
     return found
 
 
+@needs_one_arithmetic
 def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums]:
     """Predict the rows that no subset holds from each subset by itself.
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import process_threads
 from dkgp.kernels import Kernel
@@ -144,6 +145,7 @@ class TuningContext:
         worker_cache().discard_run(self.run_id)
 
 
+@needs_one_arithmetic
 def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSummary]:
     """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
     found = []
@@ -153,6 +155,7 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
     return found
 
 
+@needs_one_arithmetic
 def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[Outcome]:
     """The objective's value and gradient on each subset, or None where it does not exist."""
     outcomes = []

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors import BlockExecutor, PendingRound
 from dkgp.data import Dataset, FactorRecord, ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
@@ -117,12 +118,14 @@ class _BatchOptions:
     threads: int
 
 
+@needs_one_arithmetic
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
     """Have the factor ready on the worker that runs this."""
     rank = source.factor().rank
     return [rank for _ in group]
 
 
+@needs_one_arithmetic
 def variance_task(
     source: FactorSource, test: Dataset, options: _BatchOptions, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]]:
@@ -189,6 +192,7 @@ class VarianceRun:
         *,
         n_test: int | None = None,
     ) -> None:
+        executor.require_one_arithmetic()
         self._executor, self._test, self._settings = executor, test, settings
         self._n_test = test.n_samples if n_test is None else n_test
         asked = {

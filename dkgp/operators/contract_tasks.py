@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors import split_evenly
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
@@ -59,6 +60,7 @@ def piece_bytes(threads: int) -> int:
     return threads * ARRAYS_PER_PIECE * 8 * PIECE_ROWS * PIECE_ROWS
 
 
+@needs_one_arithmetic
 def contract_task(
     context: BlockContext, vectors: dict[int, FloatArray], mixings: tuple[Mixing, ...], pairs: list[tuple[int, int]]
 ) -> list[FloatArray]:

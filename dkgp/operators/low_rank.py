@@ -12,6 +12,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import split_evenly
 from dkgp.kernels import Features
@@ -95,16 +96,19 @@ class _FactorContext:
         return cache.get((self.context.run_id, self.label, block), build)
 
 
+@needs_one_arithmetic
 def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
     """F_b' F_b for each block: (R, R) float64."""
     return [factor.block(block).gram() for block in blocks]
 
 
+@needs_one_arithmetic
 def project_task(factor: _FactorContext, vectors: dict[int, FloatArray], blocks: list[int]) -> list[FloatArray]:
     """F_b' V_b for each block: (R, t) float64."""
     return [factor_transposed_times(factor.block(block).values, vectors[block]) for block in blocks]
 
 
+@needs_one_arithmetic
 def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) -> list[FloatArray]:
     """F_b Z for each block: (rows, t) float64."""
     return [factor_times(factor.block(block).values, weights) for block in blocks]

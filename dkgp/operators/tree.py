@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockExecutor, split_evenly
 from dkgp.errors import InputError
@@ -92,6 +93,7 @@ def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
     return evaluator.radial
 
 
+@needs_one_arithmetic
 def tree_task(
     context: BlockContext,
     active: IndexArray | None,
@@ -195,6 +197,8 @@ class TreeKernelOperator(BlockedKernelOperator):
         self.error = float(error)
         self.error_bound = 0.0
         require_room(self.n, active)
+        # What is far away is taken by the C library's exponential.
+        executor.require_one_arithmetic()
 
     @property
     def overlaps(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
 from dkgp.data.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
@@ -391,6 +392,8 @@ class _Loop:
         metadata = {
             "identity": self.checkpointing.identity,
             "solver": self.solver.settings(),
+            # The dense algebra is this process's BLAS's: who goes on elsewhere keeps the tolerance, not the bits.
+            "arithmetic": own_arithmetic().to_json(),
             "state": state.metadata(),
             "loop": {
                 "history": [progress.to_json() for progress in self.history],

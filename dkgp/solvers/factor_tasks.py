@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.data.tile_store import TILE_HEADER_BYTES, TileStore
 from dkgp.errors import StoreError
@@ -147,6 +148,7 @@ class TileContext:
         return worker_cache().get((self.context.run_id, f"tile-rows-{self.layout.rows}", i), build)
 
 
+@needs_one_arithmetic
 def panel_task(tiles: TileContext, batches: list[Batch]) -> list[tuple[int, int]]:
     """Compute and write each batch of tiles of a panel, `(k, (k,))` being the one on the diagonal.
 
@@ -184,6 +186,7 @@ def _below(tiles: TileContext, k: int, rows: tuple[int, ...]) -> int:
     return sum(block.size for block in blocks)
 
 
+@needs_one_arithmetic
 def product_task(
     tiles: TileContext, vector: NDArray[Any], transposed: bool, places: list[tuple[int, int]]
 ) -> list[NDArray[Any]]:

@@ -103,6 +103,7 @@ class PartialCholesky:
             raise UsageError(
                 f"a partial Cholesky preconditioner needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
+        operator.executor.require_one_arithmetic()
         return Preconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:

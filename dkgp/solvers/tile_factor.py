@@ -76,6 +76,7 @@ class TileFactor:
         disk_budget_bytes: int | None,
     ) -> None:
         self._operator, self._executor = operator, operator.executor
+        self._executor.require_one_arithmetic()
         self.layout = layout
         self._parallelism, self._rows_at_once = _plan(operator, layout, memory_bytes)
         url = tempfile.mkdtemp(prefix="dkgp-tiles-") if folder is None else folder

@@ -50,7 +50,7 @@ class FakeService:
         self.outcome: dict[str, Any] = {}
         real = transport.open_connection
 
-        def connect(url: str, token: str | None, tell: Any, given: Any = None) -> httpx.Client:
+        def connect(url: str, token: str | None, tell: Any, *given: Any) -> httpx.Client:
             return real(url, token, tell, httpx.MockTransport(self.answer))
 
         monkeypatch.setattr(client_module, "open_connection", connect)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data import CheckpointStore, open_model
 
 Command = Callable[..., Any]
@@ -73,6 +74,37 @@ def test_resuming_after_a_limit_goes_on_to_convergence(
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert [record["iteration"] for record in records] == list(range(1, second["iterations"] + 1))
     assert not (tmp_path / "model.zarr.checkpoint").exists()
+
+
+@pytest.mark.parametrize("recorded", ["here", "elsewhere", "nothing"])
+def test_resuming_where_the_arithmetic_is_another_says_what_holds(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, recorded: str
+) -> None:
+    out = tmp_path / "model.zarr"
+    options = ("--block-size", 20, "--json")
+    stopped = document(run(*arguments(pipeline, out, *options, "--max-passes", 1)), 4)
+    store = CheckpointStore(stopped["checkpoint"])
+    found = store.load_latest()
+    assert found is not None
+    metadata = dict(found.metadata)
+    own = metadata.pop("arithmetic")
+    assert own == own_arithmetic().to_json()
+    assert {"processor", "blas", "vectors", "library"} <= set(own)
+    if recorded != "nothing":  # as checkpoints were before this was recorded
+        metadata["arithmetic"] = (
+            own if recorded == "here" else {**own, "processor": "z80", "blas": ["openblas 0.1 Z80"]}
+        )
+    store.save(found.sequence_number + 1, dict(found.arrays), metadata)
+    result = run(*arguments(pipeline, out, *options, "--resume"))
+    resumed = document(result)
+    assert resumed["converged"] is True
+    told = [warning for warning in resumed["warnings"] if "last bits may differ" in warning]
+    assert len(told) == (recorded == "elsewhere")
+    for warning in told:
+        assert "processor z80, here " in warning
+        assert "BLAS openblas 0.1 Z80, here " in warning
+        assert "will meet its tolerance and its certificate will hold" in warning
+        assert "last bits may differ" in result.stderr
 
 
 @pytest.mark.faults

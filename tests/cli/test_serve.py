@@ -38,6 +38,7 @@ def test_the_defaults_are_safe(served: list[ServiceSettings], run: Command, tmp_
     assert result.exit_code == 0, result.stderr
     (settings,) = served
     assert (settings.host, settings.port, settings.token, settings.concurrent_jobs) == ("127.0.0.1", 8780, None, 1)
+    assert settings.no_token is False
     assert settings.roots == (str(Path.cwd()),)
     assert settings.keep_seconds is None
     assert "http://127.0.0.1:1" in result.stderr
@@ -81,7 +82,7 @@ def test_the_token_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("options", "exit_code", "said"),
     [
-        (("--host", "0.0.0.0"), 2, "there is no token"),
+        (("--host", "0.0.0.0", "--no-token"), 2, "open to everybody"),
         (("--token-file", "/does/not/exist"), 3, "/does/not/exist"),
         (("--root", "/does/not/exist"), 3, "/does/not/exist"),
         (("--port", "70000"), 2, "70000"),

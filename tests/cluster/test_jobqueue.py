@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,8 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUE", str(folder))
+    # Certificates of a run go there.
+    monkeypatch.setenv("HOME", str(tmp_path))
     queue = Queue(folder)
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "1s"}):
         yield queue
@@ -125,6 +128,12 @@ def test_an_adaptive_cluster_grows_with_the_work_and_keeps_its_limits(queue: Que
         client = executor._client  # type: ignore[attr-defined]
         assert len(client.nthreads()) == 1
         assert len(queue.scripts()) == 1
+        # Nobody gave certificates, so these are the run's own.
+        assert client.scheduler.address.startswith("tls://")
+        keys = list(queue.folder.parent.glob(".dkgp-certificates-*/*"))
+        assert [stat.S_IMODE(key.stat().st_mode) for key in keys] == [0o600]
+        assert stat.S_IMODE(keys[0].parent.stat().st_mode) == 0o700
+        assert f"--tls-key {keys[0]}" in queue.scripts()[0].read_text()
         started = time.monotonic()
         while len(client.nthreads()) < 2:
             assert time.monotonic() < started + 120.0, "no second worker came"
@@ -132,6 +141,7 @@ def test_an_adaptive_cluster_grows_with_the_work_and_keeps_its_limits(queue: Que
         assert executor.submit("t", napping, (), [[1]] * 20).result() == [1] * 20
         assert len(queue.scripts()) == 2
     queue.wait_for_end()
+    assert not keys[0].parent.exists()
 
 
 def napping(group: list[int]) -> list[int]:
@@ -175,9 +185,11 @@ def test_the_command_trains_on_a_queueing_system(queue: Queue, tmp_path: Path) -
     from dkgp.data import open_model
 
     def run(*arguments: object) -> None:
-        command = [sys.executable, "-m", "dkgp.cli", *(str(argument) for argument in arguments)]
+        command = [sys.executable, "-P", "-m", "dkgp.cli", *(str(argument) for argument in arguments)]
         subprocess.run(command, check=True, timeout=240, capture_output=True, cwd=tmp_path)
 
+    # Jobs begin in the folder that they are submitted from; what lies there runs in none of them.
+    (tmp_path / "psutil.py").write_text("open('it-ran', 'w')")
     rows = "\n".join(f"{i / 100},{(i * 37 % 100) / 100},{(i % 17) / 10}" for i in range(400))
     (tmp_path / "data.csv").write_text("a,b,y\n" + rows + "\n")
     (tmp_path / "hyper.json").write_text(
@@ -191,4 +203,5 @@ def test_the_command_trains_on_a_queueing_system(queue: Queue, tmp_path: Path) -
     assert len(queue.scripts()) == 2
     models = [open_model(str(tmp_path / name)).alpha.tobytes() for name in ("here.zarr", "there.zarr")]
     assert models[0] == models[1]
+    assert not (tmp_path / "it-ran").exists()
     queue.wait_for_end()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,93 @@ def test_a_cluster_started_with_certificates_is_encrypted(certificates: Certific
         assert all(address.startswith("tls://") for address in client.nthreads())
         assert executor.submit("t", doubled, (), [[1]]).result() == [2]
     assert listener.warnings == []
+
+
+def test_strangers_cannot_reach_a_cluster_that_was_started_here(tmp_path: Path) -> None:
+    """Nobody gave certificates: without the run's own there is no way to the scheduler, a nanny or a worker."""
+    from distributed import Security
+
+    with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 1) as executor:
+        client = executor._client  # type: ignore[attr-defined]
+        scheduler = client.scheduler.address
+        workers = client.scheduler_info()["workers"]
+        addresses = [scheduler, *workers, *(worker["nanny"] for worker in workers.values())]
+        assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
+        others = make_certificates(tmp_path).options()
+        strangers = {
+            "without certificates": Security(),
+            "with those of another run": Security.temporary(),
+            "with those of an authority": security_from(ClusterOptions(**others)),
+        }
+        for name, security in strangers.items():
+            for address in addresses:
+                assert not lets_in(address, security), f"{address} lets in who comes {name}"
+        for address in addresses:
+            assert lets_in(address, client.security)
+            assert answer_to_plain_text(address.removeprefix("tls://")) in (b"", TLS_ALERT)
+        # The run itself goes on, and its scheduler still takes what comes with its certificates.
+        assert executor.submit("t", doubled, (), [[1]]).result() == [2]
+
+
+def lets_in(address: str, security: Any) -> bool:
+    """Whether a connection is made and dask's handshake answered."""
+    from distributed.comm.core import connect
+
+    async def shake_hands() -> None:
+        comm = await connect(address, timeout=2, **security.get_connection_args("client"))
+        await comm.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(shake_hands(), 5))
+    except (OSError, RuntimeError, TypeError):
+        return False
+    return True
+
+
+TLS_ALERT = b"\x15\x03"
+
+
+def answer_to_plain_text(address: str) -> bytes:
+    """The first two bytes that come back to dask's own greeting, sent as it is; none where the port is closed on it."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall((1).to_bytes(8, "little") + (64).to_bytes(8, "little") + b"x" * 64)
+        with suppress(ConnectionError):
+            return connection.recv(2)
+    return b""
+
+
+def test_plain_text_has_to_be_asked_for(certificates: Certificates) -> None:
+    from dkgp.cluster.security import security_for_start
+
+    for kind in ("processes", "slurm", "pbs", "lsf", "ssh"):
+        made = security_for_start(ClusterOptions(kind=kind))  # type: ignore[arg-type]
+        assert made is not None
+        assert made.require_encryption is True
+        configured = {"ca-file": certificates.ca, "client": {"cert": certificates.cert, "key": certificates.key}}
+        with dask.config.set({"distributed.comm.tls": {**dask.config.get("distributed.comm.tls"), **configured}}):
+            found = security_for_start(ClusterOptions(kind=kind))  # type: ignore[arg-type]
+            assert found is not None
+            assert found.tls_ca_file == certificates.ca
+            assert security_for_start(ClusterOptions(kind=kind, plain_text=True)) is None  # type: ignore[arg-type]
+    with open_executor(
+        ClusterOptions(kind="processes", workers=1, threads_per_worker=1, plain_text=True), 1
+    ) as executor:
+        assert executor._client.scheduler.address.startswith("tcp://127.0.0.1:")  # type: ignore[attr-defined]
+        assert executor.submit("t", doubled, (), [[1]]).result() == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tls_ca": "a", "tls_cert": "b"}, "both certificates and --plain-text"),
+        ({"scheduler": "tcp://host:1"}, "--plain-text goes with a cluster that is started here"),
+        ({"kind": "gateway"}, "a gateway brings certificates of its own"),
+    ],
+)
+def test_plain_text_where_it_makes_no_sense(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ClusterOptions(plain_text=True, **given)
 
 
 # --------------------------------------------------------------------------------------------------------- certificates

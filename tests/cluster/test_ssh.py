@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -32,15 +35,17 @@ class Login(asyncssh.SSHServer):  # type: ignore[misc]
 
 
 running: set[Any] = set()
+commands: list[str] = []
 
 
 async def run_command(process: Any) -> None:
     running.add(asyncio.current_task())
     child = await asyncio.create_subprocess_shell(
-        process.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    commands.append(process.command)
     try:
-        await process.redirect(stdout=child.stdout, stderr=child.stderr)
+        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
         await asyncio.wait(
             [asyncio.ensure_future(child.wait()), asyncio.ensure_future(process.channel.wait_closed())],
             return_when=asyncio.FIRST_COMPLETED,
@@ -91,7 +96,8 @@ def doubled(group: list[int]) -> list[int]:
 
 @pytest.mark.slow
 def test_workers_on_hosts(ssh_port: int, certificates: Certificates, tmp_path: Path) -> None:
-    for given, protocol in (({}, "tcp://"), (certificates.options(), "tls://")):
+    commands.clear()
+    for given, protocol in (({"plain_text": True}, "tcp://"), (certificates.options(), "tls://")):
         listener = Listener()
         with open_executor(options(ssh_port, workers=2, **given), 1, listener) as executor:  # type: ignore[arg-type]
             client = executor._client  # type: ignore[attr-defined]
@@ -99,6 +105,27 @@ def test_workers_on_hosts(ssh_port: int, certificates: Certificates, tmp_path: P
             assert all(address.startswith(protocol) for address in client.nthreads())
             assert executor.parallelism == 2
             assert executor.submit("t", doubled, (), [[1], [2]]).result() == [2, 4]
+
+
+@pytest.mark.slow
+def test_certificates_of_the_run_reach_the_hosts_and_no_command_line(ssh_port: int, tmp_path: Path) -> None:
+    commands.clear()
+    with open_executor(options(ssh_port), 1) as executor:
+        client = executor._client  # type: ignore[attr-defined]
+        assert client.scheduler.address.startswith("tls://")
+        assert all(address.startswith("tls://") for address in client.nthreads())
+        assert executor.submit("t", doubled, (), [[1], [2]]).result() == [2, 4]
+        (made,) = {command.split("cat > ")[1] for command in commands if "cat > " in command}
+        assert stat.S_IMODE(Path(made).stat().st_mode) == 0o600
+        assert stat.S_IMODE(Path(made).parent.stat().st_mode) == 0o700
+        secret = "".join(line for line in client.security.tls_worker_key.splitlines() if "-----" not in line)
+    assert not Path(made).parent.exists()
+    # Dask hands its configuration over in base64.
+    words = [word for command in commands for word in re.split(r"[\s\"'=]+", command)]
+    texts = [base64.urlsafe_b64decode(word + "===").decode("utf-8", "ignore") for word in words if len(word) > 100]
+    assert any(made in text for text in texts)
+    assert not any(secret[:40] in text for text in (*texts, *commands))
+    assert all(" -P -m distributed" in command for command in commands if " -m distributed" in command)
 
 
 def test_a_wrong_password_is_a_cluster_error_that_does_not_show_it(ssh_port: int) -> None:

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -13,9 +14,9 @@ import pytest
 
 from dkgp.cluster import ClusterOptions, jobqueue, open_executor, starters
 from dkgp.cluster.jobqueue import job_arguments, lifetime_arguments, start_jobqueue, walltime_seconds
-from dkgp.cluster.security import security_from
+from dkgp.cluster.security import in_files, security_for_start, security_from
 from dkgp.cluster.starters import gateway_arguments, kube_arguments, local_arguments, ssh_arguments
-from dkgp.errors import ClusterError, ExitCode, MissingExtraError, UsageError
+from dkgp.errors import ClusterError, ExitCode, InputError, MissingExtraError, UsageError
 from tests.cluster.helpers import Certificates
 
 GIB = 2**30
@@ -58,7 +59,7 @@ def test_a_slurm_job() -> None:
     ):
         assert line in text.splitlines()
     command = text.splitlines()[-1]
-    assert f"{sys.executable} -m distributed.cli.dask_worker tcp://10.0.0.1:1" in command
+    assert f"{sys.executable} -P -m distributed.cli.dask_worker tcp://10.0.0.1:1" in command
     assert "--nthreads 4 --memory-limit 8.00GiB --nanny" in command
     assert "--lifetime 6600s --lifetime-stagger 300s" in command
     assert "--interface lo" in command
@@ -106,6 +107,24 @@ def test_certificates_reach_the_workers(certificates: Certificates) -> None:
     command = script(options, security=security_from(options)).splitlines()[-1]
     for name, path in (("ca-file", certificates.ca), ("cert", certificates.cert), ("key", certificates.key)):
         assert f"--tls-{name} {path}" in command
+
+
+def test_certificates_of_the_run_go_where_all_nodes_see_them(tmp_path: Path) -> None:
+    options = ClusterOptions(kind="slurm", **SIZES)
+    given = ClusterOptions(kind="slurm", settings={"shared_temp_directory": "/given"}, **SIZES)
+    assert (jobqueue._shared_folder(options), jobqueue._shared_folder(given)) == (str(Path.home()), "/given")
+    with dask.config.set({"jobqueue.slurm.shared-temp-directory": str(tmp_path)}):
+        assert jobqueue._shared_folder(options) == str(tmp_path)
+    made = security_for_start(options)
+    assert made is not None
+    with in_files(made, str(tmp_path)) as security:
+        command = script(options, security=security).splitlines()[-1]
+        (path,) = tmp_path.glob(".dkgp-certificates-*/certificate.pem")
+        assert all(f"--tls-{name} {path}" in command for name in ("ca-file", "cert", "key"))
+        security.get_connection_args("worker")
+    assert not path.parent.exists()
+    with pytest.raises(InputError, match="shared_temp_directory=DIR"), in_files(made, "/no/such/folder"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -234,7 +253,7 @@ def test_settings_of_a_local_cluster_are_checked() -> None:
 def kube(**options: Any) -> dict[str, Any]:
     from dask_kubernetes.operator import KubeCluster
 
-    found = kube_arguments(ClusterOptions(kind="kubernetes", **options))
+    found = kube_arguments(ClusterOptions(kind="kubernetes", **{"plain_text": "tls_ca" not in options, **options}))
     inspect.signature(KubeCluster.__init__).bind(None, **found)
     return found
 
@@ -249,6 +268,10 @@ def test_a_kubernetes_cluster() -> None:
     container = spec["spec"]["containers"][0]
     assert (spec["replicas"], container["image"]) == (3, "registry/dkgp:1")
     assert container["args"][:3] == ["dask-worker", "--nthreads", "4"]
+    assert {"name": "PYTHONSAFEPATH", "value": "1"} in container["env"]
+    assert {"name": "A", "value": "b"} in container["env"]
+    listed = kube(settings={"image": "x", "env": [{"name": "A", "value": "b"}]}, workers=1)["env"]
+    assert listed == [{"name": "PYTHONSAFEPATH", "value": "1"}, {"name": "A", "value": "b"}]
     assert container["resources"]["limits"] == {"cpu": "4", "memory": str(8 * GIB)}
 
 
@@ -268,6 +291,7 @@ def test_an_existing_kubernetes_cluster_is_left_there() -> None:
         ({"settings": {"image": "x", "resources": {}}, "threads_per_worker": 1}, "the setting 'resources'"),
         ({"settings": {"custom_cluster_spec": "f.yaml"}, "threads_per_worker": 1}, "the setting 'custom_cluster_spec'"),
         ({"settings": {"image": "x"}, "tls_ca": "a", "tls_cert": "b"}, "starts clusters without TLS"),
+        ({"settings": {"image": "x"}, "plain_text": False}, "whoever reaches their ports can run code there"),
     ],
 )
 def test_settings_of_kubernetes_that_cannot_be_used(options: dict[str, Any], words: str) -> None:
@@ -304,7 +328,8 @@ class FakeCluster:
 def test_kubernetes_clusters_are_sized_and_closed(monkeypatch: pytest.MonkeyPatch, size: Any, calls: list[str]) -> None:
     monkeypatch.setattr("dask_kubernetes.operator.KubeCluster", FakeCluster)
     with ExitStack() as stack:
-        options = ClusterOptions(kind="kubernetes", settings={"image": "registry/dkgp:1"}, **size)
+        settings = {"image": "registry/dkgp:1"}
+        options = ClusterOptions(kind="kubernetes", settings=settings, plain_text=True, **size)
         cluster = starters.start_cluster(options, None, stack)
     assert cluster.calls == calls
 
@@ -384,6 +409,13 @@ def test_a_cluster_over_ssh() -> None:
     assert found["hosts"] == ["head", "node1", "node2"]
     assert found["worker_options"] == {"nthreads": 4, "memory_limit": 8 * GIB, "n_workers": 2}
     assert found["connect_options"] == {"username": "gp"}
+
+
+def test_workers_over_ssh_import_nothing_from_the_folder_they_start_in() -> None:
+    assert ssh(settings={"hosts": ["a", "b"]})["remote_python"] == f"{sys.executable} -P"
+    assert ssh(settings={"hosts": ["a", "b"], "remote_python": "python3.12"})["remote_python"] == "python3.12 -P"
+    listed = {"hosts": ["a", "b"], "remote_python": ["python3.11", "python3.12"]}
+    assert ssh(settings=listed)["remote_python"] == ["python3.11 -P", "python3.12 -P"]
 
 
 def test_certificates_over_ssh(certificates: Certificates) -> None:

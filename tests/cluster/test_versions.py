@@ -23,7 +23,9 @@ HERE: dict[str, str | None] = {
     "dask": "2026.8.0",
     "distributed": "2026.8.0",
     "numpy": "2.4.6",
+    "scipy": "1.17.1",
     "numba": "0.68.1",
+    "llvmlite": "0.48.0",
     "zarr": "3.1.6",
     "cloudpickle": "3.1.2",
     "msgpack": "1.2.4",
@@ -65,7 +67,7 @@ def test_many_workers_are_counted_rather_than_named() -> None:
         compare_versions(software(*[{"dkgp": "0.9"}] * 8))
 
 
-@pytest.mark.parametrize("package", ["numpy", "numba", "zarr", "cloudpickle", "msgpack"])
+@pytest.mark.parametrize("package", ["numpy", "scipy", "numba", "llvmlite", "zarr", "cloudpickle", "msgpack"])
 def test_other_differences_are_a_warning(package: str) -> None:
     (warning,) = compare_versions(software({}, {package: "0.9"}))
     assert f"  {package}" in warning

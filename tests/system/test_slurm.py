@@ -192,7 +192,9 @@ def test_the_configuration_files_of_deploy_are_all_that_it_takes(
     )
     assert answer.returncode == 0, f"{answer.stdout}\n{answer.stderr}"
     assert problem.is_reference(tmp_path / "model.zarr")
-    assert "tcp://" in worker_logs(tmp_path / "dkgp-worker-logs")
+    # Certificates of the run: nobody gave any.
+    assert "tls://" in worker_logs(tmp_path / "dkgp-worker-logs")
+    assert "tcp://" not in worker_logs(tmp_path / "dkgp-worker-logs")
     no_worker_is_left(site)
 
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import dkgp
-from dkgp.errors import DkgpError
+from dkgp.errors import DkgpError, UsageError
 from dkgp.jobs.service import schema
 from dkgp.jobs.service.answers import Outermost, answer_errors
 from dkgp.jobs.service.auth import Guard
 from dkgp.jobs.service.limits import BodyLimit, parse_json
 from dkgp.jobs.service.metrics import MeasuredRequests, ServiceMetrics
 from dkgp.jobs.service.pages import add_pages
+from dkgp.jobs.service.places import check_places
 from dkgp.jobs.service.queue import JobQueue
 from dkgp.jobs.service.records import JobRecord, JobStateError, QueueFullError, State, UnknownJobError
 from dkgp.jobs.service.roots import OutsideRootsError, Roots
 from dkgp.jobs.service.settings import ServiceSettings
-from dkgp.jobs.service.specification import COMMANDS, job_paths
+from dkgp.jobs.service.specification import COMMANDS
 from dkgp.jobs.service.streaming import EventHub, read_curve
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Service:
         try:
             request = schema.request_from(value, self.settings.job_deadline_seconds)
             schema.check_idempotency_key(idempotency_key)
-            self._check_paths(request.command, request.options)
+            check_places(self.roots, request.command, request.options)
             record, is_new = self.queue.submit(
                 request.command,
                 request.options,
@@ -103,7 +104,7 @@ class Service:
     def resume(self, job_id: str) -> JobRecord:
         """Queue a job again. The roots may be others than when it was submitted."""
         record = self.queue.get(job_id)
-        self._check_paths(record.command, record.options)
+        check_places(self.roots, record.command, record.options)
         record = self.queue.resume(job_id)
         self.metrics.watch(job_id)
         self.supervisor.wake()
@@ -128,18 +129,13 @@ class Service:
             "commands": list(COMMANDS),
         }
 
-    def _check_paths(self, command: str, options: dict[str, Any]) -> None:
-        for path in job_paths(command, options):
-            self.roots.require(path.url, path.field, path.access)
-            # The text as it was given too: where it goes through symbolic links and back, programs read it differently.
-            if isinstance(given := options.get(path.field), str):
-                self.roots.require(given, path.field, path.access)
-
 
 def create_app(service: Service) -> "ASGIApp":
     """Return the service as an ASGI application."""
     from fastapi import FastAPI
 
+    if service.settings.token is None and not service.settings.no_token:
+        raise UsageError("a service without a token has to be asked for: no_token=True")
     app = FastAPI(
         title="dkgp jobs",
         version=dkgp.__version__,

@@ -77,7 +77,7 @@ def _foreign(scope: Scope) -> str | None:
     if not _is_this_machine(host):
         return (
             f"without a token this service answers to localhost, 127.0.0.1 and [::1] alone; got '{host[:100]}'. "
-            "Start it with --token-file to reach it by another name"
+            "Start it without --no-token to reach it by another name"
         )
     if scope["path"] in OPEN_PATHS:
         # A link to the page may stand anywhere; the page holds no data, and nobody may frame it.

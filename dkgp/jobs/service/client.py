@@ -43,6 +43,8 @@ class ServiceClient:
         How long one call is repeated for.
     tell : callable, optional
         Takes what the user should know, such as that there is no answer yet.
+    is_there : callable, optional
+        Says whether the service that the token belongs to still listens; else nothing is sent.
     transport : httpx.BaseTransport, optional
         Answers instead of the network.
 
@@ -61,12 +63,13 @@ class ServiceClient:
         token: str | None = None,
         retry_seconds: float = 15.0,
         tell: Callable[[str], None] = lambda message: None,
+        is_there: Callable[[], bool] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._tell = tell
         self._retry_seconds = retry_seconds
-        self._connection = open_connection(self.url, token, tell, transport)
+        self._connection = open_connection(self.url, token, tell, transport, is_there)
 
     def __enter__(self) -> ServiceClient:
         return self
@@ -328,7 +331,8 @@ def _error_of(response: httpx.Response, url: str) -> DkgpError:
     status = response.status_code
     if status == 401:
         return UsageError(
-            f"{message}. Name the file that holds the service's token with --token-file, or set DKGP_SERVICE_TOKEN"
+            f"{message}. Name the file that holds the service's token with --token-file (`dkgp serve` keeps its own in "
+            "its --folder, readable by who started it), or set DKGP_SERVICE_TOKEN"
         )
     by_status: dict[int, type[DkgpError]] = {
         403: InputError,

@@ -24,7 +24,16 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x646B6770
 BUSY_SECONDS = 30.0
 
-_OWN_NAMES = {"queue.sqlite", "queue.sqlite-wal", "queue.sqlite-shm", "cluster.json", "jobs", "services", "lost+found"}
+_OWN_NAMES = {
+    "queue.sqlite",
+    "queue.sqlite-wal",
+    "queue.sqlite-shm",
+    "cluster.json",
+    "token",
+    "jobs",
+    "services",
+    "lost+found",
+}
 
 _SCHEMA = """
 CREATE TABLE jobs (

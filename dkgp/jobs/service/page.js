@@ -50,6 +50,15 @@ function remember(token) {
   byId("forget").hidden = !token;
 }
 
+// Out of an address that `dkgp serve` prints; it does not stay there, nor in the browser's history.
+function takeToken() {
+  const given = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
+  if (!given) return false;
+  history.replaceState(null, "", location.pathname);
+  remember(given[1]);
+  return true;
+}
+
 function askForToken(message) {
   remember(null);
   clearTimeout(page.timer);
@@ -460,11 +469,12 @@ byId("sign-in").addEventListener("submit", (event) => {
   byId("token").value = "";
   start();
 });
-addEventListener("hashchange", openFromAddress);
+addEventListener("hashchange", () => { if (takeToken()) start(); else openFromAddress(); });
 addEventListener("keydown", (event) => { if (event.key === "Escape" && page.job) location.hash = ""; });
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && byId("sign-in").hidden) refresh();
 });
 
 remember(sessionStorage.getItem(TOKEN_KEY));
+takeToken();
 if (document.documentElement.dataset.token === "required" && !page.token) askForToken(""); else start();

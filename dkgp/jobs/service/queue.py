@@ -2,6 +2,7 @@
 
     FOLDER/queue.sqlite         the jobs
     FOLDER/cluster.json         where they run
+    FOLDER/token                what commands show to the service, where it was given no other
     FOLDER/services/ID.lock     held by a service as long as it lives
     FOLDER/jobs/ID/lock         held by a job's process, from before it is `running` until it has ended
     FOLDER/jobs/ID/             events.jsonl, log.txt, and what the attempts leave for each other

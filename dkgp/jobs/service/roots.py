@@ -2,8 +2,8 @@
 
 A local path counts as what it really is: symbolic links are followed as far as the path exists. A URL is compared
 piece by piece, and one that could be read in two ways (a percent sign, a query, a chain of file systems) is refused.
-The check is made when a job is submitted and resumed; who can plant symbolic links inside a root between that and the
-run is trusted with what the service's user may read.
+The check is made when a job is submitted and resumed, and again as it begins to run; who can plant symbolic links
+inside a root while it runs is trusted with what the service's user may read.
 """
 
 from __future__ import annotations

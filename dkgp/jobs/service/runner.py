@@ -1,4 +1,4 @@
-"""Runs one job of a queue in this process: `python -m dkgp.jobs.service.runner FOLDER JOB_ID ATTEMPT [LOCK_HANDLE]`.
+"""Runs one job of a queue in this process: `python -m dkgp.jobs.service.runner FOLDER JOB_ID ATTEMPT [LOCK [ROOT...]]`.
 
 The process holds the job's lock from before it looks at the queue until it has ended, and records the end by itself, so
 that neither depends on the service that started it. SIGTERM has the job save its state; what follows from that (back to
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class _Outcome:
 def main(arguments: list[str] | None = None) -> int:
     """Run the job; return the process's exit code, 0 where the end was recorded, whatever it was."""
     given = sys.argv[1:] if arguments is None else arguments
-    folder, job_id, attempt = Path(given[0]), given[1], int(given[2])
+    folder, job_id, attempt, roots = Path(given[0]), given[1], int(given[2]), given[4:]
     lock = _lock(folder / "jobs" / job_id / "lock", int(given[3]) if len(given) > 3 else None)
     if lock is None:
         print(f"job {job_id} is run by another process", file=sys.stderr)
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     # A signal that comes before the job can be interrupted waits until it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     write_process_file(folder / "jobs" / job_id, attempt)
-    return _run(folder, job_id, attempt)
+    return _run(folder, job_id, attempt, roots)
 
 
 def _lock(path: Path, handle: int | None) -> FileLock | None:
@@ -71,7 +71,7 @@ def _lock(path: Path, handle: int | None) -> FileLock | None:
     return lock
 
 
-def _run(folder: Path, job_id: str, attempt: int) -> int:
+def _run(folder: Path, job_id: str, attempt: int, roots: list[str]) -> int:
     from dkgp.jobs.service.events import EventWriter
     from dkgp.jobs.service.queue import JobQueue
 
@@ -83,17 +83,19 @@ def _run(folder: Path, job_id: str, attempt: int) -> int:
     events = EventWriter(queue.folder_of(job_id) / "events.jsonl")
     events.write("state", state="running", attempt=attempt)
     with LogTail(queue.folder_of(job_id) / "log.txt", lambda line: events.write("log", message=line)):
-        outcome = _outcome(queue, job_id, attempt, job.generation, events)
+        outcome = _outcome(queue, job_id, attempt, job.generation, events, roots)
         sys.stdout.flush()
         sys.stderr.flush()
     events.close()
     return 0 if _record(queue, job_id, attempt, job.generation, outcome) else UNEXPECTED
 
 
-def _outcome(queue: Any, job_id: str, attempt: int, generation: int, events: Any) -> _Outcome:
+def _outcome(
+    queue: Any, job_id: str, attempt: int, generation: int, events: Any, roots: Sequence[str] = ()
+) -> _Outcome:
     """Run the job; every way in which it can end is an outcome."""
     try:
-        with first_signal_only(), _interruptible():
+        with first_signal_only(), _interruptible(), _kept_within(roots, queue, job_id):
             document = _work(queue, job_id, attempt, generation, events)
     except KeyboardInterrupt:
         return _Outcome(None, int(ExitCode.INTERRUPTED), error=_error("InterruptedRunError", "interrupted", 130))
@@ -115,6 +117,20 @@ def _outcome(queue: Any, job_id: str, attempt: int, generation: int, events: Any
     if document["command"] == "train" and not document["converged"]:
         return _Outcome("not_converged", int(ExitCode.NOT_CONVERGED), document=document)
     return _Outcome("done", int(ExitCode.DONE), document=document)
+
+
+@contextmanager
+def _kept_within(roots: Sequence[str], queue: Any, job_id: str) -> Iterator[None]:
+    """Hold the job to the service's roots once more, in the process that opens what lies there."""
+    from dkgp.jobs.service.places import kept_within
+    from dkgp.jobs.service.roots import Roots
+
+    if not roots:
+        yield
+        return
+    record = queue.get(job_id)
+    with kept_within(Roots(roots, excluded=[str(queue.folder)]), record.command, record.options):
+        yield
 
 
 def _work(queue: Any, job_id: str, attempt: int, generation: int, events: Any) -> dict[str, Any]:

@@ -6,16 +6,20 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dkgp.errors import InputError, MissingExtraError
+from dkgp.errors import InputError, MissingExtraError, StorageError
 from dkgp.jobs.documents import Document
 from dkgp.jobs.progress import Reporter
+from dkgp.jobs.service.own_folder import TOKEN_NAME, own_token, require_private_folder
+from dkgp.jobs.service.own_services import Announcement, announce
 from dkgp.jobs.service.settings import ServiceSettings, is_loopback, resolve
 
 if TYPE_CHECKING:
@@ -64,7 +68,7 @@ def run_serve(
     MissingExtraError
         The extra `service` is not installed.
     InputError
-        The address cannot be listened on, or the folder holds something else.
+        The address cannot be listened on; or the folder holds something else, or is not this user's alone.
     """
     for module, package in _PACKAGES.items():
         if find_spec(module) is None:
@@ -75,6 +79,11 @@ def run_serve(
 
     # The address first: where it is taken, nothing has been started or written.
     with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
+        folder = Path(settings.folder)
+        require_private_folder(folder)
+        own = settings.token is None and not settings.no_token
+        if own:
+            settings = replace(settings, token=own_token(folder))
         queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
         stack.callback(queue.close)
         url = url_of(listener, settings.host)
@@ -84,21 +93,32 @@ def run_serve(
             concurrent_jobs=settings.concurrent_jobs,
             deadline_seconds=settings.job_deadline_seconds,
             keep_seconds=settings.keep_seconds,
+            roots=settings.roots,
         )
         service = Service(settings, queue, supervisor)
         began = time.monotonic()
         _warn(settings, reporter)
         started: Document = {"command": "serve", "url": url, "pid": os.getpid(), "folder": settings.folder}
+        announcement = _announced(listener, folder, reporter) if own else None
+        if announcement is not None:
+            stack.callback(announcement.withdraw)
 
-        def announce() -> None:
+        def announced() -> None:
             reporter.note(f"dkgp serve: {url}")
+            if own:
+                reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
+            if own and sys.stderr.isatty():
+                # Not into the log of a service manager. A browser sends what follows the # to nobody.
+                reporter.note(f"in a browser: {url}/#token={settings.token}")
             on_listening(started)
 
         def stopping() -> None:
+            if announcement is not None:
+                announcement.withdraw()
             reporter.note("stopping: jobs that run save their state and go back to the queue; once more ends at once")
             service.close()
 
-        server = _server(create_app(service), announce, stopping)
+        server = _server(create_app(service), announced, stopping)
         supervisor.start()
         try:
             server.run(sockets=[listener])
@@ -138,6 +158,17 @@ def url_of(listener: socket.socket, host: str) -> str:
     """Return the address of a socket that listens, with its true port."""
     name = host if host in ("localhost", "ip6-localhost") else str(listener.getsockname()[0])
     return f"http://{_bracketed(name)}:{listener.getsockname()[1]}"
+
+
+def _announced(listener: socket.socket, folder: Path, reporter: Reporter) -> Announcement | None:
+    try:
+        return announce(listener, folder / TOKEN_NAME)
+    except (OSError, RuntimeError, StorageError) as error:
+        reporter.warn(
+            f"commands do not find this service's token by themselves ({error}); give them --token-file "
+            f"{folder / TOKEN_NAME}"
+        )
+        return None
 
 
 def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], None]) -> Server:
@@ -181,7 +212,7 @@ def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
     if settings.token is None:
         reporter.warn(
             "there is no token: every user of this machine can submit jobs, which run with your rights. "
-            "Give one with --token-file where others can log in"
+            "Leave --no-token out where others can log in"
         )
     elif not is_loopback(settings.host):
         reporter.warn(

@@ -47,7 +47,9 @@ class ServiceSettings:
     host, port
         Where to listen; port 0 takes any that is free.
     token
-        What a client must show; None only on a loopback address.
+        What a client must show. Without one the service takes its own, which lies in its folder.
+    no_token
+        Let in whoever is on this machine instead; on a loopback address only.
     roots
         Local folders and URLs that jobs may read and write; default: the working directory.
     concurrent_jobs
@@ -68,6 +70,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     token: str | None = field(default=None, repr=False)
+    no_token: bool = False
     roots: tuple[str, ...] = ()
     concurrent_jobs: int = 1
     job_deadline_seconds: float | None = None
@@ -94,12 +97,18 @@ class ServiceSettings:
                 raise UsageError(f"the {name} must be above 0 seconds; got {seconds}")
         if self.token is not None:
             check_token(self.token, "the token")
-        elif not is_loopback(self.host):
+            if self.no_token:
+                raise UsageError(
+                    f"got both a token (--token-file or {TOKEN_VARIABLE}) and --no-token; leave one of them out"
+                )
+        elif not is_loopback(self.host) and self.no_token:
             raise UsageError(
-                f"the service would be open to everybody at '{self.host}' and there is no token. "
-                f"Give one with --token-file or {TOKEN_VARIABLE}, or listen on this machine alone: --host 127.0.0.1"
+                f"the service would be open to everybody at '{self.host}', and --no-token was given. Leave it out, or "
+                "listen on this machine alone: --host 127.0.0.1"
             )
-        object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(self.folder)))
+        object.__setattr__(self, "folder", os.path.realpath(os.path.expanduser(self.folder)))
+        # Jobs' processes work in folders of their own.
+        object.__setattr__(self, "cluster", self.cluster.anchored())
         object.__setattr__(self, "roots", Roots(self.roots or (os.getcwd(),)).urls)
 
     def limits(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
@@ -60,6 +61,8 @@ class Supervisor:
         How long a job may run, where it does not ask for less.
     keep_seconds : float, optional
         How long ended jobs are remembered; for ever by default.
+    roots : sequence of str, optional
+        What jobs may touch, as `Roots` takes it; by default whatever this user may.
     python : str
         The interpreter of the jobs' processes.
     end_seconds : float
@@ -74,6 +77,7 @@ class Supervisor:
         concurrent_jobs: int = 1,
         deadline_seconds: float | None = None,
         keep_seconds: float | None = None,
+        roots: Sequence[str] = (),
         python: str = sys.executable,
         end_seconds: float = 60.0,
     ) -> None:
@@ -81,6 +85,7 @@ class Supervisor:
         self._cluster = cluster or ClusterOptions()
         self._concurrent_jobs, self._deadline_seconds = concurrent_jobs, deadline_seconds
         self._keep_seconds, self._python, self._end_seconds = keep_seconds, python, end_seconds
+        self._roots = tuple(roots)
         self.name = secrets.token_hex(6)
         self._presence: FileLock | None = None
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
@@ -248,7 +253,8 @@ class Supervisor:
 
     def _start(self, claim: Claim) -> None:
         job_id, attempt, folder = claim.record.id, claim.record.attempt, self._queue.folder_of(claim.record.id)
-        command = [self._python, "-m", RUNNER, str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
+        own = [str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
+        command = [self._python, "-m", RUNNER, *own, *self._roots]
         try:
             with (folder / "log.txt").open("ab") as log:
                 child = subprocess.Popen(
@@ -258,7 +264,10 @@ class Supervisor:
                     stderr=log,
                     pass_fds=[claim.lock.handle],
                     start_new_session=True,
-                    env={name: value for name, value in os.environ.items() if name not in KEPT_BACK},
+                    # The service's own folder may be one of data; what lies there must not stand in for a module, nor
+                    # must anything else that is no part of the installation.
+                    cwd=folder,
+                    env=_environment(),
                 )
         except OSError as error:
             if error.errno in HOPELESS:
@@ -305,6 +314,15 @@ class Supervisor:
             finally:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
+
+
+def _environment() -> dict[str, str]:
+    """Of a job's process: this one's, without its secrets, and without a way for its folder into the import path."""
+    kept = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
+    if path := kept.pop("PYTHONPATH", ""):
+        # An empty entry stands for the working directory, and is mostly there by accident.
+        kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
+    return {**kept, "PYTHONSAFEPATH": "1"}
 
 
 def _ending(code: int | None) -> str:

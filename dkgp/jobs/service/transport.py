@@ -29,11 +29,16 @@ class _FinalServiceError(ServiceError):
 
 
 def open_connection(
-    url: str, token: str | None, tell: Callable[[str], None], transport: httpx.BaseTransport | None = None
+    url: str,
+    token: str | None,
+    tell: Callable[[str], None],
+    transport: httpx.BaseTransport | None = None,
+    is_there: Callable[[], bool] | None = None,
 ) -> httpx.Client:
     """Return a connection to the service at an address.
 
-    It follows no redirect, which could carry the token elsewhere, and asks no proxy for what is on this machine.
+    It follows no redirect, which could carry the token elsewhere, and asks no proxy for what is on this machine. Where
+    `is_there` says that the service is gone, requests fail before anything is sent.
 
     Raises
     ------
@@ -53,8 +58,14 @@ def open_connection(
         headers["Authorization"] = f"Bearer {check_token(token, 'the token')}"
         if url.startswith("http:") and not local:
             tell(f"the token goes to {url} in plain text, for all on the way to read; use https where you can")
+
+    def require(request: httpx.Request) -> None:
+        if is_there is not None and not is_there():
+            raise httpx.ConnectError("the service has ended", request=request)
+
     return httpx.Client(
         base_url=url,
+        event_hooks={"request": [require]},
         headers=headers,
         timeout=TIMEOUT_SECONDS,
         follow_redirects=False,

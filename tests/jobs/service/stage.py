@@ -90,7 +90,9 @@ def staged(folder: Path, *, token: str | None = TOKEN, **settings: Any) -> Itera
     """A service on a queue in the folder, whose root is the folder's `data`."""
     root = folder / "data"
     root.mkdir(exist_ok=True)
-    chosen = ServiceSettings(str(folder / "queue"), token=token, **{"roots": (str(root),), **settings})
+    chosen = ServiceSettings(
+        str(folder / "queue"), token=token, no_token=token is None, **{"roots": (str(root),), **settings}
+    )
     queue = JobQueue(Path(chosen.folder), max_queued=chosen.max_queued)
     supervisor = Woken()
     service = Service(chosen, queue, supervisor)

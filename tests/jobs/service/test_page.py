@@ -108,6 +108,24 @@ def points(driver: Chrome) -> int:
 
 
 @needs_browser
+def test_the_address_that_serve_prints_signs_in(stage: Stage, tmp_path: Path) -> None:
+    """And the token does not stay in the address, nor in what the browser goes back to."""
+    job_id = stage.submit("1.zarr")["id"]
+    with served(stage) as url, chromium(tmp_path / "profile") as driver:
+        driver.get(f"{url}/#token={TOKEN}")
+        until(lambda: job_id in text(driver, "#rows") or shown(driver, "#rows tr"), "lists the job")
+        assert not shown(driver, "#sign-in")
+        assert driver.current_url == f"{url}/"
+        assert driver.execute_script("return history.length") == 2
+        # Into a tab that asks for the token already: only what follows the # changes.
+        driver.execute_script("document.getElementById('forget').click()")
+        until(lambda: shown(driver, "#sign-in"), "asks for the token")
+        driver.execute_script("location.hash = arguments[0]", f"#token={TOKEN}")
+        until(lambda: shown(driver, "#rows tr") and not shown(driver, "#sign-in"), "lists the job again")
+        assert TOKEN not in driver.current_url
+
+
+@needs_browser
 def test_the_page_in_a_browser(stage: Stage, tmp_path: Path) -> None:
     """Signs in, lists, follows a curve as it grows, cancels, resumes; by mouse and keyboard; no markup from data."""
     first = stage.submit("1.zarr", name="housing, block 200")["id"]

@@ -16,14 +16,20 @@ TOKEN = "0123456789abcdef"
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"])
 def test_loopback_needs_no_token(tmp_path: Path, host: str) -> None:
     assert is_loopback(host)
-    assert ServiceSettings(str(tmp_path), host=host).token is None
+    assert ServiceSettings(str(tmp_path), host=host, no_token=True).token is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "8.8.8.8"])
 def test_nothing_else_is_bound_without_a_token(tmp_path: Path, host: str) -> None:
-    with pytest.raises(UsageError, match=r"open to everybody .* no token.*--token-file"):
-        ServiceSettings(str(tmp_path), host=host)
+    with pytest.raises(UsageError, match=r"open to everybody .* --no-token was given.*--host 127.0.0.1"):
+        ServiceSettings(str(tmp_path), host=host, no_token=True)
     assert ServiceSettings(str(tmp_path), host=host, token=TOKEN).host == host
+    assert ServiceSettings(str(tmp_path), host=host).no_token is False
+
+
+def test_a_token_and_none_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="both a token .* and --no-token"):
+        ServiceSettings(str(tmp_path), token=TOKEN, no_token=True)
 
 
 def test_unknown_host_is_named(tmp_path: Path) -> None:

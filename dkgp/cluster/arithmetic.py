@@ -1,0 +1,212 @@
+"""What a process computes with: its BLAS, NumPy's vector code, the C library. Where two differ, so may the last bits.
+
+Kernel entries and their products are dkgp's own loops, the same on every processor, and a cluster may mix processors as
+long as its workers do nothing else. Tasks that take products or factors from LAPACK, or functions from NumPy or the C
+library, are marked `needs_one_arithmetic`; which worker runs which of them is a matter of timing, so before the first
+one runs, all workers are compared, and those that join later are let in only if they are like the others.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dkgp.cluster.threads import blas_libraries
+from dkgp.errors import ClusterError
+from dkgp.kernels.processor import compilation_target, fuses_multiply_add, no_fused_multiply_add
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = [
+    "Arithmetic",
+    "fetch_arithmetic",
+    "is_marked",
+    "needs_one_arithmetic",
+    "own_arithmetic",
+    "require_fused_workers",
+    "require_one_arithmetic",
+    "unfit",
+]
+
+_ANSWER_SECONDS = 60.0
+_MOST_NAMED = 8
+_PARTS = {"blas": "BLAS", "vectors": "NumPy's vector code", "library": "C library"}
+Task = TypeVar("Task", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What the bits of a process's results can depend on.
+
+    Attributes
+    ----------
+    host, processor : str
+        The machine, and LLVM's name of its processor.
+    fused : bool
+        Whether it has fused multiply-adds.
+    blas : tuple of str
+        Kind, version and architecture of each BLAS that is loaded: NumPy's and SciPy's are two.
+    vectors : tuple of str
+        Processor features that NumPy has code of its own for and uses.
+    library : str
+        The C library and its version.
+    """
+
+    host: str
+    processor: str
+    fused: bool
+    blas: tuple[str, ...]
+    vectors: tuple[str, ...]
+    library: str
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What must agree for bits to agree; the processor's name and the host need not."""
+        return {"blas": _shown(self.blas), "vectors": _shown(self.vectors), "library": self.library}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types: what a checkpoint records."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def differences(self, recorded: object) -> str | None:
+        """What differs here from what a checkpoint recorded, in words; None where nothing does or nothing is known."""
+        if not isinstance(recorded, Mapping):
+            return None  # written before dkgp recorded it
+        own = self.to_json()
+        told = []
+        for name, title in {"processor": "processor", **_PARTS}.items():
+            if name in recorded and recorded[name] != own[name]:
+                told.append(f"{title} {_shown(recorded[name])}, here {_shown(own[name])}")
+        return "; ".join(told) or None
+
+
+@cache
+def own_arithmetic() -> Arithmetic:
+    """What this process computes with."""
+    processor = compilation_target()[1]
+    # MKL does not say which code it runs, and Apple's library does not show at all: the processor decides.
+    blas = sorted(
+        f"{library.internal_api} {library.version} {getattr(library, 'architecture', None) or processor}"
+        for library in blas_libraries()
+    )
+    configuration: Any = np.show_config(mode="dicts")
+    return Arithmetic(
+        host=socket.gethostname(),
+        processor=processor,
+        fused=fuses_multiply_add(),
+        blas=tuple(blas) or (f"unknown {processor}",),
+        vectors=tuple(configuration.get("SIMD Extensions", {}).get("found", ())),
+        library=" ".join(platform.libc_ver()).strip() or f"{platform.system()} {platform.release()}",
+    )
+
+
+def needs_one_arithmetic(task: Task) -> Task:
+    """Mark a block task whose bits depend on more than dkgp's own loops."""
+    task.needs_one_arithmetic = True  # type: ignore[attr-defined]
+    return task
+
+
+def is_marked(task: Callable[..., Any]) -> bool:
+    """Whether `needs_one_arithmetic` marks a task."""
+    return bool(getattr(task, "needs_one_arithmetic", False))
+
+
+def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
+    """Ask all workers: by address. One that leaves at this moment, or has no dkgp to answer with, is left out.
+
+    Raises
+    ------
+    ClusterError
+        Somebody does not answer.
+    """
+    try:
+        found: dict[str, Arithmetic] = client.sync(
+            client._run, own_arithmetic, on_error="ignore", callback_timeout=_ANSWER_SECONDS
+        )
+    except (TimeoutError, OSError) as error:
+        raise ClusterError(
+            f"the workers did not all say within {_ANSWER_SECONDS:.0f} s what they compute with "
+            f"({type(error).__name__}). Look for a worker that is frozen or unreachable, and take it out of the cluster"
+        ) from error
+    return found
+
+
+def require_fused_workers(found: Mapping[str, Arithmetic]) -> None:
+    """Refuse workers without fused multiply-adds.
+
+    Raises
+    ------
+    ClusterError
+        Names them and their hosts.
+    """
+    without = {address: arithmetic for address, arithmetic in sorted(found.items()) if not arithmetic.fused}
+    if without:
+        first = next(iter(without.values()))
+        raise ClusterError(f"workers {_named(without)}: {no_fused_multiply_add(first.processor)}")
+
+
+def require_one_arithmetic(found: Mapping[str, Arithmetic]) -> Arithmetic | None:
+    """Return what all workers compute with; None where there are none.
+
+    Raises
+    ------
+    ClusterError
+        They differ; a table says which hosts have what.
+    """
+    groups: dict[tuple[str, ...], dict[str, Arithmetic]] = {}
+    for address, arithmetic in sorted(found.items()):
+        groups.setdefault(tuple(arithmetic.parts.values()), {})[address] = arithmetic
+    if len(groups) < 2:
+        return next(iter(found.values()), None)
+    kinds = sorted(groups.values(), key=len, reverse=True)
+    differing = [name for name in _PARTS if len({next(iter(kind.values())).parts[name] for kind in kinds}) > 1]
+    lines = []
+    for kind in kinds:
+        parts = next(iter(kind.values())).parts
+        lines.append(f"  {_named(kind)}: " + "; ".join(f"{_PARTS[name]} {parts[name]}" for name in differing))
+    raise ClusterError(
+        "this work takes factors, products or functions from libraries, and the workers' differ, so that the bits of "
+        "the result would depend on who computes what:\n" + "\n".join(lines) + f"\n{_ADVICE}"
+    )
+
+
+_ADVICE = (
+    "Take workers of one kind; or give all of them the same OPENBLAS_CORETYPE (Haswell runs on every x86 processor "
+    "that dkgp does) and NPY_DISABLE_CPU_FEATURES; or choose work that a mixed cluster does to the same bits: solvers "
+    "gbcd, bcdc, bcdg, smo, cg, kcg, paramcg and cholesky, and predictions without --variance"
+)
+
+
+def unfit(required: Arithmetic | None) -> str | None:
+    """Why this process may not join a run as a worker, if so; `required` is what the run's workers compute with."""
+    own = own_arithmetic()
+    if not own.fused:
+        return f"on this worker's host, {own.host}, {no_fused_multiply_add(own.processor)}"
+    if required is None or own.parts == required.parts:
+        return None
+    differences = "; ".join(
+        f"{_PARTS[name]}: {own.parts[name]} here, {value} there"
+        for name, value in required.parts.items()
+        if own.parts[name] != value
+    )
+    return (
+        f"this worker, on {own.host}, computes with something else than the run's other workers ({differences}), and "
+        f"the run needs one arithmetic. {_ADVICE}"
+    )
+
+
+def _shown(value: object) -> str:
+    return (" and ".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
+
+
+def _named(workers: Mapping[str, Arithmetic]) -> str:
+    named = [f"{address} (host {arithmetic.host})" for address, arithmetic in workers.items()]
+    more = len(named) - _MOST_NAMED
+    return ", ".join(named[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,64 @@
+"""The processor that the tile loops are compiled for, and what it must have: fused multiply-adds.
+
+The loops' bits are defined by them. Without the instruction each would be a call into the C library: the same bits, at
+a tenth of the speed or less.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from llvmlite import binding
+from numba.core.registry import cpu_target
+
+from dkgp.errors import InputError
+
+__all__ = ["compilation_target", "fuses_multiply_add", "no_fused_multiply_add", "require_fused_multiply_add"]
+
+_PROBE = """
+target triple = "{triple}"
+declare double @llvm.fma.f64(double, double, double)
+define double @probe(double %a, double %b, double %c) {{
+  %r = call double @llvm.fma.f64(double %a, double %b, double %c)
+  ret double %r
+}}
+"""
+
+
+@cache
+def compilation_target() -> tuple[str, str, str]:
+    """LLVM's triple, the processor's name and its features, as Numba compiles for them in this process."""
+    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return str(triple), str(name), str(features)
+
+
+@cache
+def fuses_multiply_add() -> bool:
+    """Whether a fused multiply-add compiles to an instruction, asked of the compiler itself."""
+    triple, name, features = compilation_target()
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3)
+    code = machine.emit_assembly(binding.parse_assembly(_PROBE.format(triple=triple)))
+    return re.search(r"\b_?fma\b", code) is None
+
+
+def no_fused_multiply_add(processor: str) -> str:
+    """What is wrong with a processor of this name, and what to do."""
+    return (
+        f"the processor, {processor} to the compiler, has no fused multiply-add: an instruction that dkgp's loops are "
+        "made of, found in Intel's since Haswell (2013), AMD's since Piledriver (2012) and every 64-bit ARM. Use "
+        "another machine; in a virtual machine, show the guest the host's processor (QEMU: -cpu host); and unset "
+        "NUMBA_CPU_NAME and NUMBA_CPU_FEATURES where they are set"
+    )
+
+
+def require_fused_multiply_add() -> None:
+    """Refuse a processor without fused multiply-adds.
+
+    Raises
+    ------
+    InputError
+        Says which processor, and what to do.
+    """
+    if not fuses_multiply_add():
+        raise InputError(f"dkgp cannot run here: {no_fused_multiply_add(compilation_target()[1])}")
