@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.dense_algebra import factor, invert_factored, rank_update, solve_factored, symmetric_product
+from dkgp.models.dense_algebra import rank_update, symmetric_product
+from dkgp.models.dense_inverse import BLOCK_ROWS, invert
 
 __all__ = ["ArdSquaredExponential", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
 
@@ -183,7 +184,7 @@ class LogMarginalLikelihood:
     def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
         """The value and its gradient, or None where Kbar is not numerically positive definite.
 
-        Costs a Cholesky factorisation, the inverse from it (LAPACK's dpotri) and one (n, n) by (n, d + 1) product.
+        Costs a Cholesky factorisation, the inverse from it and one (n, n) by (n, d + 1) product.
         """
         n_samples, n_targets = self._targets.shape
         noise_variance = math.exp(parameters[-1])
@@ -191,16 +192,16 @@ class LogMarginalLikelihood:
         np.copyto(self._work, self._kernel_matrix)
         np.einsum("ii->i", self._work)[:] += noise_variance
 
-        if not factor(self._work):
+        inverted = invert(self._work, self._targets)
+        if inverted is None:
             return None
-        alpha = solve_factored(self._work, self._targets)
-        log_determinant = 2.0 * float(np.log(np.diagonal(self._work)).sum())
+        alpha, log_determinant = inverted
         value = -0.5 * (
             float(np.vdot(self._targets, alpha))
             + n_targets * log_determinant
             + n_samples * n_targets * math.log(2.0 * math.pi)
         )
-        if not math.isfinite(value) or not invert_factored(self._work):
+        if not math.isfinite(value):
             return None
         weights = self._work
         rank_update(weights, alpha, scale=1.0, keep=-float(n_targets))
@@ -226,4 +227,6 @@ def projected_peak_bytes(
         2 for the likelihood, 3 for the leave-one-out objective; what a composed kernel adds is told by `family_bytes`.
     """
     rows = 9 * (n_features + 1) + 4 * n_targets
-    return SEARCH_BYTES + 8 * subset_size * (at_once * matrices * subset_size + subsets * rows)
+    # The inverse copies a block column, and each of its products is an array.
+    copies = 3 * min(BLOCK_ROWS, subset_size)
+    return SEARCH_BYTES + 8 * subset_size * (at_once * (matrices * subset_size + copies) + subsets * rows)

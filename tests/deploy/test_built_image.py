@@ -66,7 +66,7 @@ def test_jobs_complete_though_a_worker_is_killed(wiring: ImageWiring, rng: np.ra
     began = time.monotonic()
     job = wiring.run(
         *("submit", "train", f"{url}/train.zarr", "--hyper", f"{url}/hyper.json", "--out", f"{url}/model.zarr"),
-        *("--solver", "gbcd", "--block-size", "30", "--tolerance", "1e-7"),
+        *("--solver", "gbcd", "--block-size", "30", "--tol", "1e-7"),
     ).strip()
 
     def rounds_run() -> bool:
