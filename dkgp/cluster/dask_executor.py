@@ -153,7 +153,8 @@ class DaskExecutor:
             number = self._round
         if self._client.status not in ("running", "connecting"):
             raise ClusterError(f"the cluster was lost: the client is {self._client.status}; {RESUMABLE}")
-        if is_marked(task):
+        # A task may be handed another one to run.
+        if is_marked(task) or any(callable(argument) and is_marked(argument) for argument in arguments):
             self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ PORTABLE = {
     "mean_task", "means_task",
     "digest_task", "verify_task",
     "echo_task", "resident_task",
+    "counted_task",  # runs another one, whose mark counts
 }  # fmt: skip
 MARKED = {
     "gram_task", "project_task", "expand_task",
@@ -140,6 +142,10 @@ def plain(group: list[int]) -> list[int]:
     return group
 
 
+def running(task: Callable[[list[int]], list[int]], group: list[int]) -> list[int]:
+    return task(group)
+
+
 def test_a_marked_task_is_not_begun_on_unlike_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     held = named(HERE, OTHER)
     monkeypatch.setattr("dkgp.cluster.dask_executor.fetch_arithmetic", lambda client: held)
@@ -149,6 +155,9 @@ def test_a_marked_task_is_not_begun_on_unlike_workers(client: Client, monkeypatc
         for _ in range(2):  # it is asked each time: the odd one may have left
             with pytest.raises(ClusterError, match=r"10\.0\.0\.2:1 \(host b\): BLAS"):
                 executor.submit("t", marked, (), [[1], [2]])
+        with pytest.raises(ClusterError, match=r"10\.0\.0\.2:1 \(host b\): BLAS"):
+            executor.submit("t", running, (marked,), [[1], [2]])
+        assert executor.submit("t", running, (plain,), [[1], [2]]).result() == [1, 2]
         monkeypatch.setattr("dkgp.cluster.dask_executor.fetch_arithmetic", fetch_arithmetic)
         assert executor.submit("t", marked, (), [[1], [2]]).result() == [1, 2]
     finally:
