@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.arithmetic import is_marked
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockExecutor, BlockTask, PendingRound, split_evenly
 from dkgp.errors import InputError
@@ -111,8 +110,6 @@ class BlockedKernelOperator(KernelOperator):
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
     ) -> PendingRound:
         """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
-        if is_marked(task):  # the executor does not see it behind the count
-            self._executor.require_one_arithmetic()
         return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups), self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
