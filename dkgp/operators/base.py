@@ -54,6 +54,8 @@ class KernelOperator(ABC):
         s2, on the scale of the standardised targets.
     n : int
         Number of samples.
+    centre : (d,) float64, optional
+        Taken off inputs of which only differences matter; see `TileEvaluator`.
 
     Attributes
     ----------
@@ -74,14 +76,14 @@ class KernelOperator(ABC):
     holds_inputs: bool = True
     error_bound: float = 0.0
 
-    def __init__(self, kernel: Kernel, noise_variance: float, n: int) -> None:
+    def __init__(self, kernel: Kernel, noise_variance: float, n: int, centre: FloatArray | None = None) -> None:
         if not np.isfinite(noise_variance) or noise_variance <= 0.0:
             raise InputError(f"the noise variance must be finite and positive; got {noise_variance!r}")
         self.kernel = kernel
         self.noise_variance = float(noise_variance)
         self.n = int(n)
-        self.single = TileEvaluator(kernel, "single")
-        self.double = TileEvaluator(kernel, "double")
+        self.single = TileEvaluator(kernel, "single", centre=centre)
+        self.double = TileEvaluator(kernel, "double", centre=centre)
         self.kernel_evaluations = 0
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
@@ -101,6 +103,10 @@ class KernelOperator(ABC):
     @abstractmethod
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal, k(x_i, x_i) + s2: (n,) float64."""
+
+    @abstractmethod
+    def row_errors(self) -> FloatArray:
+        """What the samples' own rounding adds to float64 entries of K: (n,); see `TileEvaluator.row_errors`."""
 
     @abstractmethod
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
