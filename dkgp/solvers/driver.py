@@ -354,7 +354,6 @@ class _Loop:
         fresh: SolverState
         if self.initial_gradient is not None and isinstance(self.solver, GreedyBlockCoordinateDescent):
             fresh = self.solver.start(self.operator, self.rhs, initial, self.initial_gradient)
-            fresh.exact = False  # whoever evaluated it, and however
         else:
             fresh = self.solver.start(self.operator, self.rhs, initial)
         self.start_objective = self.true_objective = self._measure(fresh, {}).objective
