@@ -26,6 +26,7 @@ from dkgp.jobs.memory import available_bytes
 from dkgp.jobs.progress import Reporter, WorkProgress
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.certificate import Certificate
+from dkgp.models.rounding import certified_row_errors
 from dkgp.models.variance import VarianceSettings
 
 __all__ = ["REFERENCES", "Intervals", "MeasuredVariances", "VarianceTrial", "contender_of", "measure_variances"]
@@ -258,15 +259,15 @@ def _save_without_solving(url: str, train: Dataset, found: Hyperparameters) -> N
     """Save a model whose alpha is zero, with the certificate that it deserves: the residual is the targets."""
     targets = np.concatenate([train.targets(*rows) for rows in train.row_chunks()])
     alpha = np.zeros_like(targets)
-    parts = [found.kernel.diagonal(train.inputs(*rows)) for rows in train.row_chunks()]
-    diagonal = float(parts[0][0]) if found.kernel.stationary else np.concatenate(parts)
+    inputs = np.concatenate([train.inputs(*rows) for rows in train.row_chunks()])
+    diagonal, errors = found.kernel.diagonal(inputs), certified_row_errors(found.kernel, train, inputs)
     save_model(
         url,
         kernel=found.kernel.to_json(),
         noise_variance=found.noise_variance,
         alpha=alpha,
         dataset=train,
-        certificate=Certificate.of(alpha, -targets, found.noise_variance, diagonal).to_json(),
+        certificate=Certificate.of(alpha, -targets, targets, found.noise_variance, diagonal, errors).to_json(),
         summary={"converged": False, "n": train.n_samples, "d": train.n_features},
     )
 

@@ -109,6 +109,7 @@ def _training_rows(document: Document) -> Rows:
         ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
         ("relative residual", f"{document['relative_residual']:.3g}"),
         ("objective", f"{document['objective']:.8g}"),
+        *_assumed(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
         ("seconds", f"{document['seconds']:.1f}"),
@@ -132,11 +133,17 @@ def _predict(document: Document) -> list[RenderableType]:
         ("predictions", document["out"]),
         ("samples", f"{document['n_samples']:,}"),
         ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
+        *_assumed(document),
     ]
     if document.get("variance") is not None:
         rows += _predicted_variance_rows(document["variance"])
     rows.append(("seconds", f"{document['seconds']:.2f}"))
     return [table_of("Predicted", rows)]
+
+
+def _assumed(document: Document) -> Rows:
+    """What bounds take on trust, where they do."""
+    return [("bounds assume", document["assumes"])] if document.get("assumes") else []
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:

@@ -15,6 +15,7 @@ from dkgp.kernels.program import Profile
 __all__ = [
     "PROFILE_ROUNDING",
     "greatest_relative_slope",
+    "greatest_slope",
     "profile_rounding",
     "profile_value",
     "slope_at_zero",
@@ -94,6 +95,16 @@ def greatest_relative_slope(profile: int, parameter: float) -> float:
     if profile > Profile.POLYNOMIAL:
         return 1.0
     return float(steepest_slopes.py_func(0.0, profile, parameter)[1])
+
+
+def greatest_slope(profile: int, parameter: float) -> float:
+    """The greatest |dk/dr|: what an error of the distance does to an entry at worst.
+
+    Zero for what is no function of a distance. A user's function of s is taken to be no steeper than one in r.
+    """
+    if profile > Profile.RATIONAL_QUADRATIC:
+        return 1.0 if profile == Profile.USER else 0.0
+    return float(steepest_slopes.py_func(0.0, profile, parameter)[0])
 
 
 def slope_at_zero(profile: int, parameter: float) -> float:

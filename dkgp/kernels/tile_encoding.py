@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.compiled import PROGRAM_WIDTH
-from dkgp.kernels.compiled_profiles import PROFILE_ROUNDING, greatest_relative_slope, slope_at_zero
+from dkgp.kernels.compiled_profiles import PROFILE_ROUNDING, greatest_relative_slope, greatest_slope, slope_at_zero
 from dkgp.kernels.compiled_stages import PARAMETERS, stage_address
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from dkgp.kernels.user_functions import user_stage
 
-__all__ = ["EncodedProgram", "Group", "encode"]
+__all__ = ["EncodedProgram", "Group", "Sensitivity", "encode"]
 
 # From this many inputs on single precision takes 2ab - (|a|^2 + |b|^2), half the arithmetic of differences: it shows
 # where a processor adds with its multipliers, and costs nothing where it does not. The form loses |x|^2 times the
@@ -45,6 +45,9 @@ _STAGE_OF = {
 }
 _NUMBER_OF_PARAMETERS = {Profile.RATIONAL_QUADRATIC: 1, Profile.POLYNOMIAL: 2}
 _USERS = (Profile.USER, Profile.USER_PAIR)
+# Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and of
+# what is not counted input by input.
+SCALE_ROUNDINGS = 12
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,13 @@ class Group:
         Whose inputs stand one below the other; several where squared exponentials were multiplied.
     expanded : bool
         Whether squared distances are taken by |a|^2 + |b|^2 - 2ab.
+    centred : bool
+        Whether differences of inputs are all that matters, so that a common centre may be taken off first.
     """
 
     parts: tuple[InputGroup, ...]
     expanded: bool = False
+    centred: bool = False
 
     @property
     def product(self) -> bool:
@@ -79,6 +85,24 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Sensitivity:
+    """What errors of a leaf's inputs do to its values.
+
+    Attributes
+    ----------
+    group : Group
+    slope : float
+        The greatest |dk/dr|, r the scaled distance.
+    bend : float
+        The greatest |dk/d r^2| where r^2 is had from the expanded form; zero elsewhere.
+    """
+
+    group: Group
+    slope: float
+    bend: float
+
+
+@dataclass(frozen=True)
 class EncodedProgram:
     """What a `TileEvaluator` runs.
 
@@ -94,6 +118,8 @@ class EncodedProgram:
         Profile and parameter of a kernel that is one decreasing function of one distance.
     entry_error : float
         See `TileEvaluator.entry_error`.
+    sensitivities : tuple of Sensitivity
+        Of the leaves; see `TileEvaluator.row_errors`.
     stages : tuple
         (stage, tile, group or -1, parameters) of each step; a stage is a name, or a user's function.
     """
@@ -103,6 +129,7 @@ class EncodedProgram:
     depth: int
     radial: tuple[Profile, float] | None
     entry_error: float
+    sensitivities: tuple[Sensitivity, ...]
     stages: tuple[_Stage, ...]
 
     @property
@@ -182,16 +209,22 @@ def encode(program: TileProgram, itemsize: int, expanded: bool | None, n_feature
     term = _expression(program, n_features)
     amplitude = float(program.amplitude) * term.factor
     if term.tree is None:
-        return EncodedProgram((), amplitude, 1, None, 1.0, (_Stage("constant", 0, parameters=(1.0,)),))
+        return EncodedProgram((), amplitude, 1, None, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
     emission = _Emission(itemsize, expanded)
     error = emission.emit(term.tree, 0, term.tree.exponentials)
     leaf = term.tree.leaf
     radial = None
     if leaf is not None and leaf.profile < Profile.POLYNOMIAL:
         radial = (leaf.profile, leaf.parameters[0] if leaf.parameters else 0.0)
-    # The amplitude, and its rounding.
+    # The amplitude and its rounding; and each step may have rounded a constant that was folded into another.
     return EncodedProgram(
-        tuple(emission.groups), amplitude, term.tree.depth, radial, error + 1.0, tuple(emission.stages)
+        tuple(emission.groups),
+        amplitude,
+        term.tree.depth,
+        radial,
+        error + 1.0 + len(program.steps),
+        tuple(emission.sensitivities),
+        tuple(emission.stages),
     )
 
 
@@ -251,6 +284,7 @@ class _Emission:
     def __init__(self, itemsize: int, expanded: bool | None) -> None:
         self.itemsize, self.expanded = itemsize, expanded
         self.groups: list[Group] = []
+        self.sensitivities: list[Sensitivity] = []
         self.stages: list[_Stage] = []
 
     def emit(self, tree: _Tree, slot: int, exponentials: int) -> float:
@@ -259,13 +293,20 @@ class _Emission:
             return self._emit_leaf(tree, slot, exponentials)
         errors = [self.emit(operand, slot + place, exponentials) for place, operand in enumerate(tree.operands)]
         self.stages.append(_Stage(tree.kind, slot, parameters=tree.numbers))
-        return sum(errors) + 1.0 if tree.kind == "multiply" else max(errors) + 2.0
+        # Of a sum: two products, the addition, and constants that are ratios of constants.
+        return sum(errors) + 1.0 if tree.kind == "multiply" else max(errors) + 3.0
 
     def _emit_leaf(self, tree: _Tree, slot: int, exponentials: int) -> float:
         leaf = tree.leaf
         assert leaf is not None
         group = Group(tree.parts)
-        group = replace(group, expanded=self._is_expanded(leaf, group))
+        centred = not group.product and leaf.profile != Profile.USER_PAIR
+        group = replace(group, expanded=self._is_expanded(leaf, group), centred=centred)
+        if centred:
+            parameter = leaf.parameters[0] if leaf.parameters else 0.0
+            slope = greatest_slope(int(leaf.profile), parameter)
+            bend = slope_at_zero(int(leaf.profile), parameter) if group.expanded else 0.0
+            self.sensitivities.append(Sensitivity(group, slope, bend))
         # Equal inputs are held once.
         if group in self.groups:
             number = self.groups.index(group)
@@ -300,13 +341,12 @@ class _Emission:
 
 
 def _leaf_error(leaf: Leaf, group: Group, floor: float, itemsize: int) -> float:
-    """Bound on a leaf's error, in units of the precision's epsilon, which is two roundings."""
-    if group.expanded:
-        return math.inf
+    """Bound on a leaf's error, in units of the precision's epsilon, which is two roundings; `row_errors` go on top."""
     parameter = leaf.parameters[0] if leaf.parameters else 0.0
     profile = int(leaf.profile)
     floored = 2.0**floor if floor and leaf.profile < Profile.POLYNOMIAL else 0.0
-    roundings = greatest_relative_slope(profile, parameter) * (group.inputs + 2) + PROFILE_ROUNDING[profile]
+    relative = group.inputs + SCALE_ROUNDINGS
+    roundings = greatest_relative_slope(profile, parameter) * relative + PROFILE_ROUNDING[profile]
     return 0.5 * roundings + floored / (2.0**-23 if itemsize == 4 else 2.0**-52)
 
 

@@ -6,6 +6,7 @@ Another array backend can stand in its place by offering the same four methods.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -27,6 +28,9 @@ __all__ = ["Features", "Precision", "TileEvaluator"]
 Precision = Literal["single", "double"]
 
 _TILE_BYTES = 48 * 1024
+# A coordinate is rounded when the centre is taken off and when it is scaled: one epsilon, and a little for the second
+# order and for evaluating the bound itself.
+ROUNDED_TWICE = 1.01
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,9 @@ class TileEvaluator:
         differences whatever is asked for: the expanded form would cost it half of all digits.
     entries : EntryCount, optional
         Where evaluated entries are counted; by default in the `counting` that is open, if any.
+    centre : (d,) array_like, optional
+        Taken off inputs of which only differences matter, lest digits go where they lie far from the origin. One and
+        the same for all evaluators whose features meet; none by default, for inputs that have mean zero already.
 
     Raises
     ------
@@ -114,6 +121,7 @@ class TileEvaluator:
         *,
         expanded: bool | None = None,
         entries: EntryCount | None = None,
+        centre: ArrayLike | None = None,
     ) -> None:
         if precision not in ("single", "double"):
             raise InputError(f'precision must be "single" or "double"; got {precision!r}')
@@ -122,6 +130,9 @@ class TileEvaluator:
         self.precision: Precision = precision
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
         self._expanded, self._entries = expanded, entries
+        self._centre = None if centre is None else np.asarray(centre, dtype=np.float64)
+        if self._centre is not None and self._centre.shape != (kernel.n_features,):
+            raise InputError(f"expected a centre of {kernel.n_features} features; got shape {self._centre.shape}")
         self._encoded: EncodedProgram = encode(kernel.tile_program(), self.dtype.itemsize, expanded, kernel.n_features)
         self._inputs = self._encoded.inputs
         entry_bytes = self.dtype.itemsize * (
@@ -131,7 +142,7 @@ class TileEvaluator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The table holds addresses of this process.
-        return _evaluator, (self.kernel, self.precision, self._expanded)
+        return _evaluator, (self.kernel, self.precision, self._expanded, self._centre)
 
     @cached_property
     def program(self) -> NDArray[np.int64]:
@@ -160,22 +171,52 @@ class TileEvaluator:
 
     @property
     def entry_error(self) -> float:
-        """Bound on |computed - exact| of one entry, in units of the precision's epsilon times the kernel's scale.
+        """Bound on |computed - exact| of one entry, `row_errors` apart, in units of epsilon times the kernel's scale.
 
         The scale is the largest value that the kernel's terms, each taken by its absolute value, reach together: the
         amplitude of a stationary kernel, the sum of the amplitudes of a sum; of a linear or polynomial kernel the value
-        at the largest |x||x'| that occurs. Exact is the kernel at the scaled inputs as they were rounded to the
-        precision, which is another positive definite matrix a rounding of the inputs away. Infinite where the expanded
-        form is used, which loses |x|^2 epsilon besides. Of a user's function it is assumed that it is good to sixteen
-        roundings and changes by no more than its scale when the squared distance, or the inputs, change in proportion.
+        at the largest |x||x'| that occurs. It counts the differences and squares, the profile, and the arithmetic
+        between terms. Of a user's function it is assumed that it is good to sixteen roundings and changes by no more
+        than its scale when the squared distance changes in proportion, or the distance by one.
         """
         return self._encoded.entry_error
 
+    def row_errors(self, X: ArrayLike) -> NDArray[np.float64]:
+        """What rows add to the errors of their entries: (n,), in units of epsilon.
+
+        With e of rows x and x', the computed k(x, x') is within epsilon times the scale times (e + e') of the exact one
+        at the rows as they are given; `entry_error` is part of it, half on either side. The rest is what the rounding
+        of scaled inputs, 2u a coordinate, does by way of the kernel's slope in the distance, and what the expanded form
+        does by way of its slope in the squared distance: (3 d + 10) u (|a|^2 + |b|^2). Errors of factors multiply;
+        since exp(a + b) - 1 <= (exp(2a) - 1) / 2 + (exp(2b) - 1) / 2, they are apart all the same.
+        """
+        rows, centred = self._checked(X)
+        eps = float(np.finfo(self.dtype).eps)
+        own = np.full(len(rows), 0.5 * self.entry_error)
+        for sensitivity in self._encoded.sensitivities:
+            group = sensitivity.group
+            displaced, squared_norm = np.zeros(len(rows)), np.zeros(len(rows))
+            for part in group.parts:
+                for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
+                    column = centred[:, feature]
+                    if part.periods is None:
+                        squares = (scale * column) ** 2
+                        displaced += squares
+                        squared_norm += squares
+                    else:
+                        # Of the angle, two roundings of the turns; of its cosine and sine, a few each.
+                        turns = np.abs(column / part.periods[number])
+                        displaced += (scale * (2.0 * math.pi * turns + 10.0)) ** 2
+                        squared_norm += scale * scale
+            own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
+            own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
+        with np.errstate(over="ignore"):
+            errors: NDArray[np.float64] = np.expm1(2.0 * eps * own) / (2.0 * eps)
+        return errors
+
     def prepare(self, X: ArrayLike) -> Features:
-        """Scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
-        rows = np.asarray(X, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.kernel.n_features:
-            raise InputError(f"expected rows of {self.kernel.n_features} features; got an array of shape {rows.shape}")
+        """Centre and scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
+        rows, centred = self._checked(X)
         n, groups = rows.shape[0], self._encoded.groups
         values = np.empty((self._inputs, _padded(n)), self.dtype)
         norms = np.zeros((sum(not group.product for group in groups), values.shape[1]), self.dtype)
@@ -184,12 +225,19 @@ class TileEvaluator:
             for group in groups:
                 first = place
                 for part in group.parts:
-                    place = _write(part, rows, values, place)
+                    place = _write(part, centred if group.centred else rows, values, place)
                 values[first:place, n:] = values[first:place, n - 1 : n]
                 if not group.product:
                     compiled.squared_norms(values[first:place], norms[norm])
                     norm += 1
         return Features(values, norms, n)
+
+    def _checked(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rows (n, d) as they are, and off the centre."""
+        rows = np.asarray(X, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.kernel.n_features:
+            raise InputError(f"expected rows of {self.kernel.n_features} features; got an array of shape {rows.shape}")
+        return rows, rows if self._centre is None else rows - self._centre
 
     def matmat(self, A: Features, B: Features, W: NDArray[np.float64]) -> NDArray[np.float64]:
         """K(A, B) @ W without ever holding more of K than a tile.
@@ -275,8 +323,10 @@ def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
 
 
-def _evaluator(kernel: Kernel, precision: Precision, expanded: bool | None) -> TileEvaluator:
-    return TileEvaluator(kernel, precision, expanded=expanded)
+def _evaluator(
+    kernel: Kernel, precision: Precision, expanded: bool | None, centre: NDArray[np.float64] | None
+) -> TileEvaluator:
+    return TileEvaluator(kernel, precision, expanded=expanded, centre=centre)
 
 
 def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:

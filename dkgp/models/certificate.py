@@ -6,12 +6,13 @@ gives
 
     |m(x) - m_exact(x)| <= sqrt(k(x, x)) ||r|| / s,        s2 = s^2 the noise variance,
 
-at every x, without knowing the exact solution. Float64 rounding of r and of the prediction is bounded and added; so is
-what an approximate product (tree sums) may be off by where r was had from one.
+at every x, without knowing the exact solution. Exact is the kernel at the standardised inputs as they were rounded to
+float64, and the targets as their stored standardisation maps them. What rounding adds to r and to a predicted mean is
+bounded and added, and what an approximate product (tree sums) may be off by where r was had from one.
 
-An entry of Kbar is at most sqrt(Kbar_ii Kbar_jj), and its rounding error in proportion to that. Where k(x, x) is not
-the same everywhere, the bounds are weighed by w_i = sqrt(Kbar_ii / max Kbar_jj): a few samples far out, where a
-polynomial kernel is huge, then say nothing of the others.
+An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by at most eps times that times the sum of the two rows'
+errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few samples far out, where a polynomial
+kernel is huge, say nothing of the others.
 """
 
 from __future__ import annotations
@@ -21,13 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.kernels.compiled import FLUSH_COLUMNS
-from dkgp.models.rounding import ENTRY_ERROR
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings
 from dkgp.operators.base import FloatArray
 
 __all__ = ["Certificate"]
-
-_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -38,107 +36,168 @@ class Certificate:
     ----------
     noise_variance : float
         s2.
-    residual_norm : tuple of p floats
-        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64.
-    rounding : tuple of p floats
-        Bound on the float64 rounding error of one entry of Kbar alpha_t, or of one predicted mean; over its weight,
-        where there are weights.
     n : int
         Number of samples.
-    largest : float or None
-        max Kbar_ii, the value of weight one, where k(x, x) varies; None for a stationary kernel: all weights are one.
-    weight_norm : float or None
-        Length of the vector of the samples' weights; None likewise.
+    residual_norm : tuple of p floats
+        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64.
+    residual_rounding : tuple of p floats
+        Bound on the length of what the exact residual differs by from the one evaluated.
+    magnitude : tuple of p floats
+        sum_j sqrt(k(x_j, x_j)) |alpha_jt|: what the roundings of a mean's sum are in proportion to.
+    spread : tuple of p floats
+        The same, each term times its row's error.
     product_error : float
         Bound on the error of one entry of Kbar alpha by an approximate operator; 0 where the product was exact.
+    assumes : str or None
+        What had to be taken on trust; None where everything is proven.
+    rounding, largest
+        Of a certificate from before every rounding was counted, None else: its bound on the rounding of a mean, and
+        the max Kbar_ii that it goes with where k(x, x) varies.
     """
 
     noise_variance: float
-    residual_norm: tuple[float, ...]
-    rounding: tuple[float, ...]
     n: int
+    residual_norm: tuple[float, ...]
+    residual_rounding: tuple[float, ...]
+    magnitude: tuple[float, ...]
+    spread: tuple[float, ...]
     product_error: float = 0.0
+    assumes: str | None = None
+    rounding: tuple[float, ...] | None = None
     largest: float | None = None
-    weight_norm: float | None = None
 
     @classmethod
     def of(
         cls,
         alpha: FloatArray,
         gradient: FloatArray,
+        targets: FloatArray,
         noise_variance: float,
         kernel_diagonal: float | FloatArray,
+        row_errors: FloatArray,
+        *,
         product_error: float = 0.0,
-        entry_error: float = ENTRY_ERROR,
+        assumes: str | None = None,
     ) -> Certificate:
-        """Certify `alpha` (n, p) by its float64 gradient g = Kbar alpha - y (n, p), entries good to `product_error`.
+        """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated anew in float64.
 
-        `kernel_diagonal` is k(x, x): one number where it is the same everywhere, one for each sample (n,) elsewhere.
+        Parameters
+        ----------
+        alpha, gradient, targets : (n, p) float64
+            Targets standardised.
+        noise_variance : float
+            s2.
+        kernel_diagonal : float or (n,) float64
+            k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
+        row_errors : (n,) float64
+            Of the samples; see `TileEvaluator.row_errors`.
+        product_error : float
+            What entries of g may be off by besides rounding, where an approximate product gave them.
+        assumes : str, optional
+            See `dkgp.models.rounding.assumptions`.
         """
-        n = alpha.shape[0]
-        largest, weights = float(np.max(kernel_diagonal)) + noise_variance, None
-        if np.ndim(kernel_diagonal):
-            weights = np.sqrt((np.asarray(kernel_diagonal) + noise_variance) / largest)
-        magnitudes = np.abs(alpha) if weights is None else weights[:, None] * np.abs(alpha)
-        # A sum of n products k_j alpha_j: FLUSH_COLUMNS additions inside a run, n / FLUSH_COLUMNS runs, and a kernel
-        # value that is good to a few eps itself; each error is at most eps * v * sum |alpha|.
-        additions = FLUSH_COLUMNS + n / FLUSH_COLUMNS + 16 + (entry_error - ENTRY_ERROR)
-        rounding = additions * _EPS * largest * np.sum(magnitudes, axis=0)
+        n = len(alpha)
+        # k(x, x) as computed, and as it is.
+        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
+        magnitude = scale @ np.abs(alpha)
+        spread = (scale * row_errors) @ np.abs(alpha)
+        roundings = product_roundings(n) * UNIT
+        off = np.linalg.norm(scale * (roundings + EPS * row_errors)) * magnitude
+        off += EPS * np.linalg.norm(scale) * spread
+        # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
+        off += roundings * noise_variance * np.linalg.norm(alpha, axis=0)
+        length = np.linalg.norm(gradient, axis=0)
+        off += (n + 4) * UNIT * length + 2.0 * UNIT * np.linalg.norm(targets, axis=0)
         return cls(
             float(noise_variance),
-            tuple(float(v) for v in np.linalg.norm(gradient, axis=0)),
-            tuple(float(v) for v in rounding),
             n,
-            float(product_error),
-            None if weights is None else largest,
-            None if weights is None else float(np.linalg.norm(weights)),
+            residual_norm=tuple(length.tolist()),
+            residual_rounding=tuple((EVALUATION * off).tolist()),
+            magnitude=tuple((EVALUATION * magnitude).tolist()),
+            spread=tuple((EVALUATION * spread).tolist()),
+            product_error=float(product_error),
+            assumes=assumes,
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rounding is counted; not so in certificates of older stores."""
+        return self.rounding is None
 
     @property
     def proven_residual_norm(self) -> FloatArray:
         """Upper bounds on the exact ||r_t||, rounding and the product's error included: (p,)."""
-        rounding, residual_norm = np.asarray(self.rounding), np.asarray(self.residual_norm)
-        if self.weight_norm is None:
-            bound: FloatArray = residual_norm + np.sqrt(self.n) * (rounding + self.product_error)
-            return bound
-        return np.asarray(residual_norm + self.weight_norm * rounding + np.sqrt(self.n) * self.product_error)
+        product = np.sqrt(self.n) * self.product_error
+        bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + product
+        return bound * (1.0 + 4.0 * EPS)
 
-    def mean_error_bound(self, prior_variance: FloatArray) -> FloatArray:
-        """Bound on |m(x) - m_exact(x)| for test samples with k(x, x) = `prior_variance` (r,): (r, p), standardised."""
-        factor = self.proven_residual_norm / np.sqrt(self.noise_variance)
-        scale = np.sqrt(prior_variance)[:, None]
-        weight = 1.0 if self.largest is None else scale / np.sqrt(self.largest)
-        bound: FloatArray = scale * factor + weight * np.asarray(self.rounding)
+    def mean_error_bound(self, prior_variance: FloatArray, row_errors: FloatArray | None = None) -> FloatArray:
+        """Bound on |m(x) - m_exact(x)| at test samples, standardised: (r, p).
+
+        Parameters
+        ----------
+        prior_variance : (r,) float64
+            k(x, x), as computed.
+        row_errors : (r,) float64, optional
+            Of the test samples; by default the largest that the training samples have on average.
+        """
+        scale, factor = np.sqrt(prior_variance)[:, None], self.proven_residual_norm / np.sqrt(self.noise_variance)
+        if self.rounding is not None:
+            weight = 1.0 if self.largest is None else scale / np.sqrt(self.largest)
+            before: FloatArray = scale * factor + weight * np.asarray(self.rounding)
+            return before
+        magnitude, spread = np.asarray(self.magnitude), np.asarray(self.spread)
+        if row_errors is None:
+            typical = float(np.max(np.divide(spread, magnitude, out=np.zeros_like(spread), where=magnitude > 0.0)))
+            row_errors = np.full(len(scale), typical)
+        own = row_errors[:, None]
+        rounding = (product_roundings(self.n) * UNIT + EPS * own) * magnitude + EPS * spread
+        bound: FloatArray = scale * (1.0 + EPS * (2.0 * own + 8.0)) * (factor + EVALUATION * rounding)
         return bound
 
     @property
     def alpha_error_bound(self) -> FloatArray:
         """Bound on ||alpha_t - alpha_exact_t|| <= ||r_t|| / s2: (p,)."""
-        bound: FloatArray = self.proven_residual_norm / self.noise_variance
+        bound: FloatArray = self.proven_residual_norm / self.noise_variance * (1.0 + 4.0 * EPS)
         return bound
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""
+        before = {} if self.rounding is None else {"rounding": list(self.rounding), "largest": self.largest}
         return {
             "noise_variance": self.noise_variance,
             "n": self.n,
             "residual_norm": list(self.residual_norm),
-            "rounding": list(self.rounding),
+            "residual_rounding": list(self.residual_rounding),
+            "magnitude": list(self.magnitude),
+            "spread": list(self.spread),
             "product_error": self.product_error,
-            **({} if self.largest is None else {"largest": self.largest, "weight_norm": self.weight_norm}),
+            "assumes": self.assumes,
+            **before,
             "mean_error_bound_at_unit_variance": self.mean_error_bound(np.ones(1))[0].tolist(),
             "alpha_error_bound": self.alpha_error_bound.tolist(),
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Certificate:
-        """Rebuild from `to_json`."""
+        """Rebuild from `to_json`, or from what an older version wrote; see `complete`."""
+        if "magnitude" not in document:
+            document = _older(document)
         return cls(
             float(document["noise_variance"]),
-            tuple(document["residual_norm"]),
-            tuple(document["rounding"]),
             int(document["n"]),
-            float(document.get("product_error", 0.0)),
-            document.get("largest"),
-            document.get("weight_norm"),
+            residual_norm=tuple(document["residual_norm"]),
+            residual_rounding=tuple(document["residual_rounding"]),
+            magnitude=tuple(document["magnitude"]),
+            spread=tuple(document["spread"]),
+            product_error=float(document.get("product_error", 0.0)),
+            assumes=document.get("assumes"),
+            rounding=None if document.get("rounding") is None else tuple(document["rounding"]),
+            largest=document.get("largest"),
         )
+
+
+def _older(document: dict[str, Any]) -> dict[str, Any]:
+    """A certificate with one rounding for all entries: its residual's is that of all rows, by their weights."""
+    off = (document.get("weight_norm") or np.sqrt(float(document["n"]))) * np.asarray(document["rounding"])
+    return {**document, "residual_rounding": off.tolist(), "magnitude": (), "spread": ()}

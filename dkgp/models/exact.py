@@ -14,8 +14,9 @@ from dkgp.data import Dataset, save_model
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
-from dkgp.models.rounding import entry_error
+from dkgp.models.rounding import assumptions
 from dkgp.operators import BlockedKernelOperator, KernelOperator, TreeKernelOperator
+from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 
@@ -36,7 +37,8 @@ class TrainedModel:
         What is proven about it.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
-        relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned.
+        relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
+        proof does.
     """
 
     kernel: Kernel
@@ -120,21 +122,33 @@ def train(
             checkpointing=checkpointing,
             interrupted=interrupted,
         )
-        return trained_model(dataset, operator, solution, tree_error)
+        return trained_model(dataset, operator, solution, targets, tree_error)
 
 
 def trained_model(
-    dataset: Dataset, operator: KernelOperator, solution: Solution, tree_error: float | None = None
+    dataset: Dataset,
+    operator: KernelOperator,
+    solution: Solution,
+    targets: FloatArray,
+    tree_error: float | None = None,
 ) -> TrainedModel:
-    """Certify and sum up what was solved."""
-    diagonal = operator.diagonal() - operator.noise_variance
+    """Certify and sum up what was solved for `targets` (n, p), standardised."""
+    kernel = operator.kernel
+    # Kbar's diagonal is rounded to the size of the noise: not so what it is made of, where that is all there is.
+    diagonal = (
+        kernel.diagonal(np.zeros((1, kernel.n_features)))[0]
+        if kernel.stationary
+        else np.concatenate([kernel.diagonal(dataset.inputs(*rows)) for rows in dataset.row_chunks()])
+    )
     certificate = Certificate.of(
         solution.alpha,
         solution.gradient,
+        targets,
         operator.noise_variance,
-        float(np.max(diagonal)) if operator.kernel.stationary else diagonal,
+        diagonal,
+        operator.row_errors(),
         product_error=solution.product_error,
-        entry_error=entry_error(operator.kernel),
+        assumes=assumptions(operator.kernel),
     )
     progress = solution.progress
     summary = {
@@ -156,6 +170,7 @@ def trained_model(
         "objective": progress.objective,
         "settings": solution.solver,
         **({} if tree_error is None else {"tree_error": float(tree_error)}),
+        **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
     }
     return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary)
 

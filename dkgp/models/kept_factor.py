@@ -6,18 +6,23 @@ import numpy as np
 
 from dkgp.data import FactorRecord, FactorWriter, ModelRecord, open_factor
 from dkgp.errors import StoreError
+from dkgp.kernels import Kernel
 from dkgp.models.landmarks import Landmarks
-from dkgp.models.nystrom import FactorSource
+from dkgp.models.nystrom import FactorSource, landmark_jitter
+from dkgp.operators.pivots import LEAST_JITTER
 
 __all__ = ["keep_factor", "kept_factor", "landmarks_of"]
 
 
-def kept_factor(model: ModelRecord, rank: int | None, *, proving: bool) -> tuple[FactorRecord | None, str]:
+def kept_factor(
+    model: ModelRecord, kernel: Kernel, rank: int | None, *, proving: bool
+) -> tuple[FactorRecord | None, str]:
     """Return the factor that is kept with a model, if it will do, and what is wrong with it, if anything is.
 
     Parameters
     ----------
     model : ModelRecord
+    kernel : Kernel
     rank : int or None
         The rank asked for; any with None.
     proving : bool
@@ -29,6 +34,9 @@ def kept_factor(model: ModelRecord, rank: int | None, *, proving: bool) -> tuple
         return None, f"; the factor kept with the model is of no use: {error}"
     if kept is None or rank not in (None, kept.rank):
         return None, ""
+    needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
+    if kept.metadata.get("jitter", LEAST_JITTER) < 0.99 * needed:  # half of it is to spare
+        return None, "; the factor kept with the model is an older version's, and of too high a rank to prove anything"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
 
 
@@ -55,6 +63,7 @@ def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, 
         "noise_variance": model.noise_variance,
         "fingerprint": model.fingerprint,
         "precision": source.precision,
+        "jitter": landmark_jitter(source.context.kernel, source.landmark_inputs),
         "residual_trace": landmarks.residual_trace,
         "effective_dimension": landmarks.effective_dimension,
         "gap": gap,

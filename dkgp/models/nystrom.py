@@ -8,14 +8,16 @@ F is kept in float32: it only has to be close. What is *proven* is evaluated els
 (`dkgp.models.variance_bounds`), and holds for any z whatever. So a factor that is to precondition is float32
 throughout, at half the time and memory; one that is to certify variances by itself has the rest in float64.
 
-Rounding errors of an entry k(x, x') go with sqrt(k(x, x) k(x', x')). Where k(x, x) is not the same everywhere, sums of
-them are weighed by it, lest a few samples far out, where a polynomial kernel is huge, spoil what is proven of the rest.
+An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by eps times that times the two rows' errors
+(`TileEvaluator.row_errors`). Both are covered by weights: with t the rows' errors, t_0 their median and m = max(t /
+t_0, 1), t + t' <= 2 t_0 m m', so with weights w_i = sqrt(Kbar_ii / max Kbar) m_i an entry of Kbar is at most largest
+w_i w_j and off by `entry_error` eps largest w_i w_j, entry_error = 2 t_0. A few samples far out, or where a polynomial
+kernel is huge, so do not spoil what is proven of the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,17 +28,19 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, process_threads
-from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles import Precision
-from dkgp.models.rounding import entry_error
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
-from dkgp.operators.pivots import counted, jittered, regularised_factor
+from dkgp.operators.inputs import centre_of
+from dkgp.operators.pivots import counted, jitter, jittered, regularised_factor
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
 
-__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes"]
+__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landmark_jitter"]
 
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
@@ -44,8 +48,14 @@ GRAM_TILE = 512
 
 
 def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
-    """Bytes that a worker process holds of a factor: F in float32, two triangles and the diagonal of K - Q."""
-    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 8 * n
+    """Bytes that a worker process holds of a factor: F in float32, two triangles, the diagonal of K - Q and weights."""
+    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 24 * n
+
+
+def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
+    """The share of its k(x, x) that each landmark's diagonal entry is raised by; see `dkgp.operators.pivots.jitter`."""
+    errors = TileEvaluator(kernel, "double", expanded=False, centre=centre).row_errors(inputs)
+    return jitter(len(inputs), 1.0, 2.0 * float(errors.max()))
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ class NystromFactor:
     evaluator : TileEvaluator
         Of the kernel, in float64.
     entry_error : float
-        Bound on an entry's rounding error; see `dkgp.models.rounding`.
+        Bound on an entry's rounding error, in units of eps largest w_i w_j.
     landmarks : Features
         Prepared landmark inputs.
     lower : (R, R)
@@ -103,12 +113,16 @@ class NystromFactor:
         F.
     residual_diagonal : (n,) float64
         diag(K - Q), with the error of the factor's precision.
+    residual_slack : (n,) float64
+        By how much entries of `residual_diagonal` may be too small.
     largest : float
-        What no entry of K exceeds; where k(x, x) varies, no entry of Kbar.
-    weights : (n,) float64 or None
-        sqrt(Kbar_ii / largest) where k(x, x) varies; None for a stationary kernel: all are one.
+        What no entry of Kbar exceeds.
+    weights : (n,) float64
+        w_i; see above.
     landmark_scale : (R,) float64
-        sqrt(k(x, x) / largest) of the landmarks.
+        sqrt(k(x, x) / largest) of the landmarks, times their m.
+    whitening : Whitening or None
+        How errors grow on their way through L; None where L is too ill-conditioned, or float32, to prove anything.
     """
 
     def __init__(
@@ -122,19 +136,26 @@ class NystromFactor:
         self.context = source.context
         self.noise_variance = source.noise_variance
         self.evaluator = _evaluator(source.context)
-        self.entry_error = entry_error(source.context.kernel)
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
         self.columns, self.residual_diagonal = columns, residual_diagonal
-        kernel = source.context.kernel
-        self.weights: FloatArray | None = None
-        if kernel.stationary:
-            self.largest = float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0])
-        else:
-            regularised = _diagonal(source.context) + source.noise_variance
-            self.largest = float(regularised.max())
-            self.weights = np.sqrt(regularised / self.largest)
-        self.landmark_scale: FloatArray = np.sqrt(counted(kernel.diagonal(source.landmark_inputs)) / self.largest)
+        kernel, context = source.context.kernel, source.context
+        blocks = [context.bounds(block) for block in range(context.n_blocks)]
+        errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
+        self._typical_error = float(np.median(errors))
+        self.entry_error = 2.0 * self._typical_error
+        diagonal = _diagonal(context) * (1.0 + 2.0 * EPS * errors)
+        self.largest = float(diagonal.max()) + source.noise_variance
+        excess = self._excess(errors)
+        self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
+        own = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
+        self.landmark_scale: FloatArray = np.sqrt(own) * self._excess(self.evaluator.row_errors(source.landmark_inputs))
+        self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
+        # With f = L^-1 k_i, |f|^2 <= k(x, x): 2 |f| |df|, the roundings of |f|^2, and those of k(x, x).
+        share = (self.rank + 4) * UNIT + 2.0 * self.entry_error * EPS
+        if self.whitening is not None:
+            share += 2.0 * (self.whitening.solving + self.entry_error * EPS * self.whitening.entries)
+        self.residual_slack: FloatArray = EVALUATION * share * diagonal * excess**2
 
     @classmethod
     def of(cls, source: FactorSource) -> NystromFactor:
@@ -163,7 +184,8 @@ class NystromFactor:
         landmarks = evaluator.prepare(source.landmark_inputs)
         rank, n = landmarks.n, context.n
         dtype = np.float32 if source.precision == "single" else np.float64
-        matrix = jittered(np.array(evaluator.tile(landmarks, landmarks)))
+        errors = evaluator.row_errors(source.landmark_inputs)
+        matrix = jittered(np.array(evaluator.tile(landmarks, landmarks)), 2.0 * float(errors.max()))
         lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False).astype(dtype, order="F")
         del matrix
         columns = np.empty((n, rank), np.float32)
@@ -198,14 +220,30 @@ class NystromFactor:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.landmark_scale)
-        weights = 0 if self.weights is None else self.weights.nbytes
-        return sum(array.nbytes for array in held) + weights + self.landmarks.nbytes
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.residual_slack, self.weights)
+        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
 
     @property
     def weight_norm(self) -> float:
-        """Length of the vector of weights; sqrt(n) where all are one."""
-        return math.sqrt(self.n) if self.weights is None else float(np.linalg.norm(self.weights))
+        """Length of the vector of weights."""
+        return float(np.linalg.norm(self.weights))
+
+    @property
+    def unit(self) -> float:
+        """Errors of a product with Kbar, of entries and sums, in units of largest w_i sum_j w_j |v_j|."""
+        context = self.context
+        runs = sum(-(-(stop - start) // PIECE_ROWS) for start, stop in map(context.bounds, range(context.n_blocks)))
+        return sum_roundings(self.n, PIECE_ROWS, runs) * UNIT + self.entry_error * EPS
+
+    def share(self, highest: FloatArray, inputs: FloatArray) -> FloatArray:
+        """The weights of test samples whose k(x, x) is at most `highest`: (t,).
+
+        |k(x, x_i)| is at most largest share w_i, and off by `entry_error` eps of that.
+        """
+        return np.asarray(np.sqrt(highest / self.largest) * self._excess(self.evaluator.row_errors(inputs)))
+
+    def _excess(self, errors: FloatArray) -> FloatArray:
+        return np.asarray(np.maximum(errors / self._typical_error, 1.0))
 
     @property
     def rank(self) -> int:
@@ -264,7 +302,7 @@ class NystromFactor:
 
 def _evaluator(context: BlockContext) -> TileEvaluator:
     # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
-    return TileEvaluator(context.kernel, "double", expanded=False)
+    return TileEvaluator(context.kernel, "double", expanded=False, centre=centre_of(context.source))
 
 
 def _diagonal(context: BlockContext) -> FloatArray:

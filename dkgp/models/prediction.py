@@ -17,11 +17,12 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors import BlockExecutor, PendingRound, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data import Dataset, ModelRecord, PredictionWriter, exists
+from dkgp.data import Dataset, ModelRecord, PredictionWriter, exists, open_prediction
 from dkgp.errors import InputError, InterruptedRunError
-from dkgp.kernels import Kernel, fold_white, kernel_from_json
+from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.support import SupportInputs, predicted_means
+from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.variance import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
@@ -44,6 +45,8 @@ class PredictSummary:
     url : str
     variance : dict, optional
         With variances: `VarianceRun.summary`.
+    assumes : str, optional
+        What the bounds take on trust; see `Certificate`.
     """
 
     n_samples: int
@@ -52,6 +55,7 @@ class PredictSummary:
     largest_mean_error_bound: float
     url: str
     variance: dict[str, Any] | None = None
+    assumes: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -59,11 +63,10 @@ class PredictSummary:
 
 
 def mean_task(
-    context: BlockContext, test: Dataset, pieces: list[tuple[int, int]]
+    context: BlockContext, certificate: Certificate, test: Dataset, pieces: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Predicted means (rows, p) of the test rows of each piece, and k(x, x) there (rows,): standardised, float64."""
-    inputs = (test.inputs(start, stop) for start, stop in pieces)
-    return [(predicted_means(context, rows), context.kernel.diagonal(rows)) for rows in inputs]
+    """Predicted means of the test rows of each piece, and bounds on their errors: (rows, p), standardised, float64."""
+    return [certified_means(context, certificate, test.inputs(start, stop)) for start, stop in pieces]
 
 
 class _Rounds(Protocol):
@@ -92,23 +95,20 @@ class _Means:
     ) -> None:
         self._context, self._test, self._executor = context, test, executor
         self._standardisation, self._certificate = model.standardisation, certificate
-        self.attributes: dict[str, Any] = {}
+        self.attributes: dict[str, Any] = {} if certificate.assumes is None else {"assumes": certificate.assumes}
 
     def submit(self, start: int, stop: int) -> PendingRound:
         pieces = [(a, min(a + PREDICTION_PIECE_ROWS, stop)) for a in range(start, stop, PREDICTION_PIECE_ROWS)]
         groups = split_evenly(pieces, self._executor.parallelism)
-        return self._executor.submit("kmean", mean_task, (self._context, self._test), groups)
+        return self._executor.submit("kmean", mean_task, (self._context, self._certificate, self._test), groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         return self.of(*(np.concatenate(parts) for parts in zip(*results, strict=True)))
 
-    def of(self, mean: FloatArray, prior: FloatArray) -> dict[str, FloatArray]:
-        return {"mean": self._standardisation.targets_back(mean), "mean_error_bound": self.bound(prior)}
-
-    def bound(self, prior: FloatArray) -> FloatArray:
-        """Largest error of the mean where k(x, x) = `prior` (rows,), in the targets' units: (rows, p)."""
-        bound: FloatArray = self._certificate.mean_error_bound(prior) * np.asarray(self._standardisation.target_std)
-        return bound
+    def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
+        to = self._standardisation
+        raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
+        return {"mean": raw, "mean_error_bound": raw_bound}
 
 
 class _MeansAndVariances:
@@ -116,10 +116,11 @@ class _MeansAndVariances:
 
     def __init__(self, means: _Means, run: VarianceRun, model: ModelRecord) -> None:
         self._means, self._run = means, run
-        self._squared_scale = np.asarray(model.standardisation.target_std) ** 2
+        self._scale = np.asarray(model.standardisation.target_std)
         self.attributes: dict[str, Any] = {
+            **means.attributes,
             "variance": run.plan,
-            "noise_variance": (model.noise_variance * self._squared_scale).tolist(),
+            "noise_variance": (model.noise_variance * self._scale**2).tolist(),
         }
         self.depth = run.depth
 
@@ -127,9 +128,9 @@ class _MeansAndVariances:
         return self._run.submit(start, stop)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        mean, prior, lower, upper = self._run.collect(results)
-        low, high = lower[:, None] * self._squared_scale, upper[:, None] * self._squared_scale
-        return {**self._means.of(mean, prior), "variance": high, "variance_lower": low, "variance_upper": high}
+        mean, bound, lower, upper = self._run.collect(results)
+        low, high = variance_in_units(lower, upper, self._scale)
+        return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
 
 
 def predict(
@@ -189,13 +190,18 @@ def predict(
     if noise_variance != model.noise_variance:
         model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
     test = dataset.as_seen_by(model.feature_names, model.target_names, model.standardisation)
-    largest_prior = _largest_prior(test, kernel)
+    _require_finite(test)
     version = f"{model.fingerprint}-{time.time_ns():x}"
     source = SupportInputs.of(model, version)
     context = BlockContext(version, source, kernel, model.n_samples)
     model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
     scale = np.asarray(model.standardisation.target_std)
     certificate = Certificate.from_json(dict(model.certificate))
+    if note is not None and not certificate.complete:
+        note(
+            "the model was certified by an older version, which did not count every rounding; train it again (a warm "
+            "start from it takes one pass) for bounds that do"
+        )
     writer = PredictionWriter.open_to_resume(url) if resume and exists(url) else None
     try:
         with single_threaded_blas():
@@ -204,7 +210,7 @@ def predict(
             run: VarianceRun | None = None
             if variance is not None:
                 stored = None if writer is None else writer.attributes.get("variance")
-                run = VarianceRun(model, kernel, context, test, executor, variance, stored)
+                run = VarianceRun(model, kernel, context, certificate, test, executor, variance, stored)
                 rounds = _MeansAndVariances(means, run, model)
             attributes = {
                 "model": model.url,
@@ -239,8 +245,9 @@ def predict(
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
     figures = None if run is None else run.summary(seconds)
-    largest_bound = float(np.max(means.bound(np.array([largest_prior]))))
-    return PredictSummary(dataset.n_samples, model.n_samples, seconds, largest_bound, str(url), figures)
+    return PredictSummary(
+        dataset.n_samples, model.n_samples, seconds, _largest_bound(url), str(url), figures, certificate.assumes
+    )
 
 
 def _write_regions(
@@ -271,9 +278,15 @@ def _write_regions(
             progress(done, writer.n_samples)
 
 
-def _largest_prior(test: Dataset, kernel: Kernel) -> float:
-    """The largest k(x, x) over the test samples; refuses inputs that are not finite."""
-    largest = 0.0
+def _largest_bound(url: str) -> float:
+    """The largest error of a mean that a prediction store allows for; of regions of earlier runs too."""
+    prediction = open_prediction(url)
+    bounds = (prediction.read("mean_error_bound", start, stop) for start, stop in prediction.row_chunks())
+    return max(float(np.max(bound)) for bound in bounds)
+
+
+def _require_finite(test: Dataset) -> None:
+    """Refuse inputs that are not finite."""
     for start, stop in test.row_chunks():
         inputs = test.inputs(start, stop)
         wrong = np.flatnonzero(~np.isfinite(inputs).all(axis=1))
@@ -282,5 +295,3 @@ def _largest_prior(test: Dataset, kernel: Kernel) -> float:
                 f"'{test.url}' has a NaN or an infinity in row {start + int(wrong[0])}; predictions need finite "
                 "inputs. Remove the row or fill it, and ingest again"
             )
-        largest = max(largest, float(np.max(kernel.diagonal(inputs))))
-    return largest

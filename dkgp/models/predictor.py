@@ -20,6 +20,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.prediction import PREDICTION_PIECE_ROWS, mean_task
+from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -123,7 +124,14 @@ class Predictor:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
             with single_threaded_blas():
                 self._variance = VarianceRun(
-                    model, kernel, self._context, none, self._executor, variance, n_test=max(1, n_test)
+                    model,
+                    kernel,
+                    self._context,
+                    self._certificate,
+                    none,
+                    self._executor,
+                    variance,
+                    n_test=max(1, n_test),
                 )
 
     def __call__(self, inputs: FloatArray) -> Predicted:
@@ -134,7 +142,7 @@ class Predictor:
         InputError
             Another number of features, or values that are not finite.
         """
-        standardisation = self._model.standardisation
+        scale, offset = self._model.standardisation.target_std, self._model.standardisation.target_mean
         test = standardised_inputs(standardised(self._model, inputs), self._model.feature_names)
         if test.n_samples == 0:
             return self._nothing()
@@ -145,21 +153,13 @@ class Predictor:
                     for start in range(0, test.n_samples, PREDICTION_PIECE_ROWS)
                 ]
                 groups = split_evenly(pieces, self._executor.parallelism)
-                results = self._executor.submit("kmean", mean_task, (self._context, test), groups).result()
-                mean, prior = (np.concatenate(parts) for parts in zip(*results, strict=True))
-                return Predicted(standardisation.targets_back(mean), self._mean_error(prior))
+                arguments = (self._context, self._certificate, test)
+                results = self._executor.submit("kmean", mean_task, arguments, groups).result()
+                mean, bound = (np.concatenate(parts) for parts in zip(*results, strict=True))
+                return Predicted(*mean_in_units(mean, bound, scale, offset))
             run = self._variance.at(test)
-            mean, prior, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        scale = standardisation.target_std**2
-        return Predicted(
-            standardisation.targets_back(mean),
-            self._mean_error(prior),
-            lower[:, None] * scale,
-            upper[:, None] * scale,
-        )
-
-    def _mean_error(self, prior: FloatArray) -> FloatArray:
-        return np.asarray(self._certificate.mean_error_bound(prior) * self._model.standardisation.target_std)
+            mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
+        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))

@@ -1,27 +1,115 @@
-"""How far a computed kernel value may be from the exact one: what every proof's rounding terms start from."""
+"""Every rounding that a proof counts: one small function for each term, with its lemma.
+
+Throughout u = eps / 2 is the unit roundoff of float64, and a computed operation is exact (1 + delta), |delta| <= u
+(Higham, *Accuracy and Stability of Numerical Algorithms*, 2002, chapter 2). Bounds are themselves computed in float64:
+their terms of the order of u are multiplied by `EVALUATION`, which is more than their own roundings come to.
+`docs/proofs.md` says where each term is used.
+"""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.user import UserKernel
+from dkgp.operators.base import FloatArray
+from dkgp.operators.inputs import InputSource, centre_of
 
-__all__ = ["ENTRY_ERROR", "entry_error"]
+__all__ = [
+    "EPS",
+    "EVALUATION",
+    "UNIT",
+    "assumptions",
+    "certified_row_errors",
+    "mean_in_units",
+    "outward",
+    "product_roundings",
+    "sum_roundings",
+    "variance_in_units",
+]
 
-# A squared distance of d terms and an exponential, in units of eps * sqrt(k(x, x) k(x', x')).
-ENTRY_ERROR = 32.0
+EPS = float(np.finfo(np.float64).eps)
+UNIT = 0.5 * EPS
+# A bound's terms in u are sums of up to n numbers that are not negative, and a few products: their relative error is
+# below n u + 100 u, and gamma_k = k u / (1 - k u) exceeds k u by less than k^2 u^2; one percent is far above either.
+EVALUATION = 1.01
+# Columns, or rows, that the tile loops add up in one run, the shortest run, and rows of a block at most.
+LONGEST_RUN, SHORTEST_RUN, BLOCK_ROWS = 512, 64, 8208
 
 
-def entry_error(kernel: Kernel) -> float:
-    """Bound on the error of one entry by differences in float64; never below `ENTRY_ERROR`.
+def product_roundings(n: int) -> float:
+    """Additions on the way of one product k_j alpha_j into a sum over n samples by the tile loops, in any order.
+
+    A sum in which each term passes through at most m additions is off by at most gamma_m sum |terms| (Higham, section
+    4.2). The loops add runs of up to 512 within a tile, the runs of a block (of 64 at least), and the blocks; there are
+    never more than n terms. Six more: the weight times the amplitude, the product, the noise's own product and sum,
+    what is taken off last, and one to spare.
+    """
+    blocks = max(8.0, n / 8192 + 1.0)
+    return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN + blocks) + 6.0
+
+
+def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
+    """Additions on the way of one term into a sum over n terms by runs of at most `run`, added up one by one.
+
+    A run may be added up in any order, by BLAS for instance. `runs` is their number, that of full ones by default. Six
+    more for the product, for a share of the noise, for what is added or taken off then, and one to spare.
+    """
+    return float(min(n, run)) + (math.ceil(n / run) if runs is None else runs) + 6.0
+
+
+def certified_row_errors(kernel: Kernel, source: InputSource, inputs: FloatArray) -> FloatArray:
+    """What the roundings of rows add to the entries that means are made of: (r,), in units of eps.
+
+    See `TileEvaluator.row_errors`; in the form, and about the centre, in which the tasks of `source` evaluate.
+    """
+    return TileEvaluator(kernel, "double", centre=centre_of(source)).row_errors(inputs)
+
+
+def outward(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The ends of an interval, each the result of one rounding, moved to the next number outward."""
+    return np.nextafter(lower, -np.inf), np.nextafter(upper, np.inf)
+
+
+def mean_in_units(
+    mean: FloatArray, bound: FloatArray, scale: FloatArray, offset: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Means in the targets' units, fl(fl(mean scale) + offset), and by how much they may miss the exact ones.
+
+    The product is off by u |mean scale| and the sum by u |result|. What the standardisation of the targets, itself two
+    roundings, does is counted with the residual.
 
     Parameters
     ----------
-    kernel : Kernel
-        One of many terms, or of a high power, has larger errors.
-
-    Returns
-    -------
-    float
-        In units of eps * sqrt(k(x, x) k(x', x')).
+    mean, bound : (r, p) float64
+        Standardised, and by how much they may miss.
+    scale, offset : (p,) float64
+        As stored: exact by definition.
     """
-    evaluator = TileEvaluator(kernel, "double", expanded=False)
-    return max(ENTRY_ERROR, float(getattr(evaluator, "entry_error", ENTRY_ERROR)))
+    product = mean * scale
+    result = product + offset
+    rounded = UNIT * EVALUATION * (np.abs(product) + np.abs(result))
+    return result, np.nextafter((bound * scale + rounded) * (1.0 + 4.0 * EPS), np.inf)
+
+
+def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Ends of intervals (r,) in the targets' squared units, (r, p): three roundings each, outward.
+
+    A number below the smallest normal one is rounded by more than its share; it moves to the next outward besides.
+    """
+    squared = np.asarray(scale, dtype=np.float64) ** 2
+    low, high = outward(lower[:, None] * squared * (1.0 - 2.0 * EPS), upper[:, None] * squared * (1.0 + 2.0 * EPS))
+    return np.maximum(low, 0.0), high
+
+
+def assumptions(kernel: Kernel) -> str | None:
+    """What a proof has to take on trust: None, except of users' functions."""
+    names = sorted({part.name or "a function" for part in kernel.walk() if isinstance(part, UserKernel)})
+    if not names:
+        return None
+    return (
+        f"user function {', '.join(names)}: its positive definiteness was checked on a sample of inputs, not proven; "
+        "its own error is taken to be at most 16 roundings, and its slope at most one"
+    )

@@ -8,10 +8,12 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import ModelRecord, find_model
+from dkgp.models.certificate import Certificate
+from dkgp.models.rounding import certified_row_errors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["SupportInputs", "cross_products", "predicted_means"]
+__all__ = ["SupportInputs", "certified_means", "cross_products", "predicted_means"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ def predicted_means(context: BlockContext, inputs: FloatArray) -> FloatArray:
     """k_x' alpha for standardised test inputs (rows, d), in float64: (rows, p), standardised."""
     assert isinstance(context.source, SupportInputs)
     return cross_products(context, inputs, context.source.record().alpha)
+
+
+def certified_means(
+    context: BlockContext, certificate: Certificate, inputs: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p)."""
+    errors = certified_row_errors(context.kernel, context.source, inputs)
+    return predicted_means(context, inputs), certificate.mean_error_bound(context.kernel.diagonal(inputs), errors)
 
 
 def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:

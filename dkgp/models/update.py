@@ -99,7 +99,7 @@ def update(
             initial_gradient=_extended(gradient, operator, alpha, targets),
             callback=callback,
         )
-        return trained_model(dataset, operator, solution)
+        return trained_model(dataset, operator, solution, targets)
 
 
 def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:

@@ -36,10 +36,11 @@ from dkgp.data import Dataset, FactorRecord, ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles import Precision
+from dkgp.models.certificate import Certificate
 from dkgp.models.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.landmarks import choose_landmarks, is_enough
 from dkgp.models.nystrom import FactorSource, factor_bytes
-from dkgp.models.support import predicted_means
+from dkgp.models.support import certified_means
 from dkgp.models.variance_batch import batch_bytes, relative_gap, solve_batch, value_error_goal
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
@@ -127,9 +128,13 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 
 @needs_one_arithmetic
 def variance_task(
-    source: FactorSource, test: Dataset, options: _BatchOptions, batches: list[tuple[int, int]]
+    source: FactorSource,
+    certificate: Certificate,
+    test: Dataset,
+    options: _BatchOptions,
+    batches: list[tuple[int, int]],
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]]:
-    """Mean (rows, p), k(x, x), bounds of the variance and passes (rows,) of each batch: standardised, float64."""
+    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised."""
     factor = source.factor()
     results = []
     for start, stop in batches:
@@ -144,8 +149,8 @@ def variance_task(
             together=options.together,
             threads=options.threads,
         )
-        mean, prior = predicted_means(source.context, inputs), source.context.kernel.diagonal(inputs)
-        results.append((mean, prior, bounds.lower, bounds.upper, bounds.passes))
+        mean, error = certified_means(source.context, certificate, inputs)
+        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes))
     return results
 
 
@@ -158,6 +163,8 @@ class VarianceRun:
     kernel : Kernel
     context : BlockContext
         Of the model's support inputs.
+    certificate : Certificate
+        Of the means.
     test : Dataset
         As the model sees it.
     executor : BlockExecutor
@@ -185,6 +192,7 @@ class VarianceRun:
         model: ModelRecord,
         kernel: Kernel,
         context: BlockContext,
+        certificate: Certificate,
         test: Dataset,
         executor: BlockExecutor,
         settings: VarianceSettings,
@@ -193,7 +201,7 @@ class VarianceRun:
         n_test: int | None = None,
     ) -> None:
         executor.require_one_arithmetic()
-        self._executor, self._test, self._settings = executor, test, settings
+        self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
         self._n_test = test.n_samples if n_test is None else n_test
         asked = {
             "gap": settings.gap,
@@ -209,7 +217,7 @@ class VarianceRun:
         if stored is not None:
             self._require_plan(stored, model.n_samples)
         largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, self._n_test)
-        kept, self._trouble = kept_factor(model, settings.rank, proving=settings.max_passes < 1)
+        kept, self._trouble = kept_factor(model, kernel, settings.rank, proving=settings.max_passes < 1)
         landmarks = (
             landmarks_of(kept)
             if kept
@@ -310,11 +318,12 @@ class VarianceRun:
         size = int(self.plan["batch_size"])
         batches = [(first, min(first + size, stop)) for first in range(start, stop, size)]
         groups = [batches] if self._joint else [[batch] for batch in batches]
-        return self._executor.submit("kvariance", variance_task, (self._source, self._test, self._options), groups)
+        arguments = (self._source, self._certificate, self._test, self._options)
+        return self._executor.submit("kvariance", variance_task, arguments, groups)
 
     def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Join a region's batches: mean (rows, p), k(x, x), lower and upper (rows,), standardised; keep count."""
-        mean, prior, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
+        """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
+        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
         gap = relative_gap(lower, upper)
         unmet = int(np.count_nonzero(gap > self._settings.gap))
         self._met += len(gap) - unmet
@@ -322,7 +331,7 @@ class VarianceRun:
         self._gap_sum += float(gap.sum())
         self._gap_max = max(self._gap_max, float(gap.max()))
         self._passes += float(passes.sum())
-        return mean, prior, lower, upper
+        return mean, error, lower, upper
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""

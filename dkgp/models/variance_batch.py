@@ -4,7 +4,8 @@ The factor gives v = M^-1 k_x to start from. Where that does not certify a sampl
 preconditioned by M, go on: the residuals of all samples of the batch together span the next directions P, and one
 product Kbar P serves all of them (kin40k with gamma = 0.12, n = 30,000, rank 4,000, 250 samples: gaps below 0.6 % in
 three passes). Samples that have met the gap leave. Everything is float64, so the residual that the recursion carries is
-the true one up to a rounding error that is accounted for.
+the true one up to a rounding error that is accounted for. All is done for the variance of the function; the noise is
+added last, so that it cannot drown one that is far smaller.
 
 References
 ----------
@@ -23,9 +24,10 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
-from dkgp.kernels import Features
-from dkgp.models.nystrom import NystromFactor
-from dkgp.models.variance_bounds import EPS, additions, factor_interval, reaches, residual_bound
+from dkgp.errors import NumericalError
+from dkgp.models.nystrom import PIECE_ROWS, NystromFactor
+from dkgp.models.rounding import EPS, EVALUATION, outward
+from dkgp.models.variance_bounds import Queries, factor_interval, residual_bound
 from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
@@ -84,35 +86,50 @@ def value_error_goal(gap: float) -> float:
 
 
 class _Bounds:
-    """The best bounds so far, clipped to what is known beforehand."""
+    """The best bounds so far on the function's variance; `noise` is part of what gaps are relative to."""
 
-    def __init__(self, prior: FloatArray, noise_variance: float, latent: bool, gap: float) -> None:
-        self._shift = noise_variance if latent else 0.0
+    def __init__(self, highest: FloatArray, noise: float, gap: float) -> None:
+        self._noise = noise
         self._gap, self._goal = gap, value_error_goal(gap)
-        self.lower = np.full(prior.shape, noise_variance)
-        self.upper = prior + noise_variance
+        self.lower, self.upper = np.zeros(highest.shape), highest.copy()
         self._error = self.upper - self.lower
 
     def tighten(self, which: IndexArray, lower: FloatArray, upper: FloatArray, error: FloatArray) -> None:
-        """Take in proven bounds, and by how much `upper` is expected to be above the exact variance."""
-        self.lower[which] = np.maximum(self.lower[which], lower)
-        self.upper[which] = np.maximum(np.minimum(self.upper[which], upper), self.lower[which])
+        """Take in proven bounds, and by how much `upper` is expected to be above the exact variance.
+
+        Raises
+        ------
+        NumericalError
+            They contradict what was proven before.
+        """
+        # What is not a number proves nothing.
+        self.lower[which] = np.fmax(self.lower[which], lower)
+        self.upper[which] = np.fmin(self.upper[which], upper)
         width = self.upper[which] - self.lower[which]
-        self._error[which] = np.minimum(np.minimum(self._error[which], error), width)
+        if (width < 0.0).any():
+            raise NumericalError(
+                f"bounds on {int((width < 0.0).sum())} of {len(width)} variances contradict each other, by up to "
+                f"{float(-width.min()):.3g}: the kernel is not positive definite. A user's function is only checked on "
+                "a sample of the inputs; use one that is known to be positive definite"
+            )
+        self._error[which] = np.fmin(np.fmin(self._error[which], error), width)
 
     def unfinished(self) -> IndexArray:
-        imprecise = self._error > self._goal * (self.upper - self._shift)
+        imprecise = self._error > self._goal * (self.upper + self._noise)
         return np.flatnonzero((self.gaps() > self._gap) | imprecise)
 
     def allowance(self, which: IndexArray) -> FloatArray:
         """Widths at which these samples would be done."""
-        return np.asarray(self._gap * (self.upper[which] - self._shift))
+        return np.asarray(self._gap * (self.upper[which] + self._noise))
 
     def gaps(self) -> FloatArray:
-        return relative_gap(self.lower - self._shift, self.upper - self._shift)
+        return relative_gap(self.lower + self._noise, self.upper + self._noise)
 
     def reported(self, passes: FloatArray) -> BatchVariance:
-        return BatchVariance(self.lower - self._shift, self.upper - self._shift, passes)
+        if self._noise == 0.0:
+            return BatchVariance(self.lower, self.upper, passes)
+        lower, upper = outward(self.lower + self._noise, self.upper + self._noise)
+        return BatchVariance(np.maximum(lower, self._noise), upper, passes)
 
 
 def solve_batch(
@@ -150,19 +167,17 @@ def solve_batch(
     -------
     BatchVariance
     """
-    kernel, s2 = factor.context.kernel, factor.noise_variance
-    prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
-    test = factor.evaluator.prepare(inputs)
-    bounds = _Bounds(prior, s2, latent, gap)
-    passes = np.zeros(len(prior))
+    test = Queries.of(factor, inputs)
+    bounds = _Bounds(test.highest, 0.0 if latent else factor.noise_variance, gap)
+    passes = np.zeros(len(inputs))
     if factor_first or max_passes < 1:
-        bounds.tighten(np.arange(len(prior)), *factor_interval(factor, test, prior))
+        bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
     todo = bounds.unfinished()
     if max_passes >= 1:
         most = together or max(1, len(todo))
         for start in range(0, len(todo), most):
             group = todo[start : start + most]
-            _BlockConjugateGradient(factor, test, prior, bounds, passes, group, threads).run(max_passes)
+            _BlockConjugateGradient(factor, test, bounds, passes, group, threads).run(max_passes)
     return bounds.reported(passes)
 
 
@@ -170,18 +185,14 @@ class _BlockConjugateGradient:
     def __init__(
         self,
         factor: NystromFactor,
-        test: Features,
-        prior: FloatArray,
+        test: Queries,
         bounds: _Bounds,
         passes: FloatArray,
         todo: IndexArray,
         threads: int,
     ) -> None:
-        self._factor, self._bounds, self._passes, self._prior = factor, bounds, passes, prior
+        self._factor, self._bounds, self._passes = factor, bounds, passes
         self._threads = threads
-        # Roundings of an entry of Kbar v are this times sum w_j |v_j|; see `dkgp.models.variance_bounds`.
-        self._unit = additions(factor.n, factor.entry_error) * EPS
-        self._reach, self._share = reaches(factor, prior), np.sqrt(prior / factor.largest)
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
@@ -189,15 +200,16 @@ class _BlockConjugateGradient:
 
     def run(self, max_passes: float) -> None:
         factor = self._factor
-        r = np.empty((factor.n, self._test.n))
+        r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
-            r[where] = factor.evaluator.tile(rows, self._test)
+            r[where] = factor.evaluator.tile(rows, self._test.features)
         v, _ = factor.precondition(r, self._threads)
-        along = np.einsum("it,it->t", v, r)  # v'k_x
+        along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
         for where, image in self._products(v):
             r[where] -= image
-        rounding = self._unit * factor.largest * absolute
+        # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
+        rounding = factor.unit * factor.largest * (self._test.share + absolute)
         p: NDArray[np.float32] | None = None
         q: FloatArray | None = None
         done = 1
@@ -226,10 +238,11 @@ class _BlockConjugateGradient:
             _subtract(v, p, -step)
             _subtract(r, q, step)
             along += np.einsum("jt,jt->t", self._against_test(p), step)
-            # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r.
+            # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r; and v's rounding.
             spread = _lengths(p, factor.weights) @ np.abs(step)
             absolute = _lengths(v, factor.weights)
-            rounding += (self._unit + p.shape[1] * EPS) * factor.largest * (spread + absolute)
+            unit = factor.unit + (p.shape[1] + 4) * EPS
+            rounding += unit * factor.largest * (self._test.share + absolute + 2.0 * spread)
             done += 1
 
     def _certify(
@@ -243,10 +256,10 @@ class _BlockConjugateGradient:
         last: bool,
     ) -> tuple[FloatArray, IndexArray]:
         """Tighten the bounds; return M^-1 r, and which of the samples have not met the gap and may still do so."""
-        factor, s2 = self._factor, self._factor.noise_variance
-        raw = self._prior[self._todo] + s2 - along - np.einsum("it,it->t", v, r)
-        reach, share = self._reach[self._todo], self._share[self._todo]  # reach * share is k(x, x)
-        slack = 2.0 * absolute * rounding + 8.0 * self._unit * reach * (share + absolute)
+        factor, size = self._factor, self._test.share + absolute
+        raw = self._test.prior - along - _dots(v, r)
+        # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
+        slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
         preconditioned, z = factor.precondition(r, self._threads)
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
         expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
@@ -262,7 +275,7 @@ class _BlockConjugateGradient:
         ending = (self._age >= STALLED_PASSES) & (4.0 * slack >= expected)  # it is mostly rounding, and no plateau
         worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
         if len(worth):
-            width = residual_bound(factor, r, z[:, worth], rounding[worth], worth, self._threads)
+            width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._threads)
             self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth], error[worth])
         unmet = np.isin(self._todo, self._bounds.unfinished())
         return preconditioned, np.flatnonzero(unmet & ~ending & (not last))
@@ -273,12 +286,14 @@ class _BlockConjugateGradient:
         pieces = self._factor.pieces()
         for first in range(0, len(pieces), ROUND_PIECES):
             some = pieces[first : first + ROUND_PIECES]
-            totals = [noise * vectors[where].astype(np.float64) for _, where in some]
+            totals = [np.zeros(vectors[where].shape) for _, where in some]
 
             def multiply(index: int, some: list[Any] = some, totals: list[FloatArray] = totals) -> None:
                 for columns, which in pieces:
                     tile = evaluator.tile(some[index][0], columns)
                     totals[index] += tile @ vectors[which].astype(np.float64, copy=False)
+                # Last, where it is rounded once: it may be far larger than all the rest.
+                totals[index] += noise * vectors[some[index][1]].astype(np.float64, copy=False)
 
             in_parallel(multiply, len(some), self._threads)
             for (_, where), total in zip(some, totals, strict=True):
@@ -286,9 +301,9 @@ class _BlockConjugateGradient:
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""
-        total = np.zeros((vectors.shape[1], self._test.n))
+        total = np.zeros((vectors.shape[1], len(self._todo)))
         for rows, where in self._factor.pieces():
-            total += vectors[where].T.astype(np.float64) @ self._factor.evaluator.tile(rows, self._test)
+            total += vectors[where].T.astype(np.float64) @ self._factor.evaluator.tile(rows, self._test.features)
         return total
 
 
@@ -313,14 +328,20 @@ def _subtract(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None
         target[rows] -= tall[rows].astype(np.float64, copy=False) @ small
 
 
-def _lengths(tall: NDArray[Any], weights: FloatArray | None) -> FloatArray:
-    """Sums of absolute values down the columns, weighed unless all weights are one."""
+def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Inner products by column, in runs short enough for `NystromFactor.unit` to count: (t,)."""
+    total = np.zeros(left.shape[1])
+    for start in range(0, len(left), PIECE_ROWS):
+        rows = slice(start, start + PIECE_ROWS)
+        total += np.einsum("it,it->t", left[rows], right[rows])
+    return total
+
+
+def _lengths(tall: NDArray[Any], weights: FloatArray) -> FloatArray:
+    """Weighed sums of absolute values down the columns."""
     total = np.zeros(tall.shape[1])
     for rows in _runs(len(tall)):
-        values = np.abs(tall[rows])
-        if weights is not None:
-            values = values * weights[rows, None]
-        total += values.sum(axis=0)
+        total += weights[rows] @ np.abs(tall[rows])
     return total
 
 

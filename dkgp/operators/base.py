@@ -54,6 +54,8 @@ class KernelOperator(ABC):
         s2, on the scale of the standardised targets.
     n : int
         Number of samples.
+    centre : (d,) float64, optional
+        Taken off inputs of which only differences matter; see `TileEvaluator`.
 
     Attributes
     ----------
@@ -74,15 +76,15 @@ class KernelOperator(ABC):
     holds_inputs: bool = True
     error_bound: float = 0.0
 
-    def __init__(self, kernel: Kernel, noise_variance: float, n: int) -> None:
+    def __init__(self, kernel: Kernel, noise_variance: float, n: int, centre: FloatArray | None = None) -> None:
         if not np.isfinite(noise_variance) or noise_variance <= 0.0:
             raise InputError(f"the noise variance must be finite and positive; got {noise_variance!r}")
         self.kernel = kernel
         self.noise_variance = float(noise_variance)
         self.n = int(n)
         self.entries = EntryCount()
-        self.single = TileEvaluator(kernel, "single", entries=self.entries)
-        self.double = TileEvaluator(kernel, "double", entries=self.entries)
+        self.single = TileEvaluator(kernel, "single", entries=self.entries, centre=centre)
+        self.double = TileEvaluator(kernel, "double", entries=self.entries, centre=centre)
         self._typical_entries: dict[int, float] = {}
 
     @property
@@ -110,6 +112,10 @@ class KernelOperator(ABC):
     @abstractmethod
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal, k(x_i, x_i) + s2: (n,) float64."""
+
+    @abstractmethod
+    def row_errors(self) -> FloatArray:
+        """What the samples' own rounding adds to float64 entries of K: (n,); see `TileEvaluator.row_errors`."""
 
     @abstractmethod
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:

@@ -11,9 +11,17 @@ from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.compiled import LANES
 from dkgp.kernels.tiles import Precision
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.inputs import InputSource
+from dkgp.operators.inputs import InputSource, centre_of
 
-__all__ = ["BlockContext", "apply_columns_task", "diagonal_task", "feature_width", "matmat_task", "rows_task"]
+__all__ = [
+    "BlockContext",
+    "apply_columns_task",
+    "diagonal_task",
+    "feature_width",
+    "matmat_task",
+    "row_errors_task",
+    "rows_task",
+]
 
 TARGET_BLOCK_ROWS = 8192
 LEAST_BLOCKS = 8
@@ -88,7 +96,7 @@ class BlockContext:
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
         """Return the kernel's tile evaluator."""
-        return TileEvaluator(self.kernel, precision)
+        return TileEvaluator(self.kernel, precision, centre=centre_of(self.source))
 
 
 def apply_columns_task(
@@ -114,6 +122,12 @@ def diagonal_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
         np.asarray(context.kernel.diagonal(context.source.inputs(*context.bounds(block))), dtype=np.float64)
         for block in blocks
     ]
+
+
+def row_errors_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
+    """What the rounding of each block's samples adds to float64 entries; see `TileEvaluator.row_errors`."""
+    evaluator = context.evaluator("double")
+    return [evaluator.row_errors(context.source.inputs(*context.bounds(block))) for block in blocks]
 
 
 def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> list[FloatArray]:

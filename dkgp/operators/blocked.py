@@ -28,10 +28,11 @@ from dkgp.operators.block_tasks import (
     diagonal_task,
     feature_width,
     matmat_task,
+    row_errors_task,
     rows_task,
 )
 from dkgp.operators.counted_rounds import CountedRound, counted_task
-from dkgp.operators.inputs import InputSource
+from dkgp.operators.inputs import InputSource, centre_of
 
 __all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
 
@@ -72,7 +73,7 @@ class BlockedKernelOperator(KernelOperator):
         *,
         coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
     ) -> None:
-        super().__init__(kernel, noise_variance, source.n_samples)
+        super().__init__(kernel, noise_variance, source.n_samples, centre_of(source))
         if source.n_features != kernel.n_features:
             raise InputError(f"the kernel is of {kernel.n_features} features, the data have {source.n_features}")
         self._source = source
@@ -129,6 +130,11 @@ class BlockedKernelOperator(KernelOperator):
                 self._diagonal = np.concatenate(parts) + self.noise_variance
                 self.entries.add(self.n)
         return self._diagonal
+
+    def row_errors(self) -> FloatArray:
+        """What the samples' own rounding adds to float64 entries of K: (n,). One round; no kernel entries."""
+        groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
+        return np.concatenate(self._executor.submit("krounding", row_errors_task, (self._context,), groups).result())
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`, in that order, at the coordinator."""

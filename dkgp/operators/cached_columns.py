@@ -56,6 +56,10 @@ class CachedColumnsOperator(KernelOperator):
         """Kbar's diagonal: (n,)."""
         return self._operator.diagonal()
 
+    def row_errors(self) -> FloatArray:
+        """What the samples' own rounding adds to entries of K: (n,)."""
+        return self._operator.row_errors()
+
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`."""
         return self._operator.features(indices, precision)

@@ -63,6 +63,10 @@ class DenseKernelOperator(KernelOperator):
         """Kbar's diagonal: (n,)."""
         return self.matrix.diagonal().copy()
 
+    def row_errors(self) -> FloatArray:
+        """What the samples' own rounding adds to entries of K: (n,)."""
+        return self.double.row_errors(self._inputs)
+
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`."""
         check_indices(self.n, indices)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import ClusterError, InputError
 
-__all__ = ["ArrayInputs", "InputSource"]
+__all__ = ["ArrayInputs", "InputSource", "centre_of"]
 
 
 class InputSource(Protocol):
@@ -29,6 +29,15 @@ class InputSource(Protocol):
         """Rows start:stop: (stop - start, d) float64."""
 
 
+def centre_of(source: InputSource) -> NDArray[np.float64] | None:
+    """What is taken off a source's rows before distances are; None where its rows have mean zero, as a data set's.
+
+    It belongs to the source, so that whoever evaluates an entry comes to the same bits.
+    """
+    centre: NDArray[np.float64] | None = getattr(source, "centre", None)
+    return centre
+
+
 _RESIDENT: weakref.WeakValueDictionary[str, ArrayInputs] = weakref.WeakValueDictionary()
 
 
@@ -42,6 +51,11 @@ class ArrayInputs:
     ----------
     X : (n, d) array_like
         Already standardised; finite.
+
+    Attributes
+    ----------
+    centre : (d,) float64 or None
+        The features' means, zero where a mean lies within the feature's spread and nothing is gained; None for all so.
     """
 
     def __init__(self, X: ArrayLike) -> None:
@@ -52,6 +66,7 @@ class ArrayInputs:
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(f"inputs must be finite; got {values[row, column]} in row {row}, column {column}")
         self._values = values
+        self.centre = _centre(values)
         self._token = uuid.uuid4().hex
         _RESIDENT[self._token] = self
 
@@ -73,6 +88,13 @@ class ArrayInputs:
         return _redeem, (self._token,)
 
 
+def _centre(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = values.mean(axis=0)
+        far = np.isfinite(mean) & (np.abs(mean) > np.abs(values - mean).max(axis=0))
+    return np.where(far, mean, 0.0) if far.any() else None
+
+
 def _redeem(token: str) -> InputSource:
     return _RESIDENT.get(token) or _Elsewhere()
 
@@ -81,6 +103,7 @@ class _Elsewhere:
     # Raised on use: an error already while the message is being read would cost the worker its connection.
 
     n_samples = n_features = 0
+    centre = None
 
     def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
         raise ClusterError(

@@ -19,27 +19,31 @@ PIVOTS_A_STEP = 128
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
 LEAST_JITTER = 1e-9
+# Of an entry, in units of eps, where the rows are not asked: what rows not far out come to.
+ENTRY_ERROR = 64.0
 # Where k(x, x) varies, it counts for this share of the largest at least: no division by zero.
 LEAST_COUNTED = 1e-20
 
 
-def jitter(rank: int, largest_diagonal: float) -> float:
-    """Return what is added to K_II's diagonal: a billionth, or ten times its factorisation's rounding error.
+def jitter(rank: int, largest_diagonal: float, entry_error: float = ENTRY_ERROR) -> float:
+    """Return what is added to K_II's diagonal: a billionth, or twice what rounding may have taken off it.
 
-    It makes the factor's Q smaller than the exact one, never larger, so Q <= K stays true; and it bounds ||L^-1||,
-    by which rounding errors grow on their way through the factor.
+    It makes L L' at least the exact K_II, so that the factor's Q is smaller than the exact one and Q <= K stays true.
+    Scaled by the diagonal D, entries of K_II are off by `entry_error` eps, and L L' by (R + 1) u / (1 - (R + 1) u)
+    besides (Higham 2002, theorem 10.5); no matrix of R rows is longer than R times its largest entry.
     """
-    rounding = 10.0 * (rank + 10) * float(np.finfo(np.float64).eps)
-    return max(LEAST_JITTER, rounding) * largest_diagonal
+    eps = float(np.finfo(np.float64).eps)
+    rounding = rank * (0.51 * (rank + 2) + entry_error) * eps
+    return max(LEAST_JITTER, 2.0 * rounding) * largest_diagonal
 
 
-def jittered(matrix: FloatArray) -> FloatArray:
+def jittered(matrix: FloatArray, entry_error: float = ENTRY_ERROR) -> FloatArray:
     """K_II with `jitter` on its diagonal, in place: each landmark's in proportion to its own k(x, x).
 
     Rounding errors in K_II go with sqrt(k(x, x) k(x', x')): so scaled, they are as small beside the jitter everywhere.
     """
     diagonal = matrix.diagonal()
-    matrix[np.diag_indices(len(matrix))] += jitter(len(matrix), 1.0) * counted(diagonal)
+    matrix[np.diag_indices(len(matrix))] += jitter(len(matrix), 1.0, entry_error) * counted(diagonal)
     return matrix
 
 

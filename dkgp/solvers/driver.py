@@ -31,9 +31,8 @@ DRIFT_PER_STEP = 5 * 2.3e-7
 # Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it
 # is computed anew, and what the remaining, short steps add to it stays far below.
 LARGEST_DRIFT_SHARE = 0.1
-# After a float64 refresh the rest runs in float64, which needs no second refresh, unless it would take longer than one:
-# a float64 round costs about two more float32 rounds, a refresh about three float32 passes.
-LONGEST_DOUBLE_TAIL_PASSES = 1.5
+# A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
+LEAST_GAIN = 0.5
 
 
 class Solver(Protocol):
@@ -89,7 +88,7 @@ class Solution:
     ----------
     alpha : (n, p) float64
     gradient : (n, p) float64
-        Kbar alpha - y with every contribution evaluated in float64.
+        Kbar alpha - y, evaluated anew in float64 after the last step.
     reason : StopReason
         Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
     progress : Progress
@@ -202,6 +201,7 @@ class _Loop:
         self.initial: FloatArray | None = None
         self.initial_gradient: FloatArray | None = None
         self.single_failed = False
+        self.verified = math.inf
         self.start_objective = self.true_objective = 0.0
         self.seconds_before = 0.0
         self.evaluations_before = 0
@@ -239,16 +239,13 @@ class _Loop:
             # The errors of an approximate operator's products have added up in the recursion; those of one are bounded.
             if state.exact and not self.operator.approximate:
                 break
-            recursion = progress
             self._refresh(state, state.precision)
             progress = self._measure(state, {})
             verified = self.stopping.check(progress)
             if verified is not None or not reason.converged:
                 reason = verified or reason
                 break
-            if state.precision == "single":
-                state.precision = self._precision_of_rest(recursion, progress)
-            reason = None
+            reason = self._stalled(state, progress)
         if not reason.converged and not stopped_short:
             self._save(state)
         finish = getattr(self.solver, "finish", None)
@@ -312,13 +309,24 @@ class _Loop:
         drift = DRIFT_PER_STEP * self.typical_entry * math.sqrt(float(np.max(state.moved)))
         return drift > LARGEST_DRIFT_SHARE * progress.gradient_inf_norm
 
-    def _precision_of_rest(self, recursion: Progress, true: Progress) -> Precision:
-        """Project the passes still needed from the rate so far: a short tail runs in float64, a long one in float32."""
-        first = self.history[0].gradient_inf_norm if self.history else true.gradient_inf_norm
-        decades = math.log(max(first / max(recursion.gradient_inf_norm, 1e-300), 1.0 + 1e-9))
-        missing = math.log(max(true.gradient_inf_norm / max(recursion.gradient_inf_norm, 1e-300), 1.0))
-        tail_passes = recursion.column_passes * missing / decades
-        return "double" if tail_passes <= LONGEST_DOUBLE_TAIL_PASSES else "single"
+    def _stalled(self, state: SolverState, true: Progress) -> StopReason | None:
+        """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
+
+        Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it.
+        """
+        before, self.verified = self.verified, true.gradient_norm
+        if true.gradient_norm < LEAST_GAIN * before:
+            return None
+        if state.precision == "single":
+            state.precision, self.verified = "double", math.inf
+            return None
+        return StopReason(
+            "rounding",
+            False,
+            f"float64 does not come closer: max|g| = {true.gradient_inf_norm:.3g}, evaluated anew, is above the "
+            "tolerance, though the solver's own recursion is below it",
+            "raise the tolerance, or the noise variance",
+        )
 
     def _begin(self, initial: FloatArray | None) -> SolverState:
         if self.checkpointing is not None and self.checkpointing.resume:
@@ -336,6 +344,7 @@ class _Loop:
                 self.history = [Progress(**record) for record in loop["history"]]
                 self.refreshes = loop["refreshes"]
                 self.single_failed = loop["single_failed"]
+                self.verified = math.inf if loop.get("verified") is None else loop["verified"]
                 self.start_objective, self.true_objective = loop["start_objective"], loop["true_objective"]
                 self.seconds_before = loop["seconds"]
                 self.evaluations_before = loop["kernel_evaluations"]
@@ -402,6 +411,7 @@ class _Loop:
                 "history": [progress.to_json() for progress in self.history],
                 "refreshes": self.refreshes,
                 "single_failed": self.single_failed,
+                "verified": self.verified if math.isfinite(self.verified) else None,
                 "start_objective": self.start_objective,
                 "true_objective": self.true_objective,
                 "seconds": self._seconds(),

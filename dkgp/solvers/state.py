@@ -27,7 +27,7 @@ class SolverState:
     precision : {"single", "double"}
         Of the tiles of the coming rounds.
     exact : bool
-        Whether every contribution to `gradient` was evaluated in float64.
+        Whether `gradient` is one float64 product with alpha as it is, and no step's share was added to it since.
     moved : (p,) float64
         Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows
         with.
@@ -47,10 +47,13 @@ class SolverState:
     risk_width: float = math.inf
 
     def note_step(self, squared_norm: FloatArray) -> None:
-        """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32."""
+        """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32.
+
+        In float64 a recursion drifts too, if far less, and no bound on it is kept.
+        """
+        self.exact = False
         if self.precision == "single":
             self.moved = self.moved + squared_norm
-            self.exact = False
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
@@ -78,7 +81,7 @@ class SolverState:
     def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
         """Continue from a gradient recomputed in float64, with tiles of `precision` from here on.
 
-        It stays exact until something evaluated in float32 is added to it.
+        It stays exact until the next step.
         """
         if self.precision == "single":  # so is what the solver's own bound was evaluated in
             self.risk_width = math.inf

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkgp.errors import InputError
-from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels import TileEvaluator, parse_kernel
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from tests.kernels.programs import RADIAL, ProgramKernel, kernel_of, leaf_kernel, random_program
 
@@ -183,7 +183,7 @@ def test_entry_error_bounds_every_entry(rng: np.random.Generator, profile: Profi
         unit = float(np.finfo(DTYPE[precision]).eps) * kernel.scale(X, Z)
         assert off <= evaluator.entry_error * unit
         # And it is of use: no more than some tens of roundings beyond its share of each input, a power of a polynomial.
-        assert evaluator.entry_error <= 12.0 + (0.5 if profile != Profile.POLYNOMIAL else 4.0) * d
+        assert evaluator.entry_error <= 20.0 + (0.5 if profile != Profile.POLYNOMIAL else 4.0) * (d + 10)
 
 
 @given(seed=st.integers(0, 2**32 - 1), leaves=st.integers(2, 5), precision=st.sampled_from(["single", "double"]))
@@ -199,9 +199,41 @@ def test_entry_error_bounds_sums_and_products(seed: int, leaves: int, precision:
     assert off <= evaluator.entry_error * float(np.finfo(DTYPE[precision]).eps) * kernel.scale(X, X)
 
 
-def test_no_error_is_promised_of_the_expanded_form() -> None:
-    assert math.isinf(TileEvaluator(SquaredExponential((0.5,) * 3), "double", expanded=True).entry_error)
-    assert TileEvaluator(SquaredExponential((0.5,) * 3), "double", expanded=False).entry_error < 8.0
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
+def test_row_errors_bound_entries_of_inputs_far_out(
+    rng: np.random.Generator, profile: Profile, precision: str, expanded: bool
+) -> None:
+    """Two clusters far from each other, near pairs in either: the inputs' own rounding, and that of their norms."""
+    eps, d = float(np.finfo(DTYPE[precision]).eps), 8
+    for far in (1.0, 30.0, 0.03 / math.sqrt(eps)):
+        centres = far * np.sign(rng.standard_normal((2, d)))
+        X = centres[rng.integers(0, 2, 80)] + 0.3 * rng.standard_normal((80, d))
+        kernel = leaf_kernel(profile, d, scale=rng.uniform(0.3, 1.1, d), amplitude=1.5)
+        evaluator = TileEvaluator(kernel, precision, expanded=expanded)
+        off = np.abs(evaluator.tile(*[evaluator.prepare(X)] * 2) - kernel(X, X, np.longdouble))
+        errors = evaluator.row_errors(X)
+        if profile != Profile.POLYNOMIAL:  # its scale is each pair's own
+            assert (off <= eps * 1.5 * (errors[:, None] + errors)).all()
+        assert (errors >= 0.5 * evaluator.entry_error).all()
+        assert errors.max() <= 60.0 * (1.0 + far + (far * far if expanded else 0.0)) * d
+
+
+def test_a_centre_is_taken_off_where_only_differences_matter(rng: np.random.Generator, precision: str) -> None:
+    X, centre = 1e6 + rng.standard_normal((40, 3)), np.full(3, 1e6)
+    kernel = parse_kernel("rbf + periodic", 3)
+    one = TileEvaluator(kernel, precision, centre=centre)
+    other = TileEvaluator(kernel, precision)
+    near = other.tile(*[other.prepare(X - centre)] * 2)
+    np.testing.assert_array_equal(one.tile(*[one.prepare(X)] * 2), near)
+    assert one.row_errors(X).max() < 30.0 < 1e4 < other.row_errors(X).max()
+    sent = pickle.loads(pickle.dumps(one))
+    np.testing.assert_array_equal(sent.tile(*[sent.prepare(X)] * 2), near)
+    # A dot product minds where its origin is.
+    line = TileEvaluator(parse_kernel("linear", 3), "double", centre=centre)
+    np.testing.assert_allclose(line.tile(*[line.prepare(X)] * 2), parse_kernel("linear", 3)(X, X), rtol=1e-12)
+    with pytest.raises(InputError, match="a centre of 3 features"):
+        TileEvaluator(kernel, precision, centre=[0.0])
 
 
 def test_steep_profiles_keep_to_differences(rng: np.random.Generator, precision: str) -> None:

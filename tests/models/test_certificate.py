@@ -14,6 +14,8 @@ from dkgp.models.certificate import Certificate
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 
 N, D, NOISE = 300, 3, 0.02
+# Of dense matrices by NumPy: what a row's share of an entry's error may be, in units of eps.
+ERRORS = np.full(N, 10.0)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def test_bounds_hold_for_any_coefficients(
     y = np.column_stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]])
     exact = scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
     alpha = exact + size * rng.normal(size=exact.shape)
-    certificate = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0)
+    certificate = Certificate.of(alpha, Kbar @ alpha - y, y, NOISE, 2.0, ERRORS)
     x_new = rng.normal(size=(50, D))
     error = np.abs(kernel(x_new, X) @ (alpha - exact))
     bound = certificate.mean_error_bound(kernel.diagonal(x_new))
@@ -46,7 +48,7 @@ def test_alpha_bound_is_attained(matrix: tuple[np.ndarray, np.ndarray, SquaredEx
     values, vectors = np.linalg.eigh(Kbar)
     assert values[0] == pytest.approx(NOISE, rel=1e-6)
     alpha, y = vectors[:, :1], np.zeros((N, 1))
-    certificate = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0)
+    certificate = Certificate.of(alpha, Kbar @ alpha - y, y, NOISE, 2.0, ERRORS)
     assert 1.0 <= certificate.alpha_error_bound[0] <= 1.0 + 1e-6
 
 
@@ -59,16 +61,16 @@ def test_rounding_covers_the_tiles(rng: np.random.Generator) -> None:
         kernel = SquaredExponential((gamma,) * features, 1.5)
         executor = LocalExecutor(1)
         with BlockedKernelOperator(kernel, NOISE, ArrayInputs(X), executor) as operator:
-            computed = operator.matmat(alpha)
+            computed, errors = operator.matmat(alpha), operator.row_errors()
         executor.close()
-        certificate = Certificate.of(alpha, computed, NOISE, 1.5)
+        certificate = Certificate.of(alpha, np.zeros((n, 1)), np.zeros((n, 1)), NOISE, 1.5, errors)
         rows = rng.choice(n, 100, replace=False)
         scaled = X.astype(np.longdouble) * np.sqrt(np.longdouble(gamma))
         squared = ((scaled[rows, None, :] - scaled[None, :, :]) ** 2).sum(axis=2)
         K = np.longdouble(1.5) * np.exp(-squared)
         true = K @ alpha.astype(np.longdouble) + np.longdouble(NOISE) * alpha[rows]
-        error = float(np.abs(computed[rows] - true).max())
-        assert 0.0 < error <= certificate.rounding[0]
+        error = float(np.linalg.norm(computed[rows] - true))
+        assert 0.0 < error <= certificate.residual_rounding[0] * np.sqrt(100 / n)
 
 
 def test_an_exact_solution_has_a_bound_of_rounding_alone(
@@ -77,23 +79,40 @@ def test_an_exact_solution_has_a_bound_of_rounding_alone(
     X, Kbar, _ = matrix
     y = np.sin(X[:, :1])
     alpha = scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
-    bound = Certificate.of(alpha, Kbar @ alpha - y, NOISE, 2.0).mean_error_bound(np.array([2.0]))
+    bound = Certificate.of(alpha, Kbar @ alpha - y, y, NOISE, 2.0, ERRORS).mean_error_bound(np.array([2.0]))
     assert 0.0 < bound[0, 0] < 1e-7
 
 
 def test_bounds_by_their_formula() -> None:
-    certificate = Certificate(0.25, (3.0, 6.0), (0.0, 0.0), 100)
+    certificate = Certificate(0.25, 100, (3.0, 6.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
     np.testing.assert_allclose(certificate.mean_error_bound(np.array([1.0, 4.0])), [[6.0, 12.0], [12.0, 24.0]])
     np.testing.assert_allclose(certificate.alpha_error_bound, [12.0, 24.0])
-    rounded = Certificate(0.25, (3.0,), (0.1,), 100)
+    rounded = Certificate(0.25, 100, (3.0,), (1.0,), (1e14,), (3e14,))
     np.testing.assert_allclose(rounded.proven_residual_norm, [4.0])
-    np.testing.assert_allclose(rounded.mean_error_bound(np.ones(1)), [[8.1]])
+    # Sums of a hundred terms and six more, in u = eps / 2; the sample's own error of 5 eps, and those of the others.
+    rounding = (53.0 + 5.0 + 3.0) * np.finfo(np.float64).eps * 1e14
+    np.testing.assert_allclose(rounded.mean_error_bound(np.ones(1), np.array([5.0])), [[8.0 + 1.01 * rounding]])
+
+
+def test_a_certificate_from_before_every_rounding_was_counted_is_read_as_what_it_is() -> None:
+    older = {"noise_variance": 0.25, "n": 100, "residual_norm": [3.0], "rounding": [0.1], "alpha_error_bound": [16.0]}
+    certificate = Certificate.from_json(older)
+    assert not certificate.complete
+    np.testing.assert_allclose(certificate.proven_residual_norm, [4.0])
+    np.testing.assert_allclose(certificate.mean_error_bound(np.ones(1)), [[8.1]])
+    varying = Certificate.from_json({**older, "product_error": 0.2, "largest": 4.0, "weight_norm": 5.0})
+    np.testing.assert_allclose(varying.proven_residual_norm, [5.5])
+    np.testing.assert_allclose(varying.mean_error_bound(np.ones(1)), [[11.05]])
+    # Written again it is no more than it was.
+    again = Certificate.from_json(json.loads(json.dumps(varying.to_json())))
+    assert again == varying
+    assert not again.complete
 
 
 def test_json_round_trip(matrix: tuple[np.ndarray, np.ndarray, SquaredExponential]) -> None:
     X, Kbar, _ = matrix
     alpha = X[:, :2] / 3.0
-    certificate = Certificate.of(alpha, Kbar @ alpha, NOISE, 2.0)
+    certificate = Certificate.of(alpha, Kbar @ alpha, 0.0 * alpha, NOISE, 2.0, ERRORS)
     document = json.loads(json.dumps(certificate.to_json()))
     assert Certificate.from_json(document) == certificate
     assert document["alpha_error_bound"] == certificate.alpha_error_bound.tolist()

@@ -158,8 +158,11 @@ def test_the_seed_decides(model: ModelRecord) -> None:
 @given(st.integers(1, 5000), st.floats(1e-6, 1e6))
 def test_jitter_is_small_and_above_what_a_factorisation_rounds_to(rank: int, largest: float) -> None:
     found = jitter(rank, largest)
-    assert 10.0 * rank * np.finfo(np.float64).eps * largest < found < 1e-7 * largest
+    # Twice R times the largest entry of what rounding takes off, (R + 1) u and a few eps: the worst case.
+    worst = rank * (0.5 * (rank + 1) + 64.0) * np.finfo(np.float64).eps * largest
+    assert 2.0 * worst < found < 1e-8 * largest
     assert jitter(rank, 2.0 * largest) == 2.0 * found
+    assert jitter(rank, largest, 1e6) >= jitter(rank, largest)
     assert jitter(10 * rank, largest) >= found
 
 

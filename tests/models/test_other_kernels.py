@@ -12,7 +12,7 @@ from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import open_factor, open_model
 from dkgp.errors import InputError
-from dkgp.kernels import SquaredExponential, White, parse_kernel
+from dkgp.kernels import SquaredExponential, TileEvaluator, White, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import run_identity, save, train
@@ -84,7 +84,7 @@ def test_intervals_hold_the_exact_variance(fitted: Fitted, settings: VarianceSet
     slack = ROUNDING * fitted.kernel.diagonal(fitted.T)
     assert (values["variance_lower"] <= exact + slack).all()
     assert (values["variance_upper"] >= exact - slack).all()
-    assert (values["variance_lower"] >= (0.0 if settings.latent else NOISE)).all()
+    assert (values["variance_lower"] >= (0.0 if settings.latent else NOISE * (1.0 - 1e-15))).all()
     assert summary.variance is not None
     if settings.max_passes:
         assert summary.variance["unmet"] == 0
@@ -112,12 +112,13 @@ def test_the_factors_residual_diagonal_and_weights(fitted: Fitted) -> None:
     assert landmarks.residual_trace == pytest.approx(np.trace(K - Q), abs=1e-7 * np.trace(K))
     assert landmarks.kernel_trace == pytest.approx(np.trace(K))
     assert landmarks.effective_dimension == pytest.approx(np.trace(np.linalg.solve(Q + NOISE * np.eye(N), Q)), rel=1e-4)
-    if fitted.kernel.stationary:
-        assert factor.weights is None
-        np.testing.assert_allclose(factor.landmark_scale, 1.0, rtol=1e-14)
-    else:
-        np.testing.assert_allclose(factor.weights, np.sqrt((prior + NOISE) / (prior + NOISE).max()))
-        np.testing.assert_allclose(factor.landmark_scale, np.sqrt(prior[chosen] / (prior + NOISE).max()))
+    errors = TileEvaluator(fitted.kernel, "double", expanded=False).row_errors(fitted.X)
+    excess = np.maximum(errors / np.median(errors), 1.0)
+    np.testing.assert_allclose(factor.weights, excess * np.sqrt((prior + NOISE) / (prior + NOISE).max()))
+    scale = excess[chosen] * np.sqrt(prior[chosen] / (prior + NOISE).max())
+    np.testing.assert_allclose(factor.landmark_scale, scale)
+    # Where errors are as usual, they change nothing that weights are there for.
+    assert excess.max() < 2.0
 
 
 def test_a_kernel_of_finite_rank_ends_at_it(executor: BlockExecutor, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -142,7 +143,8 @@ def test_samples_far_out_spoil_nothing_of_the_others(far: Fitted, executor: Bloc
     assert (width[near] <= 0.05).all()
     assert (np.abs(values["mean"] - far.mean[:, 0]) <= values["mean_error_bound"]).all()
     certificate = Certificate.from_json(dict(far.model.certificate))
-    uniform = Certificate.of(far.model.alpha, far.matrix @ far.model.alpha - far.y, NOISE, float(prior.max()))
+    alpha, errors = far.model.alpha, TileEvaluator(far.kernel, "double").row_errors(far.X)
+    uniform = Certificate.of(alpha, far.matrix @ alpha - far.y, far.y, NOISE, float(prior.max()), errors)
     ordinary = np.ones(1)
     assert certificate.mean_error_bound(ordinary)[0, 0] < 0.05 * uniform.mean_error_bound(ordinary)[0, 0]
     assert summary.largest_mean_error_bound > 10.0 * np.median(values["mean_error_bound"])
@@ -197,21 +199,23 @@ def test_the_certificate_allows_for_rounding(text: str, rng: np.random.Generator
     X = rng.normal(size=(200, D)) * np.where(np.arange(200) < 4, 20.0, 1.0)[:, None]
     kernel = parse_kernel(text, D)
     K, alpha = kernel(X, X), rng.normal(size=(200, 2))
-    certificate = Certificate.of(alpha, np.zeros((200, 2)), NOISE, kernel.diagonal(X))
+    nothing, errors = np.zeros((200, 2)), TileEvaluator(kernel, "double").row_errors(X)
+    certificate = Certificate.of(alpha, nothing, nothing, NOISE, kernel.diagonal(X), errors)
     coarse = float(np.finfo(np.float32).eps / np.finfo(np.float64).eps)
     Kbar = K + NOISE * np.eye(200)
     off = (Kbar.astype(np.float32) @ alpha.astype(np.float32)).astype(np.float64) - Kbar @ alpha
     assert (np.linalg.norm(off, axis=0) <= coarse * certificate.proven_residual_norm).all()
-    weight = np.sqrt(kernel.diagonal(X) / certificate.largest)[:, None]
     mean_off = np.abs((K.astype(np.float32) @ alpha.astype(np.float32)).astype(np.float64) - K @ alpha)
-    assert (mean_off <= coarse * weight * np.asarray(certificate.rounding)).all()
+    of_means = replace(certificate, residual_rounding=(0.0, 0.0)).mean_error_bound(kernel.diagonal(X), errors)
+    assert (mean_off <= coarse * of_means).all()
     assert Certificate.from_json(certificate.to_json()) == certificate
 
 
 def test_a_constant_diagonal_is_certified_alike_however_it_is_given(rng: np.random.Generator) -> None:
     alpha, gradient = rng.normal(size=(50, 2)), rng.normal(size=(50, 2))
-    once = Certificate.of(alpha, gradient, NOISE, 1.3)
-    each = Certificate.of(alpha, gradient, NOISE, np.full(50, 1.3))
+    errors = np.full(50, 9.0)
+    once = Certificate.of(alpha, gradient, gradient, NOISE, 1.3, errors)
+    each = Certificate.of(alpha, gradient, gradient, NOISE, np.full(50, 1.3), errors)
     np.testing.assert_allclose(each.proven_residual_norm, once.proven_residual_norm, rtol=1e-14)
     np.testing.assert_allclose(each.mean_error_bound(np.ones(3)), once.mean_error_bound(np.ones(3)), rtol=1e-10)
 

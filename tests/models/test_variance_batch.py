@@ -150,8 +150,6 @@ def test_relative_error_of_what_is_reported(name: str) -> None:
 def test_roundings_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float) -> None:
     """Were arithmetic much coarser and the bounds knew: kernel values are off the worse way, and they still hold."""
     problem = REGIMES[name]
-    for module in (variance_batch, variance_bounds):
-        monkeypatch.setattr(module, "EPS", coarseness / variance_bounds.ENTRY_ERROR)
     signs = (-1.0, 1.0)
     for of_landmarks, of_tests, of_samples in itertools.product(signs, signs, signs):
         factor = problem.factor(landmarks(problem, problem.n), precision="double")
@@ -326,7 +324,7 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
     monkeypatch.setattr(variance_batch, "RUN_ROWS", 100)
     monkeypatch.setattr(variance_batch, "ROUND_PIECES", 2)
-    for module in (nystrom, variance_bounds):
+    for module in (nystrom, variance_batch, variance_bounds):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
     monkeypatch.setattr(nystrom, "GRAM_TILE", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)

@@ -16,6 +16,7 @@ from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
 from dkgp.data import ModelRecord, open_dataset, open_factor, open_model, open_prediction
 from dkgp.errors import ExitCode, InputError, InterruptedRunError, MemoryBudgetError, StoreError
 from dkgp.kernels import SquaredExponential
+from dkgp.models import kept_factor
 from dkgp.models.exact import save, train
 from dkgp.models.nystrom import NystromFactor, factor_bytes
 from dkgp.models.prediction import predict
@@ -235,6 +236,24 @@ def test_a_factor_is_kept_only_when_asked(
 ) -> None:
     run(model, world, executor, tmp_path / "p", QUICK)
     assert open_factor(model.url, fingerprint=model.fingerprint) is None
+
+
+def test_a_kept_factor_that_was_raised_by_less_than_its_rank_takes_is_not_used(
+    world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of older versions and high ranks, which did not say by how much."""
+    run(model, world, executor, tmp_path / "a", KEPT)
+    kept = open_factor(model.url, fingerprint=model.fingerprint)
+    assert kept is not None
+    assert (
+        kept.metadata["jitter"]
+        == kept_factor.landmark_jitter(KERNEL, model.input_rows(np.asarray(kept.indices)))
+        == 1e-9
+    )
+    monkeypatch.setattr(kept_factor, "landmark_jitter", lambda kernel, inputs: 1.1e-9)
+    _, note = run(model, world, executor, tmp_path / "b", VarianceSettings(gap=0.01, rank=40, batch_size=30))
+    assert "built" in note
+    assert "an older version's, and of too high a rank to prove anything" in note
 
 
 def test_another_rank_is_another_factor(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.kernels import parse_kernel
-from dkgp.models import variance_batch, variance_bounds
-from dkgp.models.variance_bounds import factor_interval
+from dkgp.models.variance_bounds import Queries, factor_interval
 from tests.models.variance_problems import Coarse, Long, VarianceProblem, query_inputs, solve
 
 D = 3
@@ -66,14 +65,12 @@ def test_the_factors_interval_allows_for_roundings(
 ) -> None:
     problem = draw(name)
     exact = problem.exact_of(latent=False)
-    monkeypatch.setattr(variance_bounds, "EPS", coarseness / variance_bounds.ENTRY_ERROR)
     for rank, of_landmarks, of_tests in itertools.product((4, 30), (-1.0, 1.0), (-1.0, 1.0)):
         factor = problem.factor(np.arange(rank), precision="double")
-        assert factor.weights is not None
-        test = factor.evaluator.prepare(problem.T)
         coarse = Coarse(factor, coarseness, of_landmarks=of_landmarks, of_tests=of_tests, n_tests=len(problem.T))
         monkeypatch.setattr(factor, "evaluator", coarse)
-        lower, upper, _ = factor_interval(factor, test, problem.prior)
+        lower, upper, _ = factor_interval(factor, Queries.of(factor, problem.T))
+        lower, upper = lower + problem.noise_variance, upper + problem.noise_variance
         assert (lower <= exact + problem.digit).all()
         assert (upper >= exact - problem.digit).all()
 
@@ -83,8 +80,6 @@ def test_the_factors_interval_allows_for_roundings(
 def test_roundings_of_a_batch_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float) -> None:
     problem = draw(name)
     exact = problem.exact_of(latent=False)
-    for module in (variance_batch, variance_bounds):
-        monkeypatch.setattr(module, "EPS", coarseness / variance_bounds.ENTRY_ERROR)
     for of_landmarks, of_tests, of_samples in itertools.product((-1.0, 1.0), repeat=3):
         factor = problem.factor(np.arange(problem.n), precision="double")
         signs = {"of_landmarks": of_landmarks, "of_tests": of_tests, "of_samples": of_samples}

@@ -17,6 +17,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import Features, SquaredExponential
 from dkgp.models.nystrom import FactorSource, NystromFactor
+from dkgp.models.rounding import EPS
 from dkgp.models.variance_batch import BatchVariance, solve_batch
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
@@ -76,15 +77,17 @@ class VarianceProblem:
             return NystromFactor.of(self.source(landmarks, **options))
 
     def assert_holds(self, bounds: BatchVariance, latent: bool = False, exact: np.ndarray | None = None) -> None:
-        """The interval contains the exact variance of every sample, save for the last digit of its larger addend."""
+        """The interval contains the exact variance of every sample."""
         truth = self.exact_of(latent) if exact is None else exact
-        digit = np.spacing(self.kernel.variance + self.noise_variance)
         above, below = bounds.lower.astype(Long) - truth, truth - bounds.upper.astype(Long)
+        # What the reference itself may have lost.
+        digit = 0.0 if exact is not None else 1e-18 * self.kernel.variance
         assert above.max() <= digit, f"lower bound of sample {int(above.argmax())} is too high by {above.max():.3g}"
         assert below.max() <= digit, f"upper bound of sample {int(below.argmax())} is too low by {below.max():.3g}"
         assert (bounds.lower <= bounds.upper).all()
         assert (bounds.lower >= (0.0 if latent else self.noise_variance)).all()
-        assert (bounds.upper <= self.kernel.variance + (0.0 if latent else self.noise_variance) + digit).all()
+        prior = self.kernel.variance + (0.0 if latent else self.noise_variance)
+        assert (bounds.upper <= prior * (1.0 + 1e-10)).all()
 
 
 def long_kernel(A: FloatArray, B: FloatArray, kernel: SquaredExponential) -> np.ndarray:
@@ -184,6 +187,9 @@ class Coarse:
         self._landmark_share, self._test_share = 1.0 + share * of_landmarks, 1.0 + share * of_tests
         self._sample_share = 1.0 + share * of_samples
         self.kernel, self.prepare = factor.evaluator.kernel, factor.evaluator.prepare
+        self.row_errors = factor.evaluator.row_errors
+        # And the bounds know.
+        factor.entry_error = max(factor.entry_error, share / EPS)
 
     def tile(self, A: Features, B: Features) -> FloatArray:
         share = self._landmark_share if B is self._landmarks else self._sample_share

@@ -11,6 +11,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import (
+    ConjugateGradient,
     DualityGap,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
@@ -209,12 +210,25 @@ class TestDrift:
         # Not at the price of a refresh every round.
         assert solution.refreshes < 0.1 * len(solution.history)
 
-    def test_double_precision_needs_no_refresh(self, executor) -> None:
+    def test_double_precision_is_verified_too(self, executor) -> None:
         solver = replace(SOLVER, precision="double")
         stopping = GradientInfNorm(self.TOLERANCE)
         solution = solve(self.PROBLEM.blocked(executor), self.PROBLEM.y, solver=solver, stopping=stopping)
-        assert solution.refreshes == 0
+        assert solution.refreshes == 1
         assert np.abs(self.PROBLEM.gradient(solution.alpha)).max() <= 1.01 * self.TOLERANCE
+
+    def test_a_recursion_below_what_float64_can_do_is_not_believed(self, executor) -> None:
+        """The recursion falls on and on, the gradient does not: the solve says so, and ends."""
+        problem = smooth_problem(40, 2, gamma=1.0, noise_variance=1e-6, seed=3)
+        stopping = GradientInfNorm(1e-14) | MaxPasses(1500)
+        solver = ConjugateGradient(precision="double")
+        solution = solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping)
+        assert not solution.converged
+        assert solution.reason.rule == "rounding"
+        assert "float64 does not come closer" in solution.reason.message
+        true = np.abs(problem.gradient(solution.alpha)).max()
+        assert np.abs(solution.gradient).max() == pytest.approx(true, rel=0.5)
+        assert solution.progress.gradient_inf_norm == np.abs(solution.gradient).max() > 1e-14
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,0 +1,133 @@
+"""The exact Gaussian process in 50 decimal digits, for a few dozen samples, with kernels by their formulas.
+
+It shares nothing with dkgp but the numbers that a kernel is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mpmath
+import numpy as np
+
+from dkgp import kernels as k
+from dkgp.kernels.distance import DistanceKernel
+
+DIGITS = 50
+mp = mpmath.mp.clone()
+mp.dps = DIGITS
+Row = list[Any]
+
+
+def entry(kernel: k.Kernel, x: Row, z: Row) -> Any:
+    """k(x, z) of two rows of mpmath's numbers."""
+    if isinstance(kernel, k.Sum):
+        return mp.fsum(entry(part, x, z) for part in kernel.parts)
+    if isinstance(kernel, k.Product):
+        return mp.fprod(entry(part, x, z) for part in kernel.parts)
+    if isinstance(kernel, k.Scaled):
+        return mp.mpf(kernel.scale) * entry(kernel.kernel, x, z)
+    if isinstance(kernel, k.ActiveDimensions):
+        own = [[row[feature] for feature in kernel.features] for row in (x, z)]
+        return entry(kernel.kernel, *own)
+    if isinstance(kernel, k.Constant):
+        return mp.mpf(kernel.variance)
+    if isinstance(kernel, k.Linear | k.Polynomial):
+        weights = kernel.weight if len(kernel.weight) > 1 else kernel.weight * len(x)
+        t = mp.fsum(mp.mpf(w) * a * b for w, a, b in zip(weights, x, z, strict=True))
+        return mp.mpf(kernel.variance) * (t if isinstance(kernel, k.Linear) else (t + kernel.offset) ** kernel.degree)
+    assert isinstance(kernel, DistanceKernel | k.Periodic)
+    gamma = kernel.gamma if len(kernel.gamma) > 1 else kernel.gamma * len(x)
+    if isinstance(kernel, k.Periodic):
+        period = kernel.period if len(kernel.period) > 1 else kernel.period * len(x)
+        s = mp.fsum(
+            4 * mp.mpf(g) * mp.sin(mp.pi * (a - b) / mp.mpf(p)) ** 2
+            for g, p, a, b in zip(gamma, period, x, z, strict=True)
+        )
+        return mp.mpf(kernel.variance) * mp.exp(-s)
+    s = mp.fsum(mp.mpf(g) * (a - b) ** 2 for g, a, b in zip(gamma, x, z, strict=True))
+    if isinstance(kernel, k.SquaredExponential):
+        value = mp.exp(-s)
+    elif isinstance(kernel, k.RationalQuadratic):
+        value = (1 + s / mp.mpf(kernel.alpha)) ** (-mp.mpf(kernel.alpha))
+    else:
+        twice_nu = {k.Matern12: 1, k.Matern32: 3, k.Matern52: 5}[type(kernel)]
+        u = mp.sqrt(2 * twice_nu * s)
+        value = mp.exp(-u) * {1: 1, 3: 1 + u, 5: 1 + u + u * u / 3}[twice_nu]
+    return mp.mpf(kernel.variance) * value
+
+
+def numbers(values: np.ndarray) -> list[Row]:
+    """An array (rows, columns) of float64 as mpmath's numbers, exactly."""
+    return [[mp.mpf(float(value)) for value in row] for row in values]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactGP:
+    """Training and test inputs, standardised and as rounded, and targets, which may have more digits than float64.
+
+    Attributes
+    ----------
+    X, T : (n, d) and (t, d) float64
+    targets : n rows of p numbers
+    kernel, noise_variance
+    """
+
+    X: np.ndarray
+    T: np.ndarray
+    targets: list[Row]
+    kernel: k.Kernel
+    noise_variance: float
+
+    @cached_property
+    def _solved(self) -> tuple[list[Row], list[Any]]:
+        """Means, t rows of p, and variances of the function, by elimination on [Kbar, K(X, T), y]."""
+        rows, tests = numbers(self.X), numbers(self.T)
+        n, t, p = len(rows), len(tests), len(self.targets[0])
+        K = [[entry(self.kernel, rows[i], rows[j]) if j <= i else None for j in range(n)] for i in range(n)]
+        for i in range(n):
+            K[i][i] += mp.mpf(self.noise_variance)
+        right = [[entry(self.kernel, row, x) for x in tests] + list(self.targets[i]) for i, row in enumerate(rows)]
+        mean = [[mp.zero] * p for _ in range(t)]
+        variance = [entry(self.kernel, x, x) for x in tests]
+        for j in range(n):
+            pivot, own = K[j][j], right[j]
+            assert pivot > 0, "the reference has too few digits for this problem"
+            for x in range(t):
+                share = own[x] / pivot
+                variance[x] -= share * own[x]
+                for target in range(p):
+                    mean[x][target] += share * own[t + target]
+            for i in range(j + 1, n):
+                share = K[i][j] / pivot
+                right[i] = [a - share * b for a, b in zip(right[i], own, strict=True)]
+                for column in range(j + 1, i + 1):
+                    K[i][column] -= share * K[column][j]
+        return mean, variance
+
+    @property
+    def mean(self) -> list[Row]:
+        """t rows of p."""
+        return self._solved[0]
+
+    @property
+    def variance(self) -> list[Any]:
+        """Of the function: t numbers."""
+        return self._solved[1]
+
+    def gradient(self, alpha: np.ndarray) -> list[Row]:
+        """Kbar alpha - y for float64 coefficients (n, p)."""
+        rows, weights = numbers(self.X), numbers(alpha)
+        result = []
+        for i, row in enumerate(rows):
+            column = [entry(self.kernel, row, other) for other in rows]
+            column[i] += mp.mpf(self.noise_variance)
+            result.append(
+                [
+                    mp.fsum(a * w[target] for a, w in zip(column, weights, strict=True)) - self.targets[i][target]
+                    for target in range(len(weights[0]))
+                ]
+            )
+        return result
