@@ -210,8 +210,10 @@ class TileEvaluator:
                         squared_norm += scale * scale
             own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
             own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
-        with np.errstate(over="ignore"):
-            errors: NDArray[np.float64] = np.expm1(2.0 * eps * own) / (2.0 * eps)
+        # exp(t) - 1 <= t / (1 - t / 2) below t = 2: quotients have the same bits everywhere, NumPy's exponentials have not.
+        share = np.minimum(eps * own, 1.0)
+        with np.errstate(divide="ignore"):
+            errors: NDArray[np.float64] = own / (1.0 - share)
         return errors
 
     def prepare(self, X: ArrayLike) -> Features:
