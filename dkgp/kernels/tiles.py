@@ -210,7 +210,7 @@ class TileEvaluator:
                         squared_norm += scale * scale
             own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
             own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
-        # exp(t) - 1 <= t / (1 - t / 2) below t = 2: quotients have the same bits everywhere, NumPy's exponentials have not.
+        # exp(t) - 1 <= t / (1 - t / 2) below t = 2: a quotient has the same bits everywhere, NumPy's exponential not.
         share = np.minimum(eps * own, 1.0)
         with np.errstate(divide="ignore"):
             errors: NDArray[np.float64] = own / (1.0 - share)
