@@ -240,7 +240,7 @@ def _bench(document: Document) -> list[RenderableType]:
     for row in document["rows"]:
         table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
     extra = [(name.replace("_", " "), _figure(value)) for name, value in document["figures"].items()]
-    if document["benchmark"] == "tiles":
+    if document.get("benchmark") == "tiles":
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
         extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))

@@ -227,7 +227,10 @@ class _BlockConjugateGradient:
                 self._best, self._age = self._best[keep], self._age[keep]
                 self._upper, self._expected = self._upper[keep], self._expected[keep]
             if p is not None and q is not None:
-                _subtract(z, p, _solve(_cross(p, q), _cross(q, z)))  # conjugate to the last directions
+                share = _solve(_cross(p, q), _cross(q, z))
+                if share is None:
+                    return
+                _subtract(z, p, share)  # conjugate to the last directions
             del q
             p = _independent(z)
             del z
@@ -235,6 +238,8 @@ class _BlockConjugateGradient:
             for where, image in self._products(p):
                 q[where] = image
             step = _solve(_cross(p, q), _cross(p, r))
+            if step is None:
+                return
             _subtract(v, p, -step)
             _subtract(r, q, step)
             along += np.einsum("jt,jt->t", self._against_test(p), step)
@@ -358,6 +363,10 @@ def _independent(z: FloatArray) -> NDArray[np.float32]:
     return directions
 
 
-def _solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve with the small symmetric matrix P' Kbar P."""
-    return np.asarray(scipy.linalg.solve((matrix + matrix.T) / 2.0, right, assume_a="pos", check_finite=False))
+def _solve(matrix: FloatArray, right: FloatArray) -> FloatArray | None:
+    """Solve with the small symmetric matrix P' Kbar P; None where it is singular: there is nothing to gain."""
+    try:
+        found = scipy.linalg.solve((matrix + matrix.T) / 2.0, right, assume_a="pos", check_finite=False)
+    except scipy.linalg.LinAlgError:
+        return None
+    return np.asarray(found) if np.all(np.isfinite(found)) else None

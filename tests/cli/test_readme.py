@@ -32,8 +32,8 @@ def test_commands_are_known_with_their_options() -> None:
 
 
 def test_every_command_is_listed() -> None:
-    cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", README, flags=re.MULTILINE)
-    assert set(main.commands) <= set(re.findall(r"\w+", " ".join(cells)))
+    cells = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", README, flags=re.MULTILINE)
+    assert set(main.commands) <= set(re.findall(r"[\w-]+", " ".join(cells)))
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

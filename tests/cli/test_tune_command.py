@@ -171,12 +171,12 @@ def test_options_given_several_times_stand_in_a_batch_script(run: Command, tmp_p
 def test_more_memory_than_there_is_is_refused_with_numbers(
     run: Command, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.jobs.tune.available_bytes", lambda: 1_500_000)
+    monkeypatch.setattr("dkgp.jobs.tune.available_bytes", lambda: 2_500_000)
     given = ("tune", train, "--out", tmp_path / "hyper.json", "--subset", 200)
-    assert run(*given).exit_code == 0  # two matrices of 200 x 200 are 640,000 bytes
+    assert run(*given).exit_code == 0  # two matrices of 200 x 200 and three block columns are 1,600,000 bytes
     result = run(*given, "--overwrite", "--subsets", 3, "--workers", 2)
     assert result.exit_code != 0
-    for text in ("200 samples, 2 of 3 subsets at a time", "1,500,000 bytes are available", "--subset", "--workers"):
+    for text in ("200 samples, 2 of 3 subsets at a time", "2,500,000 bytes are available", "--subset", "--workers"):
         assert text in " ".join(result.stderr.split())
 
 

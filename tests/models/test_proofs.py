@@ -245,21 +245,25 @@ def judged(seed: int) -> tuple[np.ndarray, np.ndarray, bool] | None:
 
 
 def judge_many(cases: int, first: int = 0) -> None:
-    """Judge as many cases, and print what soundness costs: how far bounds are above what they bound."""
+    """Judge as many cases, and print what soundness costs: how far bounds are above what they bound.
+
+    Half of the seeds are hypothesis's own choice; the medians are taken of the other half, which is always the same.
+    """
     found: list[tuple[np.ndarray, np.ndarray, bool]] = []
     refused = 0
 
-    @settings(max_examples=cases, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=cases - cases // 2, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**31))
     def check(seed: int) -> None:
-        nonlocal refused
-        one = judged(first + seed)
+        judged(first + seed)
+
+    check()
+    for seed in np.random.default_rng(first).integers(0, 2**31, cases // 2):
+        one = judged(first + int(seed))
         if one is None:
             refused += 1
         else:
             found.append(one)
-
-    check()
     of_all = float(np.median(np.concatenate([one[0] for one in found])))
     ratio = float(np.median(np.concatenate([one[0] for one in found if one[2]])))
     excess = float(np.median(np.concatenate([one[1] for one in found])))
@@ -267,13 +271,18 @@ def judge_many(cases: int, first: int = 0) -> None:
         f"{len(found)} cases, {refused} refused: median of bound / error {of_all:.3g}, {ratio:.3g} where the noise is "
         f"no less than a thousandth of k(x, x); upper ends above by {excess:.3g}"
     )
-    assert refused <= 0.2 * cases
+    assert refused <= 0.2 * (refused + len(found))
     assert ratio <= 1000.0
     assert excess <= 0.01
 
 
+def test_directions_that_say_nothing_any_more_end_a_batch() -> None:
+    # P' Kbar P became singular here: the bounds stand as they are, whatever was hoped for.
+    assert judged(12 * 2**32 + 40089965) is not None
+
+
 def test_any_small_problem() -> None:
-    judge_many(70)
+    judge_many(200)
 
 
 @pytest.mark.slow

@@ -266,7 +266,7 @@ def test_a_gap_below_rounding_ends_by_itself() -> None:
         factor = problem.factor(landmarks(problem, 20), precision="double")
         bounds = solve(problem, factor, gap=1e-15, max_passes=10**6, latent=True)
         problem.assert_holds(bounds, latent=True)
-        assert bounds.passes.max() < 200.0
+        assert bounds.passes.max() < 1000.0  # of a million; 60 samples and next to no noise gain a little until 250
 
 
 def test_a_plateau_is_not_the_end() -> None:
