@@ -149,7 +149,7 @@ def test_other_selections_reach_the_same_solution(
     trained = document(
         run(
             *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
-            *("--out", tmp_path / "model.zarr", "--solver", solver, "--block-size", 300),
+            *("--out", tmp_path / "model.zarr", "--solver", solver, "--block-size", 300, "--memory", 5),
         )
     )
     assert trained["solver"] == solver

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
@@ -96,6 +97,7 @@ def test_what_selection_and_subproblem_evaluate_by_hand(executor: LocalExecutor,
     typical = (n // 2) ** 2
     assert solution.progress.column_passes == rounds * m / n
     refined = solution.progress.kernel_evaluations - typical - rounds * (n * m + scored + factored)
+    refined -= of_a_verification(executor)
     # What is left are products with Kbar_BB in float64, by which each round's step is refined.
     assert refined % m**2 == 0
     assert rounds <= refined // m**2 <= 5 * rounds
@@ -107,4 +109,12 @@ def test_a_block_of_a_tenth_takes_three_squares_a_pass_beside_it(executor: Local
     solver = GBCD(block_size=PROBLEM.n // 10, memory=0, selection=selection, precision="double")
     progress = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(10)).progress
     assert progress.column_passes == 1.0
-    assert 4.0 < progress.kernel_evaluations / PROBLEM.n**2 < 4.7
+    assert 4.0 < (progress.kernel_evaluations - of_a_verification(executor)) / PROBLEM.n**2 < 4.7
+
+
+def of_a_verification(executor: LocalExecutor) -> int:
+    """Entries of one float64 product with Kbar: about half of them, by symmetry."""
+    operator = PROBLEM.blocked(executor)
+    operator.matmat(np.ones((PROBLEM.n, 1)))
+    assert PROBLEM.n**2 / 2 <= operator.kernel_evaluations <= PROBLEM.n**2
+    return operator.kernel_evaluations
