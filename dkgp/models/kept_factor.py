@@ -9,7 +9,6 @@ from dkgp.errors import StoreError
 from dkgp.kernels import Kernel
 from dkgp.models.landmarks import Landmarks
 from dkgp.models.nystrom import FactorSource, landmark_jitter
-from dkgp.operators.pivots import LEAST_JITTER
 
 __all__ = ["keep_factor", "kept_factor", "landmarks_of"]
 
@@ -35,8 +34,8 @@ def kept_factor(
     if kept is None or rank not in (None, kept.rank):
         return None, ""
     needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
-    if kept.metadata.get("jitter", LEAST_JITTER) < 0.99 * needed:  # half of it is to spare
-        return None, "; the factor kept with the model is an older version's, and of too high a rank to prove anything"
+    if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of it is to spare
+        return None, "; the factor kept with the model is an older version's, which does not count every rounding"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
 
 

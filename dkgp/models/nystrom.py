@@ -49,7 +49,7 @@ GRAM_TILE = 512
 
 def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
     """Bytes that a worker process holds of a factor: F in float32, two triangles, the diagonal of K - Q and weights."""
-    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 24 * n
+    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 16 * n
 
 
 def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
@@ -112,9 +112,7 @@ class NystromFactor:
     columns : (n, R) float32
         F.
     residual_diagonal : (n,) float64
-        diag(K - Q), with the error of the factor's precision.
-    residual_slack : (n,) float64
-        By how much entries of `residual_diagonal` may be too small.
+        diag(K - Q): of a float64 factor never less than the exact one, of a float32 one with the error of that.
     largest : float
         What no entry of Kbar exceeds.
     weights : (n,) float64
@@ -151,11 +149,6 @@ class NystromFactor:
         own = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
         self.landmark_scale: FloatArray = np.sqrt(own) * self._excess(self.evaluator.row_errors(source.landmark_inputs))
         self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
-        # With f = L^-1 k_i, |f|^2 <= k(x, x): 2 |f| |df|, the roundings of |f|^2, and those of k(x, x).
-        share = (self.rank + 4) * UNIT + 2.0 * self.entry_error * EPS
-        if self.whitening is not None:
-            share += 2.0 * (self.whitening.solving + self.entry_error * EPS * self.whitening.entries)
-        self.residual_slack: FloatArray = EVALUATION * share * diagonal * excess**2
 
     @classmethod
     def of(cls, source: FactorSource) -> NystromFactor:
@@ -198,7 +191,11 @@ class NystromFactor:
             right = np.asfortranarray(evaluator.tile(rows(), landmarks).T, dtype=dtype)
             block = scipy.linalg.solve_triangular(lower, right, lower=True, overwrite_b=True, check_finite=False)
             columns[start:stop] = block.T
-            diagonal[start:stop] = np.maximum(prior[start:stop] - np.einsum("ri,ri->i", block, block), 0.0)
+            own = prior[start:stop]
+            diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
+            if dtype == np.float64:
+                of_rows = evaluator.row_errors(context.source.inputs(start, stop))
+                diagonal[start:stop] += residual_slack(lower, block, own, of_rows, errors)
 
         in_parallel(fill, len(pieces), process_threads())
         gram = np.zeros((rank, rank), order="F")
@@ -220,7 +217,7 @@ class NystromFactor:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.residual_slack, self.weights)
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights)
         return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
 
     @property
@@ -298,6 +295,27 @@ class NystromFactor:
         right = np.asfortranarray(z, dtype=self.lower.dtype)
         beta = scipy.linalg.solve_triangular(self.lower, right, lower=True, trans=1, check_finite=False)
         return np.asarray(beta, dtype=np.float64)
+
+
+def residual_slack(
+    lower: NDArray[Any], f: NDArray[Any], prior: FloatArray, errors: FloatArray, landmark_errors: FloatArray
+) -> FloatArray:
+    """By how much k(x, x) - |f|^2 as computed may be below k(x, x) - k'(LL')^-1 k, for f = L^-1 k as computed: (r,).
+
+    For any w, k'(LL')^-1 k >= 2 w'k - |L'w|^2. With w = L^-T f as computed, both triangular solves within gamma_R |L|
+    (Higham 2002, theorem 8.5) and S = sum |w_j| |L_j| over the rows of L, the right side is at least |f|^2 - 6 gamma S
+    |f| - (gamma S)^2 - 2 |w|'|dk|, dk the roundings of k. S is a sum of interpolation weights; a bound by the norm of
+    L^-1 would be larger by orders of magnitude.
+    """
+    rank = len(lower)
+    gamma = (rank + 2) * UNIT
+    w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
+    lengths = np.linalg.norm(lower, axis=1)
+    size, length, scale = gamma * (lengths @ w), np.linalg.norm(f, axis=0), np.sqrt(prior)
+    slack = 6.0 * size * length + size**2 + (rank + 4) * UNIT * length**2
+    slack += 2.0 * EPS * scale * (errors * (lengths @ w) + (lengths * landmark_errors) @ w)
+    slack += (2.0 * EPS * errors + UNIT) * prior
+    return np.asarray(EVALUATION * slack)
 
 
 def _evaluator(context: BlockContext) -> TileEvaluator:
