@@ -144,10 +144,10 @@ def _tile_stage(kind: Kind) -> Any:
                     )
                     _write_block(kind, context, builder, number, (height, breadth), pointers, (stride, packed, d))
 
-                _in_blocks(builder, width, _index(0), sorted({most_columns, 4}, reverse=True), one, ceiling=True)
+                _in_blocks(builder, width, sorted({most_columns, 4}, reverse=True), one, ceiling=True)
 
             heights = [most_rows] if most_rows <= LANES else [most_rows, LANES]
-            _in_blocks(builder, count, _index(0), heights, column_blocks)
+            _in_blocks(builder, count, heights, column_blocks)
             return context.get_dummy_value()
 
         size = types.intp
@@ -163,12 +163,12 @@ def _row_offset(builder: Any, row: Any, packed: Any) -> Any:
 
 
 def _in_blocks(
-    builder: Any, count: Any, start: Any, sizes: list[int], body: Callable[[Any, int], None], ceiling: bool = False
+    builder: Any, count: Any, sizes: list[int], body: Callable[[Any, int], None], *, ceiling: bool = False
 ) -> None:
     """Loop over `count` in blocks of the first size while they fit, then of the next; the last may reach beyond."""
+    place = cgutils.alloca_once_value(builder, _index(0))
     for size in sizes:
         last = size == sizes[-1]
-        place = cgutils.alloca_once_value(builder, start)
         test = builder.append_basic_block("test")
         inside = builder.append_basic_block("block")
         after = builder.append_basic_block("after")
@@ -182,7 +182,6 @@ def _in_blocks(
         builder.store(builder.add(here, _index(size)), place)
         builder.branch(test)
         builder.position_at_end(after)
-        start = builder.load(place)
 
 
 fill_differences = _tile_stage("differences")
