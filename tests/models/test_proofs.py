@@ -241,7 +241,9 @@ def judged(seed: int) -> tuple[np.ndarray, np.ndarray, bool] | None:
     # The theorem's own factor is sqrt(k(x, x)) / s: large where the noise is small, whatever is counted.
     ordinary = problem.noise_variance >= 1e-3 * float(np.max(problem.kernel.diagonal(problem.exact.T)))
     with np.errstate(divide="ignore"):
-        return np.minimum(1.0 / ratios.ravel(), 1e300), above.ravel(), ordinary
+        # Where few passes were allowed, it is the factor's rank that leaves an interval wide, not its roundings.
+        narrow = above.ravel() if variance["max_passes"] == 20.0 else np.empty(0)
+        return np.minimum(1.0 / ratios.ravel(), 1e300), narrow, ordinary
 
 
 def judge_many(cases: int, first: int = 0) -> None:
@@ -273,7 +275,7 @@ def judge_many(cases: int, first: int = 0) -> None:
     )
     assert refused <= 0.2 * (refused + len(found))
     assert ratio <= 1000.0
-    assert excess <= 0.01
+    assert excess <= 1e-3
 
 
 def test_directions_that_say_nothing_any_more_end_a_batch() -> None:
