@@ -1,4 +1,4 @@
-"""The command line: argument parsing only; `dkgp.jobs` does the work.
+"""The command line: argument parsing only; `dkgp.commands` does the work.
 
 Nothing heavy is imported before a command runs, so that help comes at once.
 """

@@ -19,8 +19,8 @@ from dkgp.cli.options import (
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["demo"]
 
@@ -52,8 +52,8 @@ def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.demo import DemoJob, run_demo
-        from dkgp.jobs.solver_options import SolverOptions
+        from dkgp.commands.demo import DemoJob, run_demo
+        from dkgp.commands.solver_options import SolverOptions
 
         cluster = cluster_from(options)
         names = ("block_size", "tolerance", "max_passes", "max_seconds")

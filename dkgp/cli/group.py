@@ -5,15 +5,15 @@ from __future__ import annotations
 import click
 
 from dkgp import __version__
-from dkgp.cli.bench import bench
+from dkgp.cli.bench.group import bench
 from dkgp.cli.demo import demo
 from dkgp.cli.ingest import ingest
-from dkgp.cli.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.options import examples
 from dkgp.cli.plan import plan
 from dkgp.cli.predict import evaluate, info, predict
-from dkgp.cli.serve import serve
-from dkgp.cli.submit import submit
+from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
+from dkgp.cli.service.serve import serve
+from dkgp.cli.service.submit import submit
 from dkgp.cli.train import train
 from dkgp.cli.tune import tune
 from dkgp.cli.warm_up import warm_up

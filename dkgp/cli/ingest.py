@@ -10,8 +10,8 @@ from dkgp.cli.options import examples, output_options, overwrite_option, seed_op
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["ingest"]
 
@@ -52,7 +52,7 @@ def ingest(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.ingest import IngestJob, run_ingest
+        from dkgp.commands.ingest import IngestJob, run_ingest
 
         features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
         return run_ingest(IngestJob(features=tuple(features) or None, **options), reporter)

@@ -20,8 +20,8 @@ from dkgp.cli.options import (
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["plan", "whole_numbers"]
 
@@ -110,8 +110,8 @@ def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.plan import PlanJob, run_plan
-        from dkgp.jobs.solver_options import SolverOptions
+        from dkgp.commands.solver_options import SolverOptions
+        from dkgp.plan.plan import PlanJob, run_plan
 
         planned = {name: options[name] for name in ("workers", "threads_per_worker")}
         # The cluster whose messages are measured has as many workers as it has.
@@ -119,6 +119,11 @@ def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
         names = PlanJob.__dataclass_fields__.keys() & options.keys() - {"workers", "threads_per_worker", "cluster"}
         rest = {name: options[name] for name in names}
-        return run_plan(PlanJob(**planned, **rest, solver=solver, cluster=cluster), reporter)
+        planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
+        if not options["validate"]:
+            return run_plan(planned_job, reporter)
+        from dkgp.bench.scaling.validate import validate
+
+        return run_plan(planned_job, reporter, validate)
 
     execute("plan", job, as_json=as_json, quiet=quiet, debug=debug)

@@ -19,10 +19,10 @@ from dkgp.cli.options import (
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.evaluate import EvaluateJob
-    from dkgp.jobs.predict import PredictJob
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.evaluate import EvaluateJob
+    from dkgp.commands.predict import PredictJob
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
 
@@ -108,7 +108,7 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.predict import run_predict
+        from dkgp.commands.predict import run_predict
 
         cluster = cluster_from(options)
         return run_predict(replace(predict_job(options), cluster=cluster), reporter)
@@ -118,7 +118,7 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 def predict_job(options: dict[str, Any]) -> PredictJob:
     """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
-    from dkgp.jobs.predict import PredictJob, variance_settings
+    from dkgp.commands.predict import PredictJob, variance_settings
 
     given = {name: (option, options[name]) for name, option in VARIANCE_OPTIONS.items()}
     variance = variance_settings(options["variance"], options["seed"], given)
@@ -148,7 +148,7 @@ def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.evaluate import run_evaluate
+        from dkgp.commands.evaluate import run_evaluate
 
         return run_evaluate(evaluate_job(options), reporter)
 
@@ -157,7 +157,7 @@ def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
     """Return the job that the options of `dkgp evaluate` describe."""
-    from dkgp.jobs.evaluate import EvaluateJob
+    from dkgp.commands.evaluate import EvaluateJob
 
     return EvaluateJob(**options)
 
@@ -169,7 +169,7 @@ def info(as_json: bool, quiet: bool, debug: bool, location: str | None) -> None:
     """Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation."""
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.info import InfoJob, run_info
+        from dkgp.commands.info import InfoJob, run_info
 
         return run_info(InfoJob(location), reporter)
 

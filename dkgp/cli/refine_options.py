@@ -10,7 +10,7 @@ import click
 from dkgp.cli.options import byte_count
 
 if TYPE_CHECKING:
-    from dkgp.models.refine_record import RefineSettings
+    from dkgp.models.refinement.record import RefineSettings
 
 __all__ = ["REFINE_OPTIONS", "refine_options", "refine_settings"]
 
@@ -89,7 +89,7 @@ def refine_settings(options: dict[str, Any]) -> RefineSettings | None:
         Values out of range.
     """
     from dkgp.errors import UsageError
-    from dkgp.models.refine_record import RefineSettings
+    from dkgp.models.refinement.record import RefineSettings
 
     names = {name: option.removeprefix("--").replace("-", "_") for name, option in REFINE_OPTIONS.items()}
     given = {name: options.pop(key) for name, key in names.items()}

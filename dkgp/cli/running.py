@@ -14,8 +14,8 @@ from dkgp.errors import DkgpError, ExitCode
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["execute", "print_parts"]
 
@@ -52,8 +52,8 @@ def execute(
     """
     failure: tuple[str, str, int, str | None]
     try:
-        from dkgp.jobs.signals import terminate_as_interrupt
-        from dkgp.jobs.terminal import TerminalReporter
+        from dkgp.commands.reporting.terminal import TerminalReporter
+        from dkgp.commands.signals import terminate_as_interrupt
 
         with terminate_as_interrupt():
             document = job(TerminalReporter(quiet=quiet))
@@ -106,13 +106,13 @@ def print_parts(parts: Iterable[RenderableType]) -> None:
 
 def _print_document(document: Document, as_json: bool, show: Callable[[Document], None] | None) -> None:
     if as_json:
-        from dkgp.jobs.documents import dump
+        from dkgp.commands.reporting.documents import dump
 
         click.echo(dump(document))
     elif show is not None:
         show(document)
     else:
-        from dkgp.jobs.tables import tables
+        from dkgp.commands.reporting.tables import tables
 
         print_parts(tables(document))
 
@@ -121,7 +121,7 @@ def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_j
     kind, message, exit_code, checkpoint = failure
     click.echo(f"dkgp {command}: {message}", err=True)
     if as_json:
-        from dkgp.jobs.documents import dump
+        from dkgp.commands.reporting.documents import dump
 
         error: dict[str, Any] = {"type": kind, "message": message, "exit_code": exit_code}
         if checkpoint is not None:

@@ -23,9 +23,9 @@ from dkgp.cli.options import (
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
-    from dkgp.jobs.train import TrainJob
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.train import TrainJob
 
 __all__ = ["train", "train_job"]
 
@@ -162,7 +162,7 @@ def train(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.train import run_train
+        from dkgp.commands.train import run_train
 
         cluster = cluster_from(options)
         return run_train(replace(train_job(options), cluster=cluster), reporter)
@@ -172,8 +172,8 @@ def train(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 def train_job(options: dict[str, Any]) -> TrainJob:
     """Return the job that the command's options describe, but for the cluster's."""
-    from dkgp.jobs.solver_options import SolverOptions
-    from dkgp.jobs.train import TrainJob
+    from dkgp.commands.solver_options import SolverOptions
+    from dkgp.commands.train import TrainJob
 
     solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
     return TrainJob(solver=solver, **{name: value for name, value in options.items() if name not in SOLVER_NAMES})

@@ -19,9 +19,9 @@ from dkgp.cli.refine_options import refine_options, refine_settings
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
-    from dkgp.jobs.tune import TuneJob
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.tune import TuneJob
 
 __all__ = ["tune", "tune_job"]
 
@@ -114,7 +114,7 @@ def tune(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.tune import run_tune
+        from dkgp.commands.tune import run_tune
 
         cluster = cluster_from(options)
         return run_tune(replace(tune_job(options), cluster=cluster), reporter)
@@ -124,7 +124,7 @@ def tune(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 def tune_job(options: dict[str, Any]) -> TuneJob:
     """Return the job that the command's options describe, but for the cluster's."""
-    from dkgp.jobs.tune import TuneJob
+    from dkgp.commands.tune import TuneJob
 
     refine = refine_settings(options)
     return TuneJob(refine=refine, **options)

@@ -10,8 +10,8 @@ from dkgp.cli.options import examples, output_options
 from dkgp.cli.running import execute
 
 if TYPE_CHECKING:
-    from dkgp.jobs.documents import Document
-    from dkgp.jobs.progress import Reporter
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["warm_up"]
 
@@ -46,7 +46,7 @@ def warm_up(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.jobs.warm_up import WarmUpJob, run_warm_up
+        from dkgp.commands.warm_up import WarmUpJob, run_warm_up
 
         return run_warm_up(WarmUpJob(**options), reporter)
 

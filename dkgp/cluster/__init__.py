@@ -6,7 +6,7 @@ from dkgp.cluster.announcer import Announcer
 from dkgp.cluster.cache import FeatureCache, worker_cache
 from dkgp.cluster.configuration import configured_options
 from dkgp.cluster.connect import ClusterOptions, open_executor
-from dkgp.cluster.executors import BlockExecutor, LocalExecutor, PendingRound
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, PendingRound
 
 __all__ = [
     "Announcer",

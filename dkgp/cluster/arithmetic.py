@@ -19,7 +19,7 @@ import numpy as np
 
 from dkgp.cluster.threads import blas_libraries
 from dkgp.errors import ClusterError
-from dkgp.kernels.processor import compilation_target, fuses_multiply_add, no_fused_multiply_add
+from dkgp.kernels.tiles.processor import compilation_target, fuses_multiply_add, no_fused_multiply_add
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -17,9 +17,9 @@ import dask.config
 
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
-from dkgp.cluster.executors import BlockExecutor, LocalExecutor
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.options import QUEUEING_KINDS, ClusterKind, ClusterOptions, UnreachableSchedulerError
-from dkgp.cluster.security import plain_text_warning, secure_address, security_for_start, security_from
+from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ def open_executor(
 
 
 def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announcer: Announcer) -> BlockExecutor:
-    from dkgp.cluster.dask_executor import DaskExecutor
+    from dkgp.cluster.executors.dask import DaskExecutor
+    from dkgp.cluster.executors.worker_setup import forget_orphans
     from dkgp.cluster.versions import compare_versions, fetch_versions
-    from dkgp.cluster.worker_setup import forget_orphans
 
     # A torn connection is retried and a cluster without workers gives up, where dask's defaults would wait for ever.
     stack.enter_context(
@@ -119,7 +119,7 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:
     from distributed import Client
 
-    from dkgp.cluster.starters import start_cluster
+    from dkgp.cluster.starters.start import start_cluster
 
     cluster = start_cluster(options, security, stack)
     seconds = options.connect_timeout_seconds
@@ -213,7 +213,7 @@ def _count_workers(client: Client) -> int:
 
 
 def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
-    from dkgp.cluster.starters import NO_WORKERS_HINTS
+    from dkgp.cluster.starters.start import NO_WORKERS_HINTS
 
     if address is not None:
         return "start some with `dask worker ADDRESS`, or look at what those that should be there say"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import dask.config
 
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
-from dkgp.cluster.executors import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
 from dkgp.errors import UsageError
 
@@ -49,7 +49,7 @@ def open_client_executor(
     """
     from distributed import Client
 
-    from dkgp.cluster.dask_executor import DaskExecutor
+    from dkgp.cluster.executors.dask import DaskExecutor
     from dkgp.cluster.versions import compare_versions, fetch_versions
 
     if not isinstance(client, Client) or client.asynchronous or client.status != "running":

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dkgp.data._manifest import is_committed, recognise
-from dkgp.data._types import Progress, ProgressCallback
-from dkgp.data.checkpoint import Checkpoint, CheckpointStore
-from dkgp.data.dataset import Dataset, open_dataset
-from dkgp.data.dataset_writer import DatasetWriter, dataset_from_arrays
-from dkgp.data.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
-from dkgp.data.ingest import IngestReport, ingest
-from dkgp.data.memory_dataset import append_rows, memory_dataset, standardised_inputs
-from dkgp.data.memory_model import find_model, memory_model
-from dkgp.data.model_store import ModelRecord, open_model, save_model
-from dkgp.data.prediction_store import Prediction, PredictionWriter, open_prediction
-from dkgp.data.standardisation import RunningMoments, Standardisation
-from dkgp.data.storage import exists
-from dkgp.data.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
-from dkgp.data.writable import ensure_writable
+from dkgp.data.remote.storage import exists
+from dkgp.data.sources.ingest import IngestReport, ingest
+from dkgp.data.sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
+from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.stores.dataset import Dataset, open_dataset
+from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays
+from dkgp.data.stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
+from dkgp.data.stores.manifest import is_committed, recognise
+from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
+from dkgp.data.stores.memory_model import find_model, memory_model
+from dkgp.data.stores.model_store import ModelRecord, open_model, save_model
+from dkgp.data.stores.prediction_store import Prediction, PredictionWriter, open_prediction
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation
+from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.types import Progress, ProgressCallback
 
 __all__ = [
     "Checkpoint",

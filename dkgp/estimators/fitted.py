@@ -14,10 +14,10 @@ import dask.config
 import numpy as np
 
 from dkgp.data import Dataset, ModelRecord, find_model, memory_model, save_model
-from dkgp.data.memory_dataset import AssembledDataset, assembled_dataset
+from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
 from dkgp.models.exact import TrainedModel
-from dkgp.models.predictor import Predictor, PredictorSource
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.prediction.predictor import Predictor, PredictorSource
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 
 __all__ = ["FittedModel", "Workspace"]

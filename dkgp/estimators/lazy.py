@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import FittedModel
-from dkgp.models.predictor import Predicted, PredictorSource
+from dkgp.models.prediction.predictor import Predicted, PredictorSource
 
 __all__ = ["Quantities", "lazy_predictions"]
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dkgp.data.labelled import label
+from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import FittedModel
 from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = ["PredictionBounds", "predictions", "what_holds"]
 

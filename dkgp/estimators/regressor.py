@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.cluster.given_client import is_in_process
 from dkgp.data import append_rows
-from dkgp.data.labelled import label
+from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.estimators.outputs import predictions, what_holds
@@ -37,10 +37,10 @@ from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
-from dkgp.models.pathwise import PosteriorFunctions
-from dkgp.models.predictor import standardised
+from dkgp.models.prediction.pathwise import PosteriorFunctions
+from dkgp.models.prediction.predictor import standardised
 from dkgp.models.update import update
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Solver
 
 __all__ = ["GPRegressor"]

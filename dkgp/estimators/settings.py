@@ -14,7 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.models.tuning_tasks import Objective
+from dkgp.models.tuning.tasks import Objective
 from dkgp.solvers import (
     Cholesky,
     ConjugateGradient,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.data import Dataset, open_dataset
-from dkgp.data.ingest_blocks import stored_inputs
-from dkgp.data.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
+from dkgp.data.sources.ingest_blocks import stored_inputs
+from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
 
 __all__ = ["Table", "is_plain", "read_inputs", "read_samples"]

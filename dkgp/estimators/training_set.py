@@ -10,8 +10,8 @@ import numpy as np
 from dkgp.cluster import ClusterOptions
 from dkgp.cluster.given_client import is_in_process
 from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
-from dkgp.data.ingest_blocks import ingest_blocks
-from dkgp.data.labelled import is_labelled, labelled_targets
+from dkgp.data.sources.ingest_blocks import ingest_blocks
+from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data

@@ -7,14 +7,14 @@ from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
 from dkgp.kernels.composite import Product, Scaled, Sum
 from dkgp.kernels.constants import Constant, White, fold_white
 from dkgp.kernels.dot_product import Linear, Polynomial
-from dkgp.kernels.entry_count import EntryCount, count_entries, counting
 from dkgp.kernels.expression import KERNEL_NAMES, parse_kernel
 from dkgp.kernels.function_registry import register_function
 from dkgp.kernels.periodic import Periodic
 from dkgp.kernels.positive_definite import check_positive_definite, has_user_function
 from dkgp.kernels.squared_exponential import SquaredExponential
 from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic
-from dkgp.kernels.tiles import Features, TileEvaluator
+from dkgp.kernels.tiles.entry_count import EntryCount, count_entries, counting
+from dkgp.kernels.tiles.evaluator import Features, TileEvaluator
 from dkgp.kernels.user import UserKernel
 
 __all__ = [

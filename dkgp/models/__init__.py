@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from dkgp.models.certificate import Certificate
+from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
-from dkgp.models.likelihood_search import TuneProgress
-from dkgp.models.marginal_likelihood import projected_peak_bytes
-from dkgp.models.priors import LogNormal
+from dkgp.models.prediction import PredictSummary, predict
 from dkgp.models.tuned_parameter import TunedParameter
-from dkgp.models.tuning import tune, tune_dataset
-from dkgp.models.tuning_run import projected_tuning_bytes
+from dkgp.models.tuning.likelihood_search import TuneProgress
+from dkgp.models.tuning.marginal_likelihood import projected_peak_bytes
+from dkgp.models.tuning.priors import LogNormal
+from dkgp.models.tuning.run import projected_tuning_bytes
+from dkgp.models.tuning.tune import tune, tune_dataset
+from dkgp.models.update import update
+from dkgp.models.variance import VarianceSettings
 
 __all__ = [
+    "Certificate",
     "Hyperparameters",
     "LogNormal",
+    "PredictSummary",
+    "TrainedModel",
     "TuneProgress",
     "TunedParameter",
+    "VarianceSettings",
+    "predict",
     "projected_peak_bytes",
     "projected_tuning_bytes",
     "read_hyperparameters",
+    "save",
+    "train",
     "tune",
     "tune_dataset",
+    "update",
     "write_hyperparameters",
 ]

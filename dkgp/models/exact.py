@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.cluster.executors import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, save_model
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.storage import exists, read_object, write_object
+from dkgp.data.remote.storage import exists, read_object, write_object
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.tuned_parameter import TunedParameter

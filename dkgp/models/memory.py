@@ -15,7 +15,7 @@ from dkgp.solvers import (
     Solver,
     TiledCholesky,
 )
-from dkgp.solvers.cholesky import cholesky_bytes
+from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 
 __all__ = ["MemoryPlan", "plan_training", "solver_memory"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.tuning import TunedDataset, draw_subset
+from dkgp.models.tuning.tune import TunedDataset, draw_subset
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
 

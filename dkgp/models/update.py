@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
-from dkgp.cluster.executors import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
@@ -23,7 +23,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Progress, Solver, StoppingRule, solve
-from dkgp.solvers.subproblem import matmat_in_parallel
+from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
 
 __all__ = ["update"]
 

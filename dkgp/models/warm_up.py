@@ -1,8 +1,8 @@
 """What runs compile, piece by piece, and helper processes that compile it in the background.
 
 A piece is compiled by calling it on a few rows, in arrays of the types that runs give it, and stays in the cache on
-disk (`dkgp.kernels.code_cache`), where the run finds it. Compiling holds one lock of a process, so it takes several
-processes to do it in parallel, or beside other work.
+disk (`dkgp.kernels.tiles.code_cache`), where the run finds it. Compiling holds one lock of a process, so it takes
+several processes to do it in parallel, or beside other work.
 
 Files beside the cache remember which pieces are there, so that a process finds out in a moment that it needs no
 helpers. Where they are wrong, because part of the cache was deleted, the run compiles for itself.
@@ -27,11 +27,11 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
-from dkgp.kernels.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
-from dkgp.kernels.compiled_stages import STAGE_NAMES, stage_address
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.stages import STAGE_NAMES, stage_address
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
-from dkgp.operators.factor_products import factor_times, factor_transposed_times
+from dkgp.operators.low_rank.products import factor_times, factor_transposed_times
 from dkgp.solvers import MaxPasses, SequentialMinimalOptimization, solve
 
 __all__ = [
@@ -134,7 +134,7 @@ def _take(evaluator: TileEvaluator) -> None:
 
 
 def _vectors() -> None:
-    from dkgp.solvers.recursions import advance_gradient, advance_solution, measures
+    from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution, measures
 
     vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
     indices, few = np.arange(3, dtype=np.intp), np.ones((2, 1))
@@ -145,8 +145,8 @@ def _vectors() -> None:
 
 
 def _factor() -> None:
-    from dkgp.solvers.selection import best_in_groups
-    from dkgp.solvers.triangular import solve_lower_transposed
+    from dkgp.solvers.block_descent.selection import best_in_groups
+    from dkgp.solvers.cholesky.triangular import solve_lower_transposed
 
     best_in_groups(np.ones(4), np.arange(4, dtype=np.intp), 2, np.zeros(4, np.bool_))
     solve_lower_transposed(np.eye(4, dtype=np.float32), 4, np.ones((1, 4), np.float32))

@@ -7,7 +7,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cached_columns import CachedColumnsOperator
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.operators.inputs import ArrayInputs, InputSource
-from dkgp.operators.tree import TreeKernelOperator
+from dkgp.operators.tree.operator import TreeKernelOperator
 
 __all__ = [
     "ArrayInputs",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 
 __all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns", "ReadyColumns"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.kernels import Features, Kernel, TileEvaluator
-from dkgp.kernels.compiled import LANES
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.inputs import InputSource, centre_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors import BlockExecutor, BlockTask, PendingRound, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import (
     FloatArray,
     IndexArray,

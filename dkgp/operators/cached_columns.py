@@ -12,10 +12,10 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
-from dkgp.kernels.code_cache import cached_njit
-from dkgp.kernels.compiled import FLUSH_COLUMNS
-from dkgp.kernels.compiled_math import FAST_MATH, fma, prefer_full_vectors
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.loops import FLUSH_COLUMNS
+from dkgp.kernels.tiles.math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
 
 __all__ = ["CachedColumnsOperator", "cached_columns_bytes"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.executors import split_evenly
+from dkgp.cluster.executors.base import split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import count_entries
 from dkgp.operators.base import FloatArray, IndexArray

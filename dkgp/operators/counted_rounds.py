@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkgp.cluster.executors import BlockTask, PendingRound
+from dkgp.cluster.executors.base import BlockTask, PendingRound
 from dkgp.kernels import EntryCount, counting
 
 __all__ = ["CountedRound", "counted_task"]

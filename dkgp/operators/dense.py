@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Features, Kernel
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import (
     FloatArray,
     IndexArray,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dkgp.solvers.auto import Choice, choose_solver
-from dkgp.solvers.cholesky import Cholesky
-from dkgp.solvers.conjugate_gradient import ConjugateGradient
+from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.block_descent.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.cholesky.in_memory import Cholesky
+from dkgp.solvers.cholesky.tiled import TiledCholesky
+from dkgp.solvers.conjugate.gradient import ConjugateGradient
+from dkgp.solvers.conjugate.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
+from dkgp.solvers.conjugate.preconditioner import PartialCholesky
 from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
-from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
-from dkgp.solvers.preconditioner import PartialCholesky
-from dkgp.solvers.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
     DualityGap,
@@ -23,7 +24,6 @@ from dkgp.solvers.stopping import (
     StoppingRule,
     StopReason,
 )
-from dkgp.solvers.tiled_cholesky import TiledCholesky
 
 __all__ = [
     "Checkpointing",

@@ -32,9 +32,9 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.pivots import RandomlyPivotedCholesky
-from dkgp.solvers.block_size import automatic_block_size, projected_round
-from dkgp.solvers.cholesky import cholesky_bytes
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky
+from dkgp.solvers.block_descent.block_size import automatic_block_size, projected_round
+from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 
 __all__ = ["PROBE_SAMPLES", "Choice", "ResidualCurve", "choose_solver"]
 

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
-from dkgp.data.checkpoint import CheckpointStore
+from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.recursions import measures
+from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
+from dkgp.solvers.block_descent.recursions import measures
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule, StopReason
 

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 
 __all__ = ["HuberLoss", "LogisticLoss", "Loss", "RiskProgress", "RiskSolution", "SquaredLoss", "minimise_risk"]

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels.code_cache import cached_njit
-from dkgp.kernels.compiled import tile_into
-from dkgp.kernels.tiles import Features, Precision
+from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.evaluator import Features, Precision
+from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 

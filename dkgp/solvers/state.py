@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.kernels.tiles import Precision
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 
 __all__ = ["SolverState"]

@@ -236,7 +236,7 @@ def test_unreachable_scheduler_gives_up_in_time(
 
 
 def test_traceback_only_for_debug(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.jobs.info.run_info", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("dkgp.commands.info.run_info", lambda *arguments: 1 / 0)
     plain = run("info")
     assert plain.exit_code == 1
     assert "--debug" in plain.stderr

@@ -52,7 +52,7 @@ def test_train_killed_after_its_model_was_saved_is_done(
 ) -> None:
     out, plot, log = tmp_path / "model.zarr", tmp_path / "run.png", tmp_path / "run.jsonl"
     command = train(pipeline, out, "--plot", plot, "--log-json", log, "--checkpoint-every", 0)
-    killed_at(process, "dkgp.jobs.train:_conclude", command)
+    killed_at(process, "dkgp.commands.train:_conclude", command)
     assert (tmp_path / "model.zarr.checkpoint").exists()
     assert not plot.exists()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -71,7 +71,7 @@ def test_train_killed_after_its_model_was_saved_is_done(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("place", ["dkgp.data.model_store:commit", "dkgp.data.model_store:create_array"])
+@pytest.mark.parametrize("place", ["dkgp.data.stores.model_store:commit", "dkgp.data.stores.model_store:create_array"])
 def test_train_killed_while_it_saves_its_model_resumes(
     pipeline: dict[str, Any], process: Process, run: Command, document: Command, tmp_path: Path, place: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_predict_killed_after_its_predictions_were_complete_is_done(
 ) -> None:
     out = tmp_path / "prediction.zarr"
     command = ["predict", pipeline["train"]["out"], pipeline["ingest"]["test"], "--out", out, "--variance", "--json"]
-    killed_at(process, "dkgp.models.prediction:PredictSummary", command)
+    killed_at(process, "dkgp.models.prediction.predict:PredictSummary", command)
     first = open_prediction(out).read("variance").tobytes()
     done = document(run(*command, "--resume"))
     assert done["n_samples"] == 200
@@ -161,7 +161,7 @@ def test_tune_killed_after_its_file_was_written_is_done(
 ) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 150, "--json"]
-    killed_at(process, "dkgp.jobs.tune:_conclude", command)
+    killed_at(process, "dkgp.commands.tune:_conclude", command)
     written = out.read_bytes()
     result = run(*command, "--resume")
     assert "were complete when an earlier run ended" in result.stderr

@@ -28,11 +28,11 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and in this process."""
-    monkeypatch.setattr("dkgp.jobs.plan_figures.SELECTION_SIZES", (50, 100, 150))
-    monkeypatch.setattr("dkgp.jobs.plan_figures.LEAST_SECONDS", 0.001)
-    monkeypatch.setattr("dkgp.jobs.plan_figures.UPDATE_SHAPE", (512, 256))
-    monkeypatch.setattr("dkgp.jobs.plan_figures.PAIR_ROWS", 256)
-    monkeypatch.setattr("dkgp.jobs.plan_figures.measure_speedups", lambda kernel: (1.0, 1.5))
+    monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 150))
+    monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.001)
+    monkeypatch.setattr("dkgp.plan.figures.UPDATE_SHAPE", (512, 256))
+    monkeypatch.setattr("dkgp.plan.figures.PAIR_ROWS", 256)
+    monkeypatch.setattr("dkgp.plan.figures.measure_speedups", lambda kernel: (1.0, 1.5))
 
 
 @pytest.mark.usefixtures("quick")
@@ -119,9 +119,9 @@ def test_bad_input_is_refused_before_any_work(
         raise AssertionError("work was begun")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkgp.jobs.plan.measure_machine", work)
-    monkeypatch.setattr("dkgp.jobs.plan.measure_cluster", work)
-    monkeypatch.setattr("dkgp.jobs.plan.tune_dataset", work)
+    monkeypatch.setattr("dkgp.plan.plan.measure_machine", work)
+    monkeypatch.setattr("dkgp.plan.plan.measure_cluster", work)
+    monkeypatch.setattr("dkgp.plan.plan.tune_dataset", work)
     train, hyper = problem
     given = () if "--hyper" in options else ("--hyper", hyper)
     result = run("plan", train, *given, *options)
@@ -159,7 +159,7 @@ def test_a_plan_is_compared_with_real_runs(
     run: Run, document: Run, problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, hyper = problem
-    monkeypatch.setattr("dkgp.jobs.plan_validate.WORKERS", (1,))
+    monkeypatch.setattr("dkgp.bench.scaling.validate.WORKERS", (1,))
     found = document(run("plan", train, "--hyper", hyper, "--workers", "1,2", "--validate", "--json"))["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]
     assert found["passes"] == pytest.approx(found["passes_expected"])

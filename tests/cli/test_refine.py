@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.data.dataset_writer import dataset_from_arrays
-from dkgp.jobs import refine as refine_job
-from dkgp.jobs import tune as tune_job
-from dkgp.jobs.service.specification import job_from_options, options_from_job
-from dkgp.jobs.tune import TuneJob
+from dkgp.commands import refine as refine_job
+from dkgp.commands import tune as tune_job
+from dkgp.commands.tune import TuneJob
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models import read_hyperparameters
-from dkgp.models.refine_record import RefineSettings
+from dkgp.models.refinement.record import RefineSettings
+from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.conftest import dkgp_command, document_of
 
 QUICK = ("--refine-probes", 4, "--refine-rank", 30, "--refine-steps", 4)

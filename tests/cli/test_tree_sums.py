@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.commands.tree_sums import add_tree_memory
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
-from dkgp.jobs.service.specification import job_from_options, options_from_job
-from dkgp.jobs.tree_sums import add_tree_memory
 from dkgp.kernels import SquaredExponential
-from dkgp.operators.tree import _Forest
-from dkgp.operators.tree_memory import tree_bytes
+from dkgp.operators.tree.memory import tree_bytes
+from dkgp.operators.tree.operator import _Forest
+from dkgp.service.specification import job_from_options, options_from_job
 
 Command = Callable[..., Any]
 NOISE, KERNEL = 0.05, SquaredExponential((80.0, 80.0))

@@ -16,7 +16,7 @@ import zarr
 from scipy.stats import norm
 
 from dkgp.data import open_dataset, open_prediction
-from dkgp.data._manifest import MANIFEST_NAME, checksum
+from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
 from dkgp.models import read_hyperparameters
 
 Command = Callable[..., Any]
@@ -148,7 +148,7 @@ def test_resuming_tells_of_the_whole_store(
     assert whole["variance"]["computed"] == 200
     asked = iter([False, False, True])
     with monkeypatch.context() as patch:
-        patch.setattr("dkgp.jobs.predict.interruptible", lambda announce: nullcontext(lambda: next(asked)))
+        patch.setattr("dkgp.commands.predict.interruptible", lambda announce: nullcontext(lambda: next(asked)))
         stopped = run(*command(pipeline, tmp_path / "p.zarr", *more))
     assert stopped.exit_code == 130
     assert "--resume" in stopped.stderr

@@ -26,7 +26,7 @@ from dkgp.cluster.arithmetic import (
     require_one_arithmetic,
     unfit,
 )
-from dkgp.cluster.dask_executor import DaskExecutor
+from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.errors import ClusterError, ExitCode
 from tests.cluster.helpers import StartProcess, start_scheduler
 
@@ -148,7 +148,7 @@ def running(task: Callable[[list[int]], list[int]], group: list[int]) -> list[in
 
 def test_a_marked_task_is_not_begun_on_unlike_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     held = named(HERE, OTHER)
-    monkeypatch.setattr("dkgp.cluster.dask_executor.fetch_arithmetic", lambda client: held)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.fetch_arithmetic", lambda client: held)
     executor = DaskExecutor(client)
     try:
         assert executor.submit("t", plain, (), [[1], [2]]).result() == [1, 2]
@@ -158,7 +158,7 @@ def test_a_marked_task_is_not_begun_on_unlike_workers(client: Client, monkeypatc
         with pytest.raises(ClusterError, match=r"10\.0\.0\.2:1 \(host b\): BLAS"):
             executor.submit("t", running, (marked,), [[1], [2]])
         assert executor.submit("t", running, (plain,), [[1], [2]]).result() == [1, 2]
-        monkeypatch.setattr("dkgp.cluster.dask_executor.fetch_arithmetic", fetch_arithmetic)
+        monkeypatch.setattr("dkgp.cluster.executors.dask.fetch_arithmetic", fetch_arithmetic)
         assert executor.submit("t", marked, (), [[1], [2]]).result() == [1, 2]
     finally:
         executor.close()
@@ -168,7 +168,7 @@ def test_threads_of_one_process_compute_alike(client: Client, monkeypatch: pytes
     def never(client: Client) -> dict[str, Arithmetic]:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("dkgp.cluster.dask_executor.fetch_arithmetic", never)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.fetch_arithmetic", never)
     local = LocalExecutor(1)
     assert local.submit("t", marked, (), [[1]]).result() == [1]
     local.close()

@@ -18,7 +18,7 @@ from distributed import Client
 
 from dkgp.cluster import ClusterOptions, LocalExecutor, connect, open_executor
 from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES, UnreachableSchedulerError
-from dkgp.cluster.dask_executor import DaskExecutor
+from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.errors import ClusterError, ExitCode, UsageError
 
 FEW, MANY = SMALL_PROBLEM_SAMPLES, SMALL_PROBLEM_SAMPLES + 1

@@ -267,7 +267,7 @@ def test_a_configured_scheduler_yields_to_a_kind_that_is_said() -> None:
         ({"cluster": {"worker-wait": "long"}}, "must be seconds"),
         (
             {"cluster": {"settings": "password=hunter2"}},
-            "dkgp.cluster.settings in dask's configuration must be a mapping",
+            "dkgp.cluster.starters.settings in dask's configuration must be a mapping",
         ),
     ],
 )
@@ -304,7 +304,7 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_benchmarks_record_has_no_values_of_settings() -> None:
-    from dkgp.jobs.bench_report import report
+    from dkgp.commands.reporting.measurements import report
 
     cluster = ClusterOptions(kind="ssh", settings={"connect_options": {"password": "hunter2"}})
     document = report("solve", "title", [], [], {}, cluster=asdict(cluster))

@@ -12,7 +12,7 @@ from distributed import Client
 
 import dkgp
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.dask_executor import DaskExecutor
+from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.versions import Software, compare_versions, fetch_versions
 from dkgp.errors import ClusterError, ExitCode
 from tests.cluster.helpers import Listener, StartProcess, no_dkgp, other_dkgp, start_scheduler

@@ -12,7 +12,7 @@ from distributed import Client
 
 from dkgp.cluster import ClusterOptions, connect, open_executor
 from dkgp.cluster.options import QUEUEING_KINDS
-from dkgp.cluster.starters import NO_WORKERS_HINTS
+from dkgp.cluster.starters.start import NO_WORKERS_HINTS
 from dkgp.errors import ClusterError, ExitCode
 from tests.cluster.helpers import Listener
 

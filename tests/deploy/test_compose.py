@@ -174,7 +174,7 @@ def test_secrets_are_made_once_and_closed(tmp_path: Path) -> None:
 
 
 def test_token_that_is_made_is_one_that_the_service_takes(tmp_path: Path) -> None:
-    from dkgp.jobs.service.settings import read_token
+    from dkgp.service.settings import read_token
 
     make_secrets(tmp_path / "secrets", tmp_path / "env")
     path = tmp_path / "secrets" / "service-token"

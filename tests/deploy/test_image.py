@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import dkgp
-from dkgp.jobs.service.settings import DEFAULT_PORT
+from dkgp.service.settings import DEFAULT_PORT
 from tests.deploy.deployment import DEPLOY, IMAGE, ROOT, compose, documents, pod_specs
 
 TEXT = (DEPLOY / "Dockerfile").read_text()

@@ -87,9 +87,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 def served_by_the_service(folder: Path) -> dict[str, set[str]]:
     from prometheus_client import generate_latest
 
-    from dkgp.jobs.service.metrics import ServiceMetrics
-    from dkgp.jobs.service.queue import JobQueue
-    from dkgp.jobs.service.settings import ServiceSettings
+    from dkgp.service.queue.job_queue import JobQueue
+    from dkgp.service.settings import ServiceSettings
+    from dkgp.service.web.metrics import ServiceMetrics
 
     metrics = ServiceMetrics(JobQueue(folder), ServiceSettings(folder=str(folder)))
     found = parse(generate_latest(metrics.registry).decode())
@@ -130,7 +130,7 @@ def test_brackets_close(place: str, expression: str) -> None:
 
 
 def test_states_are_those_of_jobs_and_workers() -> None:
-    from dkgp.jobs.service import records
+    from dkgp.service.queue import records
 
     known = set(records.STATES) | {"idle", "partially_saturated", "saturated", "paused", "retiring"}
     for place, expression in EXPRESSIONS:

@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 
 import dkgp
 from dkgp.cluster import LocalExecutor
-from dkgp.data.dataset_writer import dataset_from_arrays
-from dkgp.data.synthetic import friedman1
+from dkgp.data.sources.synthetic import friedman1
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
 from tests.engine.helpers import Bits, ManualCluster, Problem, bits
 

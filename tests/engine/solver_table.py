@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
-from dkgp.jobs.progress import SilentReporter
-from dkgp.jobs.solver_options import SolverOptions
 from dkgp.models.exact import TrainedModel
 from tests.engine.helpers import Problem, hyperparameters
 

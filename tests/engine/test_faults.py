@@ -87,7 +87,7 @@ def cache_misses() -> int:
 def test_a_worker_that_joins_in_mid_solve_gets_work(
     problem: Problem, reference: Bits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.cluster.dask_executor.PARALLELISM_REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.PARALLELISM_REFRESH_SECONDS", 0.1)
     with opened("processes", 1) as executor:
         client = client_of(executor)
         first = set(worker_pids(client))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dkgp.data.dataset_writer import dataset_from_arrays
-from dkgp.data.synthetic import friedman1
+from dkgp.data.sources.synthetic import friedman1
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 
 Train = Callable[..., dict[str, Any]]
 

@@ -22,13 +22,13 @@ from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import fetch_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import Dataset, open_model
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import ClusterError
 from dkgp.kernels import Periodic, SquaredExponential
 from dkgp.models import tune_dataset
 from dkgp.models.exact import save, train
-from dkgp.models.prediction import predict
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators import BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.contract_tasks import contract
 from dkgp.solvers import (

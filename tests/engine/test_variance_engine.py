@@ -17,11 +17,11 @@ from distributed import Client
 from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
 from dkgp.cluster.threads import available_cores, process_threads
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
-from dkgp.data.dataset_writer import dataset_from_arrays
-from dkgp.data.synthetic import friedman1
+from dkgp.data.sources.synthetic import friedman1
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models.exact import save
-from dkgp.models.prediction import predict
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import Problem, opened
 

@@ -16,7 +16,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import dataset_from_arrays, open_dataset, open_model, open_prediction, save_model
 from dkgp.errors import InputError, OutputExistsError, StoreError
 from dkgp.models.exact import save, train
-from dkgp.models.prediction import predict
+from dkgp.models.prediction.predict import predict
 from dkgp.solvers import Cholesky
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 from tests.estimators.dense import dense_posterior

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 import dkgp
-from dkgp.jobs.service.client import ServiceClient
+from dkgp.service.client.client import ServiceClient
 
 TOKEN = "a-token-for-tests-of-faults"
 START_SECONDS = 120.0
@@ -126,7 +126,7 @@ class ServiceProcess:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if "dkgp.jobs.service.runner" in line and str(self.folder) in line and job_id in " ".join(line):
+                if "dkgp.service.running.runner" in line and str(self.folder) in line and job_id in " ".join(line):
                     found.append(process)
         return found
 

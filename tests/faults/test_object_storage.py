@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import CheckpointStore, Dataset, DatasetWriter, dataset_from_arrays, open_dataset, open_model
-from dkgp.data.storage import list_object_bytes, write_object
+from dkgp.data.remote.storage import list_object_bytes, write_object
 from dkgp.errors import DkgpError, StorageError, StoreError
 from tests.faults.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.s3 import S3Server, s3_server, use_s3
@@ -209,7 +209,7 @@ def test_a_torn_checkpoint_is_never_read_as_whole(proxy: S3Proxy, request: pytes
 
 
 def store_content(address: str) -> bytes:
-    from dkgp.data.storage import read_object
+    from dkgp.data.remote.storage import read_object
 
     return read_object(address)
 

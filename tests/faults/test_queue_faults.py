@@ -18,15 +18,15 @@ import psutil
 import pytest
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import CheckpointStore, open_model, open_prediction
-from dkgp.jobs.progress import SilentReporter
-from dkgp.jobs.service.events import EventReader
-from dkgp.jobs.service.locks import FileLock
-from dkgp.jobs.service.queue import JobQueue
-from dkgp.jobs.service.records import JobRecord
-from dkgp.jobs.service.specification import job_from_options, run_job
-from dkgp.jobs.service.supervisor import Supervisor
-from tests.jobs.service.problem import Problem, make_problem, make_stand_in, until
+from dkgp.service.queue.events import EventReader
+from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.locks import FileLock
+from dkgp.service.queue.records import JobRecord
+from dkgp.service.running.supervisor import Supervisor
+from dkgp.service.specification import job_from_options, run_job
+from tests.service.problem import Problem, make_problem, make_stand_in, until
 
 pytestmark = pytest.mark.faults
 
@@ -150,8 +150,8 @@ _SERVICE = """
     import sys, time
     from pathlib import Path
     from dkgp.cluster import ClusterOptions
-    from dkgp.jobs.service.queue import JobQueue
-    from dkgp.jobs.service.supervisor import Supervisor
+    from dkgp.service.queue.job_queue import JobQueue
+    from dkgp.service.running.supervisor import Supervisor
     python = sys.argv[3] if len(sys.argv) > 3 else sys.executable
     cluster = ClusterOptions(kind="none", threads_per_worker=1)
     Supervisor(JobQueue(Path(sys.argv[1])), cluster=cluster, concurrent_jobs=int(sys.argv[2]), python=python).start()
@@ -251,7 +251,8 @@ _DYING = """\
 #!{python}
 import os, sys
 sys.argv = ["runner", *sys.argv[3:]]
-from dkgp.jobs.service import runner, specification
+from dkgp.service import specification
+from dkgp.service.running import runner
 real = specification.run_job
 def run_job(job, reporter):
     document = real(job, reporter)

@@ -17,7 +17,7 @@ import pytest
 import xarray as xr
 
 from dkgp.data import open_model
-from dkgp.data.synthetic import friedman1
+from dkgp.data.sources.synthetic import friedman1
 from tests.faults.service_process import JOB_SECONDS, dkgp_environment, service_on, until
 from tests.s3 import s3_server, use_s3
 

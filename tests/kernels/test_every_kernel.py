@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
-from tests.kernels.interpreter import run
 from tests.kernels.table import ALL, CASES, Case, double_loop, features_of
+from tests.kernels.tiles.interpreter import run
 
 every_kernel = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 every_kernel_without_white = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

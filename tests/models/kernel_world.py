@@ -10,11 +10,11 @@ import scipy.linalg
 
 from dkgp.cluster import BlockExecutor
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import Kernel, parse_kernel
 from dkgp.models.exact import save, train
-from dkgp.models.prediction import PredictSummary, predict
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.prediction.predict import PredictSummary, predict
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm
 
 N, TESTS, D, NOISE = 260, 50, 4, 0.05

@@ -11,12 +11,12 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import ModelRecord
-from dkgp.data.memory_dataset import memory_dataset
-from dkgp.data.memory_model import memory_model
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.data.stores.memory_model import memory_model
 from dkgp.kernels import Kernel
 from dkgp.models.exact import TrainedModel, train
-from dkgp.models.predictor import Predicted, Predictor, standardised
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm, MaxIterations, Solver
 from tests.models.exact_gp import ExactGP, mp
 

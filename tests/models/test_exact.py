@@ -13,13 +13,13 @@ import scipy.linalg
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor, PendingRound, open_executor
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.metrics import evaluate
-from dkgp.models.prediction import predict
+from dkgp.models.prediction.predict import predict
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations, Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from dkgp.data import Dataset, Prediction, PredictionWriter
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import ExitCode, InputError
 from dkgp.models.metrics import coverage_curve, evaluate, variance_gaps
 

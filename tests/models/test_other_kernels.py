@@ -16,9 +16,9 @@ from dkgp.kernels import SquaredExponential, TileEvaluator, White, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import run_identity, save, train
-from dkgp.models.landmarks import choose_landmarks
-from dkgp.models.nystrom import FactorSource, NystromFactor
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.variance.landmarks import choose_landmarks
+from dkgp.models.variance.nystrom import FactorSource, NystromFactor
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import Cholesky, GradientInfNorm, GreedyBlockCoordinateDescent

@@ -18,7 +18,7 @@ from dkgp.errors import DkgpError, NumericalError
 from dkgp.kernels import Kernel, Matern52, Periodic, SquaredExponential, UserKernel, parse_kernel, register_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import mean_in_units, variance_in_units
-from dkgp.models.variance_batch import _Bounds
+from dkgp.models.variance.batch import _Bounds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
     Cholesky,

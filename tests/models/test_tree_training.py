@@ -11,7 +11,7 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore, Dataset, open_model
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
@@ -166,7 +166,7 @@ def test_what_the_tree_cannot_serve_is_refused(
         with pytest.raises(InputError, match="up to 6 features; got 7"):
             train(wide, SquaredExponential((1.0,) * 7), NOISE, executor, tree_error=1e-5)
         monkeypatch.setattr(
-            "dkgp.operators.tree_memory.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
+            "dkgp.operators.tree.memory.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
         )
         with pytest.raises(MemoryBudgetError, match=r"the tree over 900 samples takes [\d,]+ bytes .* holds 20,000"):
             trained(terrain, executor)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, UserKernel
 from dkgp.models.exact import train

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor, worker_cache
-from dkgp.cluster.executors import split_evenly
+from dkgp.cluster.executors.base import split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.kernels.compiled import LANES
+from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import coordinator_input_bytes_needed

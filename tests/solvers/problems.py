@@ -15,7 +15,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, DenseKernelOperator
 from dkgp.solvers import GreedyBlockCoordinateDescent
-from dkgp.solvers.gbcd import BlockState
+from dkgp.solvers.block_descent.gbcd import BlockState
 
 
 @dataclass

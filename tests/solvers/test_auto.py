@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dkgp.cluster.executors import LocalExecutor
+from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import BlockedKernelOperator

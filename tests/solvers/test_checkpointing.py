@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.data.checkpoint import CheckpointStore
+from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, ExitCode, InterruptedRunError
 from dkgp.solvers import (
     Checkpointing,
@@ -23,7 +23,7 @@ from dkgp.solvers import (
     Solution,
     solve,
 )
-from dkgp.solvers.subproblem import Subproblem
+from dkgp.solvers.block_descent.subproblem import Subproblem
 from tests.solvers.problems import Problem, smooth_problem
 
 # Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.

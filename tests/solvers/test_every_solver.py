@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.checkpoint import CheckpointStore
+from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import dkgp
+from dkgp.commands.batch.script import batch_script, submit_batch_script
 from dkgp.data import CheckpointStore
 from dkgp.errors import UsageError
-from dkgp.jobs.batch_script import batch_script, submit_batch_script
 from tests.system.hosts import certificates
 from tests.system.problem import COMMAND_SECONDS, DKGP, LONG, Problem, environment, rounds, wait_until
 from tests.system.slurm_on_one_machine import SlurmSite, missing, slurm_site

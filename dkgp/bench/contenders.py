@@ -1,0 +1,184 @@
+"""One contender of a benchmark in a process of its own, so that its peak memory is its own.
+
+`python -m dkgp.bench.contenders` reads a description from standard input and prints figures, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+import dkgp.errors
+from dkgp.bench.references import assemble, factor_in_place, kernel_product
+from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.memory import PeakMemory, available_bytes
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import Dataset, open_dataset
+from dkgp.errors import DkgpError, NotConvergedError
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.exact import train
+
+__all__ = ["cholesky_bytes", "fits_cholesky", "run_contender"]
+
+FloatArray = NDArray[np.float64]
+
+_HEADROOM = 1.15
+
+
+def run_contender(
+    description: dict[str, Any],
+    module: str = "dkgp.bench.contenders",
+    *,
+    warn: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Run one contender of a module in a new process; return its figures, and pass on what it warns of.
+
+    Raises
+    ------
+    DkgpError
+        It failed; the end of what it wrote to standard error is in the message.
+    """
+    environment = dict(os.environ)
+    package = str(Path(dkgp.errors.__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
+    finished = subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        input=json.dumps(description),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if finished.returncode != 0:
+        reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
+        raise DkgpError(f"the contender {description['contender']} failed: {reason[0]}")
+    figures: dict[str, Any] = json.loads(finished.stdout)
+    for message in figures.pop("cluster_warnings", ()):
+        warn(message)
+    return figures
+
+
+def cholesky_bytes(n: int) -> int:
+    """Bytes of the kernel matrix that LAPACK factors in place."""
+    return 8 * n * n
+
+
+def fits_cholesky(n: int) -> bool:
+    """Whether that matrix fits the memory available now."""
+    return cholesky_bytes(n) * _HEADROOM <= available_bytes()
+
+
+def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+    """Greedy block coordinate descent as `dkgp train` runs it, from the store to alpha."""
+    options = SolverOptions(**description.get("solver", {}))
+    cluster = ClusterOptions(**description.get("cluster", {}))
+    reporter = SilentReporter()
+    began = time.perf_counter()
+    with open_executor(cluster, dataset.n_samples, reporter) as executor:
+        start_seconds = time.perf_counter() - began
+
+        def run(data: Dataset) -> Any:
+            solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
+            kernel, noise_variance = found.kernel, found.noise_variance
+            return train(data, kernel, noise_variance, executor, solver=solver, stopping=options.stopping())
+
+        # Compiled code is loaded here and in the workers before the clock starts.
+        run(open_dataset(description["warm"]))
+        began = time.perf_counter()
+        trained = run(dataset)
+        seconds = time.perf_counter() - began
+    if not trained.solution.converged:
+        raise NotConvergedError(trained.solution.reason.message)
+    names = ("column_passes", "iterations", "gradient_inf_norm", "kernel_evaluations", "refreshes")
+    return {
+        "alpha": trained.solution.alpha,
+        "seconds": seconds,
+        "start_seconds": start_seconds,
+        "alpha_error_bound": float(max(trained.certificate.alpha_error_bound)),
+        "cluster_warnings": reporter.warnings,
+        "block_size": trained.solution.solver.get("block_size"),
+        **{name: trained.summary[name] for name in names},
+    }
+
+
+def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+    """LAPACK and BLAS: the kernel matrix's lower triangle, factored in place by blocks, and two triangular solves."""
+    began = time.perf_counter()
+    inputs, targets = _arrays(dataset)
+    matrix = assemble(inputs, found)
+    assembled = time.perf_counter()
+    factor_in_place(matrix)
+    factored = time.perf_counter()
+    # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
+    half = scipy.linalg.solve_triangular(matrix.T, targets, trans="T", check_finite=False)
+    alpha = scipy.linalg.solve_triangular(matrix.T, half, check_finite=False)
+    return {
+        "alpha": alpha,
+        "seconds": time.perf_counter() - began,
+        "assembly_seconds": assembled - began,
+        "factor_seconds": factored - assembled,
+    }
+
+
+def plain_pass(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+    """One float64 pass over the kernel matrix, K @ v, in tiles of 4,096 rows and columns that are thrown away."""
+    inputs, targets = _arrays(dataset)
+    began = time.perf_counter()
+    product = kernel_product(inputs, inputs, targets, found)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "checksum": float(np.abs(product).sum())}
+
+
+CONTENDERS: dict[str, Callable[[dict[str, Any], Dataset, Hyperparameters], dict[str, Any]]] = {
+    "gbcd": gbcd,
+    "cholesky": cholesky,
+    "plain_pass": plain_pass,
+}
+
+
+def _arrays(dataset: Dataset) -> tuple[FloatArray, FloatArray]:
+    chunks = dataset.row_chunks()
+    return (
+        np.concatenate([dataset.inputs(*rows) for rows in chunks]),
+        np.concatenate([dataset.targets(*rows) for rows in chunks]),
+    )
+
+
+def _rmse(alpha: FloatArray, description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> float | None:
+    """Root mean squared error on the standardised test targets, in the same way for every contender."""
+    if description.get("test") is None:
+        return None
+    inputs, truth = _arrays(open_dataset(description["test"]))
+    mean = kernel_product(inputs, _arrays(dataset)[0], alpha, found)
+    return float(np.sqrt(np.mean((mean - truth) ** 2)))
+
+
+def main() -> None:
+    """Read a description, run it, print the figures."""
+    description = json.load(sys.stdin)
+    dataset = open_dataset(description["train"])
+    found = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
+    with PeakMemory() as memory:
+        figures = CONTENDERS[description["contender"]](description, dataset, found)
+        figures["peak_memory_bytes"] = memory.bytes
+    alpha = figures.pop("alpha", None)
+    if alpha is not None:
+        figures["rmse"] = _rmse(alpha, description, dataset, found)
+        np.save(description["alpha"], alpha, allow_pickle=False)
+    print(dump(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The problem that solvers are compared on: a training store, a test store, hyperparameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
+from dkgp.data.remote.storage import normalise_url
+from dkgp.errors import InputError
+from dkgp.models import read_hyperparameters, tune_dataset, write_hyperparameters
+
+__all__ = ["FRIEDMAN1", "BenchProblem", "PreparedProblem", "open_whole", "prepare_problem", "prepare_test"]
+
+FRIEDMAN1 = "friedman1"
+WARM_UP_SAMPLES = 1024
+
+
+@dataclass(frozen=True)
+class BenchProblem:
+    """Which problem.
+
+    Attributes
+    ----------
+    data
+        "friedman1", a dataset store, or a file that `dkgp ingest` reads.
+    n
+        Training samples, drawn at random; default 20,000 for Friedman1, all but the test samples elsewhere.
+    n_test
+        Test samples at most, from those that are left.
+    target
+        Of a file.
+    hyper
+        Hyperparameter file; tuned on `subset` samples where there is none.
+    """
+
+    data: str = FRIEDMAN1
+    n: int | None = None
+    n_test: int = 5000
+    target: str = "y"
+    hyper: str | None = None
+    subset: int = 2000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PreparedProblem:
+    """Where everything lies; `warm` holds the first training samples, to load compiled code with."""
+
+    train: str
+    test: str | None
+    warm: str
+    hyper: str
+    n: int
+    d: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> PreparedProblem:
+    """Write the stores and the hyperparameter file into `folder`."""
+    train_url, warm_url, hyper_file = (str(folder / name) for name in ("train.zarr", "warm.zarr", "hyper.json"))
+    if problem.data == FRIEDMAN1:
+        with reporter.work("prepare") as show:
+            train, test = write_friedman1(
+                train_url, folder / "test.zarr", problem.n or 20_000, problem.n_test, seed=problem.seed, progress=show
+            )
+    else:
+        train, test = _drawn(problem, folder, train_url, reporter)
+    if problem.hyper is not None:
+        found = read_hyperparameters(problem.hyper, n_features=train.n_features, feature_names=train.feature_names)
+    else:
+        with reporter.search("tune") as progress:
+            found = tune_dataset(train, subset=problem.subset, seed=problem.seed, progress=progress)
+    write_hyperparameters(hyper_file, found)
+    rows = min(WARM_UP_SAMPLES, train.n_samples)
+    dataset_from_arrays(
+        warm_url,
+        train.raw_inputs(0, rows),
+        train.targets(0, rows, standardised=False),
+        feature_names=train.raw_feature_names,
+        target_names=train.target_names,
+        standardisation=train.standardisation,
+    )
+    test_url = None if test is None else test.url
+    return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
+
+
+def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+    """Write a test store alone into `folder`, for a model that is there: `n_test` samples at most, drawn at random."""
+    test_url = str(folder / "test.zarr")
+    if problem.data == FRIEDMAN1:
+        few = max(2, min(WARM_UP_SAMPLES, problem.n_test))
+        test = write_friedman1(folder / "train.zarr", test_url, few, problem.n_test, seed=problem.seed)[1]
+        assert test is not None
+        return test
+    whole = open_whole(problem, folder, reporter)
+    chosen = np.random.default_rng(problem.seed).permutation(whole.n_samples)[: problem.n_test]
+    inputs = np.concatenate([whole.raw_inputs(*rows) for rows in whole.row_chunks()])[np.sort(chosen)]
+    return dataset_from_arrays(
+        test_url, inputs, None, feature_names=whole.raw_feature_names, standardisation=whole.standardisation
+    )
+
+
+def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Reporter) -> tuple[Dataset, Dataset | None]:
+    """Draw training samples, and test samples from the rest."""
+    whole = open_whole(problem, folder, reporter)
+    order = np.random.default_rng(problem.seed).permutation(whole.n_samples)
+    n = problem.n or max(2, whole.n_samples - problem.n_test)
+    if not 2 <= n <= whole.n_samples:
+        raise InputError(f"'{problem.data}' has {whole.n_samples:,} samples; cannot draw {n:,} of them to train on")
+    X = np.concatenate([whole.inputs(*rows, standardised=False) for rows in whole.row_chunks()])
+    y = np.concatenate([whole.targets(*rows, standardised=False) for rows in whole.row_chunks()])
+    chosen, rest = order[:n], order[n : n + problem.n_test]
+
+    def write(url: str, rows: NDArray[np.int64], standardisation: Standardisation | None) -> Dataset:
+        return dataset_from_arrays(
+            url,
+            X[rows],
+            y[rows],
+            feature_names=whole.feature_names,
+            target_names=whole.target_names,
+            standardisation=standardisation,
+        )
+
+    train = write(train_url, chosen, None)
+    return train, write(str(folder / "test.zarr"), rest, train.standardisation) if rest.size else None
+
+
+def open_whole(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+    """Open a dataset store, or ingest a file into `folder`: all its samples."""
+    if recognise(normalise_url(problem.data)) is not None:
+        return open_dataset(problem.data)
+    with reporter.work("prepare") as show:
+        return ingest(problem.data, folder / "whole.zarr", target=problem.target, progress=show).train

@@ -1,0 +1,1 @@
+"""Runs with more and more workers, beside what the plan foresees."""

@@ -1,0 +1,221 @@
+"""`dkgp bench scaling`: updates and whole solves on 1, 2, ... worker processes, and what the cost model says of them.
+
+Each worker has one thread. The update alone is timed with nothing else going on; beside its speed-up stands the
+machine's own ceiling: as many independent single-threaded processes on the same tiles, against one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dkgp.bench.contenders import run_contender
+from dkgp.bench.problem import BenchProblem, PreparedProblem, prepare_problem
+from dkgp.bench.scaling.run import MODULE, measure_ceiling
+from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster.threads import available_cores
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import open_dataset
+from dkgp.errors import UsageError
+from dkgp.models import read_hyperparameters
+from dkgp.plan.costs import Effort, Problem, project, update_alone_seconds
+from dkgp.plan.figures import MachineFigures, measure_machine
+from dkgp.plan.network import ClusterFigures, measure_cluster
+from dkgp.plan.problem import memory_of, problem_of, worker_memory_bytes
+from dkgp.plan.simulation import Fleet
+
+__all__ = ["BenchScalingJob", "Scaling", "compare_with_model", "measure_scaling", "run_bench_scaling"]
+
+COLUMNS = (
+    Column("workers", "workers", "d"),
+    Column("update_seconds", "update, s", ".4f"),
+    Column("update_speedup", "speed-up", ".2f"),
+    Column("ceiling", "machine's ceiling", ".2f"),
+    Column("share_of_ceiling", "of the ceiling", ".2f"),
+    Column("update_to_model", "measured / model", ".2f"),
+    Column("seconds", "whole solve, s", ".2f"),
+    Column("speedup", "speed-up", ".2f"),
+    Column("seconds_to_model", "measured / model", ".2f"),
+    Column("worker_peak_bytes", "a worker's peak", "bytes"),
+    Column("worker_memory_to_model", "measured / planned", ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchScalingJob:
+    """What to measure.
+
+    Attributes
+    ----------
+    problem, solver
+        The data, and how they are solved.
+    workers
+        Numbers of worker processes; the first is what speed-ups refer to.
+    repeats
+        Rounds in which every number takes its turn; medians are reported.
+    """
+
+    problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))
+    solver: SolverOptions = field(default_factory=SolverOptions)
+    workers: tuple[int, ...] = (1, 2)
+    repeats: int = 3
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.workers or min(self.workers) < 1 or len(set(self.workers)) != len(self.workers):
+            raise UsageError(
+                f"--workers needs different numbers of workers, each at least 1, such as 1,2; got {self.workers}"
+            )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Runs by number of workers, and entries a second of as many independent processes, repeat by repeat."""
+
+    runs: dict[int, list[dict[str, Any]]]
+    ceilings: dict[int, list[float]]
+
+    def median(self, workers: int, name: str) -> float:
+        """Median of a figure over the repeats."""
+        return median([run[name] for run in self.runs[workers]])
+
+    def ratio(self, workers: int, base: int, name: str) -> float:
+        """Median over the repeats of how many times longer `base` workers took within the same repeat."""
+        pairs = zip(self.runs[base], self.runs[workers], strict=True)
+        return median([first[name] / second[name] for first, second in pairs])
+
+    def ceiling(self, workers: int, base: int) -> float:
+        """Median over the repeats of what the machine gains from more processes."""
+        pairs = zip(self.ceilings[base], self.ceilings[workers], strict=True)
+        return median([second / first for first, second in pairs])
+
+
+def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
+    """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
+    check_record_file(job.out)
+    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
+        prepared = prepare_problem(job.problem, Path(name), reporter)
+        scaling = measure_scaling(prepared, job.solver, job.workers, job.repeats, reporter)
+        dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
+        reporter.note("measuring this machine and its cluster for the cost model")
+        with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
+            cluster = measure_cluster(executor)
+            machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
+            solver = job.solver.build_block_solver(
+                dataset.n_samples, dataset.n_features, dataset.n_targets, SilentReporter()
+            )
+            problem = problem_of(dataset, found.kernel, solver, executor.least_task_evaluations)
+    rows = compare_with_model(scaling, problem, machine, cluster)
+    first, last = rows[0], rows[-1]
+    figures = {
+        "update_speedup": last["update_speedup"],
+        "ceiling": last["ceiling"],
+        "speedup": last["speedup"],
+        "column_passes": scaling.runs[job.workers[0]][0]["column_passes"],
+        "select_seconds": first["select_seconds"],
+        "update_seconds_in_solve": first["update_seconds_in_solve"],
+        "block_size": problem.block_size,
+    }
+    title = f"Worker processes: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
+    settings = {
+        "problem": asdict(job.problem),
+        "solver": asdict(job.solver),
+        "repeats": job.repeats,
+        "runs": scaling.runs,
+        "entries_per_second": scaling.ceilings,
+        "machine_figures": machine.to_json(),
+        "network": asdict(cluster.network),
+    }
+    document = report("scaling", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
+    write_record(document, job.out)
+    return document
+
+
+def measure_scaling(
+    prepared: PreparedProblem, solver: SolverOptions, workers: Sequence[int], repeats: int, reporter: Reporter
+) -> Scaling:
+    """Run everything, each number of workers taking its turn in every repeat.
+
+    Parameters
+    ----------
+    prepared : PreparedProblem
+    solver : SolverOptions
+    workers : sequence of int
+    repeats : int
+    reporter : Reporter
+    """
+    runs: dict[int, list[dict[str, Any]]] = {count: [] for count in workers}
+    ceilings: dict[int, list[float]] = {count: [] for count in workers}
+    total, done = 2 * repeats * len(workers), 0
+    with reporter.work("worker processes") as show:
+        for _ in range(repeats):
+            for count in workers:
+                show(WorkProgress(f"{count} workers", done, total, "runs"))
+                description = {
+                    "contender": "solve",
+                    **prepared.to_json(),
+                    "solver": asdict(solver),
+                    "workers": count,
+                    "threads_per_worker": 1,
+                }
+                runs[count].append(run_contender(description, MODULE))
+                done += 1
+            for count in workers:
+                show(WorkProgress(f"{count} processes alone", done, total, "runs"))
+                ceilings[count].append(measure_ceiling(prepared.hyper, count))
+                done += 1
+        show(WorkProgress("done", total, total, "runs"))
+    return Scaling(runs, ceilings)
+
+
+def compare_with_model(
+    scaling: Scaling, problem: Problem, machine: MachineFigures, cluster: ClusterFigures
+) -> list[dict[str, Any]]:
+    """Return what was measured for each number of workers, beside what the cost model says of the same run.
+
+    The model is given the passes that the runs took: what is compared is what a pass costs.
+    """
+    base = next(iter(scaling.runs))
+    rows = []
+    for count, runs in scaling.runs.items():
+        fleet = Fleet(count, 1, machine.speedups, available_cores(), cluster.network, one_machine=True)
+        last = runs[-1]
+        effort = Effort(last["column_passes"], last["double_passes"], last["refreshes"])
+        projection = project(problem, machine, fleet, effort)
+        resident = int(psutil.Process().memory_info().rss)
+        plan = memory_of(problem, resident_bytes=resident, cache_bytes=ClusterOptions().cache_bytes)
+        planned = worker_memory_bytes(plan, cluster.worker_resident_bytes)
+        names = ("seconds", "update_seconds", "update_seconds_in_solve", "select_seconds", "wait_seconds")
+        measured = {name: scaling.median(count, name) for name in (*names, "refresh_seconds", "worker_peak_bytes")}
+        alone = update_alone_seconds(problem, machine, fleet)
+        speedup, ceiling = scaling.ratio(count, base, "update_seconds"), scaling.ceiling(count, base)
+        rows.append(
+            {
+                "workers": count,
+                **measured,
+                "update_speedup": speedup,
+                "ceiling": ceiling,
+                "share_of_ceiling": speedup / ceiling,
+                "speedup": scaling.ratio(count, base, "seconds"),
+                "update_seconds_model": alone,
+                "update_to_model": measured["update_seconds"] / alone,
+                "seconds_model": projection.seconds,
+                "seconds_to_model": measured["seconds"] / projection.seconds,
+                "update_seconds_in_solve_model": projection.update_seconds,
+                "refresh_seconds_model": projection.refresh_seconds,
+                "start_seconds_model": projection.start_seconds,
+                "limit": projection.limit,
+                "coordinator_peak_bytes": scaling.median(count, "coordinator_peak_bytes"),
+                "worker_memory_bytes": planned,
+                "worker_memory_to_model": measured["worker_peak_bytes"] / planned,
+            }
+        )
+    return rows

@@ -1,0 +1,200 @@
+"""`dkgp bench solvers`: every solver on data sets that a user has, and how near `--solver auto` comes to the best."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from dkgp.bench.papers.data import Library, PreparedData, prepare_data
+from dkgp.bench.papers.runs import Contender, Workbench
+from dkgp.bench.problem import FRIEDMAN1
+from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import ENTRIES, Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverName, SolverOptions
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.models.solver_choice import choose_among
+from dkgp.solvers import Choice
+
+__all__ = ["RIVALS", "BenchSolversJob", "run_bench_solvers"]
+
+# In the order in which they are likely to be quick: who is slower than a few times the best is cut off.
+RIVALS: tuple[SolverName, ...] = ("cholesky", "pcg", "gbcd", "tiled-cholesky", "cg", "bcdc", "smo")
+AUTO = "auto"
+CUT_OFF = 4.0
+LEAST_SECONDS = 2.0
+
+COLUMNS = (
+    Column("data", "data set", text=True),
+    Column("n", "n", ",d"),
+    Column("solver", "solver", text=True),
+    Column("seconds", "seconds", ".2f"),
+    Column("to_best", "over the best", ".2f"),
+    Column("column_passes", "passes", ".1f"),
+    ENTRIES,
+    Column("note", "", text=True),
+)
+
+
+@dataclass(frozen=True)
+class BenchSolversJob:
+    """What to compare.
+
+    Attributes
+    ----------
+    data
+        Folder of .npz files; without it Friedman1 alone is there.
+    problems
+        Data sets; Friedman1 where none is named.
+    sizes
+        Training samples; a data set that has fewer runs with all it has.
+    solvers
+        Rivals of `auto`.
+    repeats
+        Of everything, in turns; medians count.
+    subset, seed
+        To tune on, and of all draws.
+    solver
+        Tolerance and limits.
+    """
+
+    data: str | None = None
+    problems: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (2_000, 10_000)
+    solvers: tuple[SolverName, ...] = RIVALS
+    repeats: int = 1
+    subset: int = 2000
+    seed: int = 0
+    solver: SolverOptions = field(default_factory=SolverOptions)
+    out: str | None = None
+
+    def check(self) -> None:
+        """Refuse, before any work, what makes no sense."""
+        for name, value, least in (
+            ("--sizes", min(self.sizes, default=0), 2),
+            ("--repeats", self.repeats, 1),
+            ("--subset", self.subset, 2),
+        ):
+            if value < least:
+                raise InputError(f"{name} must be at least {least}; got {value}")
+        if AUTO in self.solvers or not self.solvers:
+            raise InputError("name at least one solver that 'auto' is compared with, other than itself")
+        self.solver.stopping()
+
+
+def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
+    """Measure; the document has a row for each data set, size and solver.
+
+    Raises
+    ------
+    UsageError, InputError
+        A data set that is not here, or settings out of range; before anything is computed.
+    """
+    job.check()
+    check_record_file(job.out)
+    library = Library.of(job.data)
+    names = tuple(dict.fromkeys(library.resolve(name) for name in job.problems)) or (FRIEDMAN1,)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as folder:
+        for name in names:
+            largest = prepare_data(library, name, max(job.sizes), 500, job.subset, job.seed, Path(folder), reporter)
+            for n in sorted({min(size, largest.n) for size in job.sizes}):
+                # The first samples of the draw, as a smaller problem would have them.
+                rows += _rows(job, replace(largest, inputs=largest.inputs[:n], targets=largest.targets[:n]), reporter)
+    ratios = [float(row["to_best"]) for row in rows if row["solver"] == AUTO]
+    document = report(
+        "solvers",
+        f"Solvers to max |g| <= {job.solver.tolerance:g}, medians of {job.repeats}, and the one that auto picks",
+        COLUMNS,
+        rows,
+        {"auto_over_best_largest": max(ratios), "auto_over_best_median": median(ratios)},
+        asked=asdict(job),
+    )
+    document["warnings"] = list(reporter.warnings)
+    write_record(document, job.out)
+    return document
+
+
+def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[dict[str, Any]]:
+    """All solvers on one problem, the best first, `auto` last."""
+    seconds: dict[str, list[float]] = {}
+    notes: dict[str, str] = {}
+    passes: dict[str, float] = {}
+    entries: dict[str, float] = {}
+    cut: set[str] = set()
+    choice: Choice | None = None
+    with open_executor(ClusterOptions(kind="none"), data.n, reporter) as executor:
+        bench = Workbench(data, executor, reporter)
+        _warm_up(job.solvers, bench)
+        for _ in range(job.repeats):
+            best = float("inf")
+            for name in (*job.solvers, AUTO):
+                if name in cut:
+                    continue
+                began = time.perf_counter()
+                options = replace(job.solver, solver=cast(SolverName, name), seed=job.seed)
+                if name == AUTO:
+                    options, choice = _chosen(options, data)
+                elif best < float("inf") and job.solver.max_seconds is None:
+                    options = replace(options, max_seconds=max(LEAST_SECONDS, CUT_OFF * best))
+                try:
+                    run = bench.solve(Contender(name, name, options))
+                except MemoryBudgetError as error:
+                    cut.add(name)
+                    notes[name] = f"refused: {error}"
+                    continue
+                took = time.perf_counter() - began
+                seconds.setdefault(name, []).append(took)
+                passes[name] = run.last.column_passes if run.last is not None else float("nan")
+                entries[name] = run.entries if run.entries is not None else float("nan")
+                if not run.converged:
+                    # Not tried again: it would be cut off again.
+                    cut.add(name)
+                    notes[name] = f"cut off: {run.reason}"
+                else:
+                    best = min(best, took)
+    assert choice is not None
+    notes[AUTO] = f"{choice.solver}: {choice.reason}"
+    typical = {name: median(taken) for name, taken in seconds.items()}
+    finished = [typical[name] for name in typical if name not in cut and name != AUTO]
+    best = min(finished, default=typical[AUTO])
+    order = sorted(seconds, key=lambda name: (name == AUTO, name in cut, typical[name]))
+    refused: list[dict[str, Any]] = [{"solver": name, "note": notes[name]} for name in notes if name not in seconds]
+    rows: list[dict[str, Any]] = [
+        {
+            "solver": name,
+            "seconds": typical[name],
+            "to_best": typical[name] / best,
+            "column_passes": passes[name],
+            "entries": entries[name],
+            "converged": name not in cut,
+            "note": notes.get(name, ""),
+        }
+        for name in order
+    ]
+    return [{"data": data.name, "n": data.n, **row} for row in (*rows[:-1], *refused, *rows[-1:])]
+
+
+def _chosen(options: SolverOptions, data: PreparedData) -> tuple[SolverOptions, Choice]:
+    choice = choose_among(
+        data.inputs,
+        data.found.kernel,
+        data.found.noise_variance,
+        data.targets.shape[1],
+        tolerance=options.tolerance,
+        double=options.precision == "double",
+        seed=options.seed,
+    )
+    return replace(options, solver=cast(SolverName, choice.solver), rank=choice.rank or "auto"), choice
+
+
+def _warm_up(solvers: Sequence[SolverName], bench: Workbench) -> None:
+    """Load compiled code before any clock starts, that of what `auto` may pick included."""
+    chosen: tuple[SolverName, ...] = ("gbcd", "pcg", "cholesky")
+    for name in dict.fromkeys((*solvers, *chosen)):
+        bench.warm_up(SolverOptions(solver=name))

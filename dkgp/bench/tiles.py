@@ -1,0 +1,195 @@
+"""`dkgp bench tiles`: the cost of one kernel entry on one core, against what it cannot do without.
+
+An entry is a distance, an exponential and a multiply-add. It stands beside the BLAS's product of the same shapes plus
+dkgp's own exponential, beside both ways to take the distance, and beside NumPy. All contenders take turns within each
+repeat, so that a ratio compares moments that lie close together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import Column, check_record_file, median, median_ratio, report, write_record
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.math import FAST_MATH, exp2, prefer_full_vectors
+
+__all__ = ["BenchTilesJob", "run_bench_tiles"]
+
+Pass = Callable[[], Any]
+
+FEATURES = (2, 8, 10, 21, 90)
+PRECISIONS: tuple[Precision, ...] = ("single", "double")
+REFERENCE = "exp"
+# Two float32 arrays of this length (16 KiB) leave half of the smallest level-1 data cache free.
+REFERENCE_ENTRIES = 2048
+CALLS = 16
+GEMM_TILE = (256, 512)
+BROADCAST_TILE = (64, 256)
+
+COLUMNS = (
+    Column("d", "d"),
+    Column("precision", "precision", text=True),
+    Column("dkgp_ns", "dkgp", ".3f"),
+    Column("differences_ns", "differences", ".3f"),
+    Column("expanded_ns", "expanded", ".3f"),
+    Column("product_ns", "BLAS product", ".3f"),
+    Column("exponential_ns", "own exponential", ".3f"),
+    Column("gemm_ns", "NumPy by GEMM", ".3f"),
+    Column("exp_ns", "NumPy exp", ".3f"),
+    Column("dkgp_to_quickest", "dkgp / quickest form", ".2f"),
+    Column("dkgp_to_parts", "dkgp / parts", ".2f"),
+    Column("dkgp_to_exp", "dkgp / exp", ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchTilesJob:
+    """What to measure.
+
+    Attributes
+    ----------
+    rows, columns
+        Size of the product K(A, B) @ w that is timed.
+    repeats
+        Rounds in which every contender takes its turn.
+    pass_seconds
+        How long one turn lasts at least.
+    """
+
+    features: tuple[int, ...] = FEATURES
+    rows: int = 2048
+    columns: int = 2048
+    repeats: int = 7
+    pass_seconds: float = 0.03
+    seed: int = 0
+    out: str | None = None
+
+
+def run_bench_tiles(job: BenchTilesJob, reporter: Reporter) -> Document:
+    """Measure; return nanoseconds per entry and ratios for each number of features and precision."""
+    check_record_file(job.out)
+    cases = [(d, precision) for d in job.features for precision in PRECISIONS]
+    rows = []
+    with single_threaded_blas(), reporter.work("bench tiles") as show:
+        for number, (d, precision) in enumerate(cases, start=1):
+            rows.append(_measure(job, d, precision))
+            show(WorkProgress(f"d = {d}, {precision}", number, len(cases), "cases"))
+    figures = {f"worst_{ratio}": max(row[ratio] for row in rows) for ratio in ("dkgp_to_parts", "dkgp_to_quickest")}
+    figures |= {f"dkgp_to_exp_d{row['d']}_single": row["dkgp_to_exp"] for row in rows if row["precision"] == "single"}
+    title = (
+        "Nanoseconds for one kernel entry (distance, exponential, multiply-add), one core, median; its parts are the "
+        "BLAS's product of the same shapes and dkgp's own exponential"
+    )
+    document = report("tiles", title, COLUMNS, rows, figures, shape=(job.rows, job.columns), repeats=job.repeats)
+    write_record(document, job.out)
+    return document
+
+
+def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]:
+    contenders = _contenders(job, d, precision)
+    loops = {name: _loops(run, job.pass_seconds) for name, (run, _) in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(job.repeats):
+        for name, (run, entries) in contenders.items():
+            began = time.perf_counter()
+            for _ in range(loops[name]):
+                run()
+            times[name].append(1e9 * (time.perf_counter() - began) / (loops[name] * entries))
+    quickest = [min(pair) for pair in zip(times["differences"], times["expanded"], strict=True)]
+    parts = [product + own for product, own in zip(times["product"], times["exponential"], strict=True)]
+    return {
+        "d": d,
+        "precision": precision,
+        **{f"{name}_ns": median(values) for name, values in times.items()},
+        **{f"dkgp_to_{name}": median_ratio(times["dkgp"], times[name]) for name in (REFERENCE, "gemm", "broadcast")},
+        "dkgp_to_quickest": median_ratio(times["dkgp"], quickest),
+        "dkgp_to_parts": median_ratio(times["dkgp"], parts),
+    }
+
+
+def _loops(run: Pass, seconds: float) -> int:
+    run()  # compiled, loaded, and in the cache
+    began = time.perf_counter()
+    run()
+    return max(1, round(seconds / max(time.perf_counter() - began, 1e-9)))
+
+
+def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, tuple[Pass, int]]:
+    """Name -> what to run, and how many entries that is."""
+    generator = np.random.default_rng(job.seed)
+    A, B = generator.standard_normal((job.rows, d)), generator.standard_normal((job.columns, d))
+    weights = generator.standard_normal((job.columns, 1))
+    gamma = 0.5 / d  # an expected exponent of one for standardised inputs
+    kernel = SquaredExponential(gamma=(gamma,) * d)
+    dtype = np.float32 if precision == "single" else np.float64
+    a, b, w = (np.ascontiguousarray(values, dtype) for values in (A * gamma**0.5, B * gamma**0.5, weights[:, 0]))
+    reference = generator.uniform(-4.0, 0.0, REFERENCE_ENTRIES).astype(np.float32)
+    target = np.empty_like(reference)
+    entries = job.rows * job.columns
+    product = np.empty((job.rows, job.columns), dtype)
+    powers, own, floor = reference.astype(dtype), np.empty(REFERENCE_ENTRIES, dtype), dtype(-100.0)
+
+    def compiled(expanded: bool | None) -> Pass:
+        evaluator = TileEvaluator(kernel, precision, expanded=expanded)
+        left, right = evaluator.prepare(A), evaluator.prepare(B)
+        return lambda: evaluator.matmat(left, right, weights)
+
+    return {
+        "dkgp": (compiled(None), entries),
+        "differences": (compiled(False), entries),
+        "expanded": (compiled(True), entries),
+        "product": (lambda: np.dot(a, b.T, out=product), entries),
+        "exponential": (lambda: _exponentials(powers, floor, own), CALLS * REFERENCE_ENTRIES),
+        "gemm": (lambda: gemm_product(a, b, w), entries),
+        "broadcast": (lambda: broadcast_product(a, b, w), entries),
+        REFERENCE: (lambda: np.exp(reference, out=target), REFERENCE_ENTRIES),
+    }
+
+
+@cached_njit(fastmath=FAST_MATH, nogil=True)
+def _exponentials(powers, floor, out):  # type: ignore[no-untyped-def]
+    """`out = 2**powers`, as a tile's stage takes it, often enough that the call itself counts for nothing."""
+    prefer_full_vectors()
+    for _ in range(CALLS):
+        for i in range(len(powers)):
+            out[i] = exp2(powers[i], floor)
+
+
+def gemm_product(A: NDArray[Any], B: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """exp(-|a - b|^2) @ w by NumPy, distances from |a|^2 + |b|^2 - 2ab, in tiles that stay in the level-2 cache."""
+    height, width = GEMM_TILE
+    left, right = np.einsum("ij,ij->i", A, A), np.einsum("ij,ij->i", B, B)
+    total = np.zeros(len(A), A.dtype)
+    for i in range(0, len(A), height):
+        for j in range(0, len(B), width):
+            tile = A[i : i + height] @ B[j : j + width].T
+            tile *= 2
+            tile -= left[i : i + height, None]
+            tile -= right[j : j + width]
+            np.exp(tile, out=tile)
+            total[i : i + height] += tile @ w[j : j + width]
+    return total
+
+
+def broadcast_product(A: NDArray[Any], B: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """exp(-|a - b|^2) @ w by NumPy as it is written down: squared differences by broadcasting, feature by feature."""
+    height, width = BROADCAST_TILE
+    total = np.zeros(len(A), A.dtype)
+    for i in range(0, len(A), height):
+        for j in range(0, len(B), width):
+            distances = np.zeros((len(A[i : i + height]), len(B[j : j + width])), A.dtype)
+            for a, b in zip(A[i : i + height].T, B[j : j + width].T, strict=True):
+                distances += (a[:, None] - b) ** 2
+            total[i : i + height] += np.exp(-distances) @ w[j : j + width]
+    return total

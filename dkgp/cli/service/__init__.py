@@ -1,0 +1,1 @@
+"""The commands of the job service: serve, submit, and those that look at jobs."""

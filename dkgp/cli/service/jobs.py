@@ -1,0 +1,203 @@
+"""`dkgp jobs`, `status`, `logs`, `cancel`, `resume`, `wait`: what is done with jobs once they are submitted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import examples, output_options
+from dkgp.cli.running import execute, print_parts
+from dkgp.cli.service.options import client_from, service_options
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.service.client.client import ServiceClient
+
+__all__ = ["cancel", "exit_code", "jobs", "logs", "print_events", "resume", "show_job", "status", "wait"]
+
+# As in `dkgp.service.queue.records`, which is not imported before a command runs.
+STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
+
+id_argument = click.argument("job_id", metavar="ID")
+
+
+@click.command(epilog=examples("dkgp jobs", "dkgp jobs --state running --state queued", "dkgp jobs --limit 5 --json"))
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Those in this state; repeatable.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@service_options
+@output_options
+def jobs(as_json: bool, quiet: bool, debug: bool, states: tuple[str, ...], limit: int, **options: Any) -> None:
+    """List the service's jobs, the newest first, and how many there are in each state."""
+
+    def job(reporter: Reporter) -> Document:
+        with client_from(options, reporter) as client:
+            return client.jobs(states=states, limit=limit)
+
+    def show(document: Document) -> None:
+        from dkgp.commands.reporting.job_tables import jobs_tables
+
+        print_parts(jobs_tables(document))
+
+    execute("jobs", job, as_json=as_json, quiet=quiet, debug=debug, show=show)
+
+
+@click.command(epilog=examples("dkgp status 3f2a90c1d4e5", "dkgp status 3f2a --json"))
+@id_argument
+@service_options
+@output_options
+def status(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+    """Show the job ID: its state, progress and options, and its result or error. The first digits of ID are enough."""
+
+    def job(reporter: Reporter) -> Document:
+        with client_from(options, reporter) as client:
+            return client.job(client.find(job_id))
+
+    execute("status", job, as_json=as_json, quiet=quiet, debug=debug, show=show_job)
+
+
+@click.command(epilog=examples("dkgp logs 3f2a", "dkgp logs -f 3f2a", "dkgp logs --json 3f2a > events.jsonl"))
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends, over restarts of the service.")
+@id_argument
+@service_options
+@output_options
+def logs(as_json: bool, quiet: bool, debug: bool, follow: bool, job_id: str, **options: Any) -> None:
+    """Print what the job ID has said: states, notes, warnings, progress, its log.
+
+    With --json one JSON document a line for each event, just as the service keeps them; with --quiet no progress.
+    """
+
+    def job(reporter: Reporter) -> None:
+        with client_from(options, reporter, patient=follow) as client:
+            print_events(client, client.find(job_id), follow=follow, as_json=as_json, quiet=quiet)
+
+    execute("logs", job, as_json=as_json, quiet=quiet, debug=debug)
+
+
+@click.command(epilog=examples("dkgp cancel 3f2a"))
+@id_argument
+@service_options
+@output_options
+def cancel(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+    """End the job ID: at once where it is queued; where it runs, it saves a checkpoint first and can be resumed."""
+
+    def job(reporter: Reporter) -> Document:
+        with client_from(options, reporter) as client:
+            return client.cancel(client.find(job_id))
+
+    execute("cancel", job, as_json=as_json, quiet=quiet, debug=debug, show=_show_state)
+
+
+@click.command(epilog=examples("dkgp resume 3f2a"))
+@id_argument
+@service_options
+@output_options
+def resume(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+    """Put the job ID, which failed, was cancelled or stopped short, back into the queue; it goes on where it was."""
+
+    def job(reporter: Reporter) -> Document:
+        with client_from(options, reporter) as client:
+            return client.resume(client.find(job_id))
+
+    execute("resume", job, as_json=as_json, quiet=quiet, debug=debug, show=_show_state)
+
+
+@click.command(epilog=examples("dkgp wait 3f2a", "dkgp wait 3f2a 77c0 --timeout 3600", "dkgp wait $(dkgp submit ...)"))
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Give up after so long, with exit code 124; the jobs go on.",
+)
+@service_options
+@output_options
+def wait(
+    as_json: bool, quiet: bool, debug: bool, job_ids: tuple[str, ...], timeout: float | None, **options: Any
+) -> None:
+    """Wait until the jobs ID... have ended; leave with the job's exit code, of several the first that is not 0.
+
+    A cancelled job's exit code is 130.
+    """
+
+    def job(reporter: Reporter) -> Document:
+        until = None if timeout is None else time.monotonic() + timeout
+        with client_from(options, reporter, patient=True) as client:
+            records = [client.wait(found, until=until) for found in [client.find(job_id) for job_id in job_ids]]
+        codes = [exit_code(record) for record in records]
+        return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
+
+    def show(document: Document) -> None:
+        for record in document["jobs"]:
+            _show_state(record)
+
+    execute(
+        "wait", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=lambda found: found["exit_code"]
+    )
+
+
+def print_events(
+    client: ServiceClient, job_id: str, *, follow: bool, as_json: bool, quiet: bool, err: bool = False
+) -> None:
+    """Print a job's events, so far or until it ends.
+
+    Parameters
+    ----------
+    client : ServiceClient
+    job_id : str
+    follow : bool
+        Until it ends.
+    as_json : bool
+        Each as a JSON document on its line.
+    quiet : bool
+        Without progress.
+    err : bool
+        To standard error.
+
+    Raises
+    ------
+    InterruptedRunError
+        Ctrl-C: the job goes on.
+    """
+    from dkgp.commands.reporting.documents import dump
+    from dkgp.commands.reporting.job_tables import event_line
+    from dkgp.errors import InterruptedRunError
+
+    try:
+        for event in client.follow(job_id) if follow else client.events(job_id):
+            if quiet and event["kind"] == "progress":
+                continue
+            line = dump(event, indent=None) if as_json else event_line(event)
+            if line is not None:
+                click.echo(line, err=err)
+    except BrokenPipeError:
+        # Whoever read the lines, such as `head`, has seen enough; the rest must not be flushed into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"no longer following; the job {job_id} goes on. `dkgp logs -f {job_id}` follows it again, "
+            f"`dkgp cancel {job_id}` ends it"
+        ) from None
+
+
+def exit_code(record: Document) -> int:
+    """Return what the command itself would have ended with."""
+    from dkgp.service.client.client import exit_code_of
+
+    return exit_code_of(record)
+
+
+def show_job(record: Document) -> None:
+    """Print a job in full."""
+    from dkgp.commands.reporting.job_tables import job_tables
+
+    print_parts(job_tables(record))
+
+
+def _show_state(record: Document) -> None:
+    asked = record["cancel_requested"] and record["state"] == "running"
+    click.echo(f"{record['id']} {'being cancelled' if asked else record['state']}")

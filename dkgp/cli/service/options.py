@@ -1,0 +1,82 @@
+"""Options of the commands that talk to a jobs service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.service.client.client import ServiceClient
+
+__all__ = ["SERVICE_NAMES", "client_from", "service_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SERVICE_NAMES = ("service", "token_file", "retry")
+DEFAULT_URL = "http://127.0.0.1:8780"
+
+CALL_RETRY_SECONDS = 15.0
+# A service may be down for minutes, for an update of its machine, while somebody waits for a long job.
+FOLLOW_RETRY_SECONDS = 600.0
+
+
+def service_options(function: F) -> F:
+    """Where the service is and how to be let in; `client_from` takes the values."""
+    decorators: list[Callable[[Any], Any]] = [
+        click.option(
+            "--service",
+            metavar="URL",
+            envvar="DKGP_SERVICE_URL",
+            show_envvar=True,
+            help=f"The jobs service.  [default: the one that you run on this machine, else {DEFAULT_URL}]",
+        ),
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            help="File that holds the service's token.  [default: $DKGP_SERVICE_TOKEN, else that of your own service]",
+        ),
+        click.option(
+            "--retry",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            help="How long to try while the service does not answer.  [default: 15; 600 where a job is waited for]",
+        ),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = False) -> ServiceClient:
+    """Take the service's options out of a command's options; return a client.
+
+    Parameters
+    ----------
+    options : dict
+    reporter : Reporter
+        Told of what the user should know.
+    patient : bool
+        Whether the command waits for a job.
+    """
+    from dkgp.service.client.client import ServiceClient
+    from dkgp.service.own_services import find_own_service
+    from dkgp.service.settings import read_token
+
+    values = {name: options.pop(name) for name in SERVICE_NAMES}
+    retry = values["retry"]
+    if retry is None:
+        retry = FOLLOW_RETRY_SECONDS if patient else CALL_RETRY_SECONDS
+    url, token = values["service"], read_token(values["token_file"])
+    own = None
+    if token is None:
+        own = find_own_service(url or DEFAULT_URL) or (find_own_service(None) if url is None else None)
+    return ServiceClient(
+        url or DEFAULT_URL if own is None else own.url,
+        token=token if own is None else own.token(),
+        retry_seconds=retry,
+        tell=reporter.warn,
+        is_there=None if own is None else own.is_there,
+    )

@@ -1,0 +1,103 @@
+"""`dkgp serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = ["serve"]
+
+SECONDS_A_DAY = 86_400.0
+
+
+@click.command(
+    epilog=examples(
+        "dkgp serve --folder ~/dkgp-jobs",
+        "dkgp serve --folder /var/lib/dkgp --host 0.0.0.0 --token-file token --root /data --root s3://bucket/runs",
+        "dkgp serve --folder jobs --scheduler tcp://scheduler:8786 --concurrent-jobs 4 --keep-days 30",
+    )
+)
+@click.option(
+    "--folder",
+    required=True,
+    metavar="DIR",
+    help="Where the queue and the jobs' records lie; on a disk of this host, and yours alone to write to.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8780,
+    show_default=True,
+    help="0: any that is free; the address is printed.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="File that holds the token.  [default: $DKGP_SERVICE_TOKEN, else one that is made in --folder, where your own "
+    "commands find it by themselves]",
+)
+@click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    metavar="PATH|URL",
+    help="Jobs read and write nothing outside these; repeatable.  [default: the working directory]",
+)
+@click.option("--concurrent-jobs", type=click.IntRange(min=1), default=1, show_default=True, help="At once.")
+@click.option(
+    "--job-deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End a job that has run so long.  [default: none]",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DAYS",
+    help="Forget jobs that ended so long ago; what they wrote stays.  [default: never]",
+)
+@click.option("--max-queued", type=click.IntRange(min=1), default=10_000, show_default=True, help="Jobs that may wait.")
+@cluster_options
+@output_options
+def serve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Take jobs over HTTP, keep them in --folder, and run each in a process of its own.
+
+    What `dkgp submit` sends is checked as the command line is, and survives a restart: a job that ran goes on from its
+    checkpoint. --json prints the address as a JSON document once the service listens. A description of the API is at
+    /docs, a page to look at the jobs at /.
+    """
+
+    def job(reporter: Reporter) -> None:
+        from dkgp.commands.reporting.documents import dump
+        from dkgp.service.serve import run_serve
+        from dkgp.service.settings import ServiceSettings, read_token
+
+        cluster = cluster_from(options)
+        deadline, days = options.pop("job_deadline"), options.pop("keep_days")
+        settings = ServiceSettings(
+            token=read_token(options.pop("token_file")),
+            roots=tuple(options.pop("roots")),
+            job_deadline_seconds=deadline,
+            keep_seconds=None if days is None else days * SECONDS_A_DAY,
+            cluster=cluster,
+            **options,
+        )
+
+        def on_listening(document: Document) -> None:
+            # At once and alone: whoever started the service reads the address from it.
+            if as_json:
+                click.echo(dump(document, indent=None))
+
+        run_serve(settings, reporter, on_listening=on_listening)
+
+    execute("serve", job, as_json=as_json, quiet=quiet, debug=debug)

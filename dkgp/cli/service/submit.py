@@ -1,0 +1,252 @@
+"""`dkgp submit`: a command's own options, for the jobs service or SLURM to run instead of this process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.options import CLUSTER_NAMES, examples, output_options
+from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
+from dkgp.cli.running import execute
+from dkgp.cli.service.jobs import exit_code, print_events, show_job
+from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
+from dkgp.cli.train import train, train_job
+from dkgp.cli.tune import tune, tune_job
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = ["PATH_NAMES", "SUBMITTABLE", "submit"]
+
+# Each command that a job can be, and what makes the job of its options.
+SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = {
+    "train": (train, train_job),
+    "tune": (tune, tune_job),
+    "predict": (predict, predict_job),
+    "evaluate": (evaluate, evaluate_job),
+}
+
+# Options of theirs that name files and stores: the service's working directory is not the user's.
+PATH_NAMES = (
+    "checkpoint",
+    "dataset",
+    "hyper",
+    "log_json",
+    "model",
+    "out",
+    "plot",
+    "prediction",
+    "start",
+    "tiles",
+    "warm_start",
+)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The options of `dkgp submit` itself."""
+
+    name: str | None
+    deadline: float | None
+    follow: bool
+    slurm: bool
+    slurm_options: dict[str, str]
+    write_only: str | None
+    service: dict[str, Any]
+    flags: tuple[bool, bool, bool]
+
+    def check(self) -> None:
+        """Refuse options that do not go together; `UsageError`."""
+        from dkgp.errors import UsageError
+
+        if not self.slurm and (self.slurm_options or self.write_only is not None):
+            raise UsageError("--slurm-option and --write-only belong to --slurm, which was not given; add it")
+        if self.slurm and (self.follow or self.deadline is not None):
+            raise UsageError(
+                "--follow and --deadline belong to the jobs service; with --slurm, `tail -f` the job's output file and "
+                "give --slurm-option time=HH:MM:SS"
+            )
+
+
+def slurm_settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read KEY=VALUE; a KEY alone is an option of sbatch that takes no value."""
+    settings: dict[str, str] = {}
+    for text in values:
+        key, _, value = text.partition("=")
+        if not key or key in settings:
+            raise click.BadParameter(f"{text!r} is no KEY=VALUE, or its KEY was given before.", context, parameter)
+        settings[key] = value
+    return settings
+
+
+@click.group(
+    epilog=examples(
+        "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
+        "dkgp submit --name nightly --follow predict model.zarr test.zarr --out pred.zarr --variance",
+        "dkgp wait $(dkgp submit tune train.zarr --out hyper.json)",
+        "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
+    )
+)
+@click.option("--name", metavar="NAME", help="What to call the job, for people.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the job when it has run so long.  [default: the service's own deadline]",
+)
+@click.option("-f", "--follow", is_flag=True, help="Follow the job; leave with its exit code.")
+@service_options
+@click.option("--slurm", is_flag=True, help="Write a batch script and hand it to SLURM; no service is needed.")
+@click.option(
+    "--slurm-option",
+    "slurm_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=slurm_settings,
+    help="A long option of sbatch without its dashes, such as partition=long; repeatable.",
+)
+@click.option("--write-only", metavar="FILE", help="With --slurm: write the script there and do not submit it.")
+@output_options
+@click.pass_context
+def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    """Submit a command as a job: print the job's id and return.
+
+    The job is run by a jobs service (`dkgp serve`), on the service's cluster, or by SLURM. What is wrong with the
+    options is said at once. --json prints the job's record.
+    """
+    context.obj = Submission(
+        service={name: options.pop(name) for name in SERVICE_NAMES},
+        flags=(as_json, quiet, debug),
+        **options,
+    )
+
+
+def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]], Any]) -> click.Command:
+    """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
+
+    @click.pass_context
+    def callback(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+        submission: Submission = context.obj
+        # They may stand before the command or after it.
+        as_json, quiet, debug = (a or b for a, b in zip((as_json, quiet, debug), submission.flags, strict=True))
+
+        def job(reporter: Reporter) -> Document:
+            submission.check()
+            absolute = _absolute(options)
+            made = make_job(absolute)
+            if submission.slurm:
+                return _to_slurm(submission, command, _arguments(context, absolute), absolute)
+            return _to_service(submission, name, made, reporter, quiet)
+
+        show, code = (show_job, exit_code) if submission.follow else (_show_id, None)
+        execute("submit", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=code)
+
+    kept = [parameter for parameter in command.params if parameter.name not in CLUSTER_NAMES]
+    return click.Command(
+        name,
+        params=kept,
+        callback=callback,
+        help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
+        short_help=f"Submit `dkgp {name}` as a job.",
+        epilog=_examples_of(name, command),
+    )
+
+
+def _examples_of(name: str, command: click.Command) -> str:
+    """The command's own examples, as jobs, without those of options that are left out."""
+    left_out = {option for parameter in command.params if parameter.name in CLUSTER_NAMES for option in parameter.opts}
+    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
+    kept = [line for line in lines if not left_out & set(line.split())]
+    return examples(*(line.replace(f"dkgp {name}", f"dkgp submit {name}", 1) for line in kept))
+
+
+def _absolute(options: dict[str, Any]) -> dict[str, Any]:
+    from dkgp.data.remote.storage import normalise_url
+
+    return {
+        name: normalise_url(value) if name in PATH_NAMES and value is not None else value
+        for name, value in options.items()
+    }
+
+
+def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, quiet: bool) -> Document:
+    """Submit a job; return its record, at once or when it has ended."""
+    from dkgp.service.specification import options_from_job
+
+    options = options_from_job(job)
+    with client_from(dict(submission.service), reporter, patient=submission.follow) as client:
+        record = client.submit(name, options, name=submission.name, deadline_seconds=submission.deadline)
+        if submission.follow:
+            click.echo(f"job {record['id']}", err=True)
+            print_events(client, record["id"], follow=True, as_json=False, quiet=quiet, err=True)
+            record = client.wait(record["id"])
+    return record
+
+
+def _to_slurm(
+    submission: Submission, command: click.Command, arguments: list[str], options: dict[str, Any]
+) -> Document:
+    """Write the batch script, and submit it unless it was only to be written."""
+    from dkgp.commands.batch.script import batch_script, submit_batch_script
+    from dkgp.commands.reporting.outputs import check_output_file, write_text
+
+    job_name = submission.name or f"dkgp-{command.name}"
+    script = batch_script(
+        ["dkgp", str(command.name), *arguments],
+        name=job_name,
+        settings=submission.slurm_options,
+        resume=bool(options.get("resume")),
+    )
+    if submission.write_only is not None:
+        path = submission.write_only
+        check_output_file(path, replace=options["overwrite"], option="--write-only")
+        write_text(path, script)
+        return {"command": "submit", "script": path, "slurm_job": None, "name": job_name}
+    path = _beside(str(options.get("out") or options["prediction"]), str(command.name))
+    check_output_file(path, replace=True, option="the batch script")
+    slurm_job = submit_batch_script(script, os.getcwd())
+    write_text(path, script)
+    return {"command": "submit", "script": path, "slurm_job": slurm_job, "name": job_name}
+
+
+def _beside(output: str, command: str) -> str:
+    """Where the script goes: beside the output, or here where that is no folder of this machine."""
+    from dkgp.data.remote.storage import is_local
+
+    if is_local(output):
+        return f"{output}.{command}.sbatch"
+    return f"{output.rstrip('/').rsplit('/', 1)[-1]}.{command}.sbatch"
+
+
+def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
+    """The command line that gives these options: what was given on this one, with absolute paths."""
+    flags, positional = [], []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in ("as_json", "quiet", "debug"):
+            continue
+        if isinstance(parameter, click.Argument):
+            positional.append(str(options[name]))
+        elif context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            if isinstance(parameter, click.Option) and parameter.is_flag:
+                flags += [parameter.opts[0]] if options[name] else []
+            elif parameter.multiple:
+                flags += [part for value in options[name] for part in (parameter.opts[0], str(value))]
+            else:
+                flags += [parameter.opts[0], str(options[name])]
+    return [*positional, *flags]
+
+
+def _show_id(document: Document) -> None:
+    """Print the id alone, for scripts."""
+    click.echo(document.get("id") or document["slurm_job"] or document["script"])
+
+
+for submitted, (original, maker) in SUBMITTABLE.items():
+    submit.add_command(as_job(submitted, original, maker))

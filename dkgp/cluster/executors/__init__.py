@@ -1,0 +1,1 @@
+"""Rounds of block tasks, on threads of this process or on Dask workers."""

@@ -1,0 +1,1 @@
+"""Clusters that dkgp starts for a run, and the certificates with which they talk."""

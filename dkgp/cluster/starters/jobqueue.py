@@ -1,0 +1,176 @@
+"""Clusters whose workers are jobs of SLURM, PBS or LSF, through dask-jobqueue."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import shutil
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import dask.config
+
+from dkgp.cluster.options import ClusterOptions
+from dkgp.cluster.starters.security import in_files, is_in_memory
+from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
+from dkgp.errors import ClusterError, MissingExtraError, UsageError
+
+__all__ = ["JOBQUEUE_KINDS", "job_arguments", "lifetime_arguments", "start_jobqueue", "walltime_seconds"]
+
+JOBQUEUE_KINDS = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "lsf": "LSFCluster"}
+
+# Of the walltime: what a worker needs to start, and to hand its last results over before the queueing system kills it.
+_SLACK_SHARE, _LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.1, 60.0, 600.0
+# A job that is over is replaced within this time (plus dask's own patience with a worker that may come back).
+_REPLACE_INTERVAL = "5s"
+_SUBMIT_SECONDS = 120.0
+
+
+def cluster_class(kind: str) -> Any:
+    """Return dask-jobqueue's class for the kind."""
+    try:
+        import dask_jobqueue
+    except ImportError:
+        raise MissingExtraError("dask-jobqueue", "jobqueue", f"--cluster {kind}") from None
+    return getattr(dask_jobqueue, JOBQUEUE_KINDS[kind])
+
+
+def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, Any]:
+    """Return the arguments for dask-jobqueue's class: what was given, over its own configuration.
+
+    Raises
+    ------
+    UsageError
+        Unknown settings, something given twice, or a size that neither the options nor the configuration tell.
+    """
+    kind, settings = options.kind, dict(options.settings)
+    found = cluster_class(kind)
+    core = importlib.import_module("dask_jobqueue.core")
+    known = parameters(core.JobQueueCluster.__init__, core.Job.__init__, found.job_cls.__init__)
+    check_settings(kind, settings, known - {"job_cls", "scheduler", "scheduler_cls"})
+    section = f"jobqueue.{settings.get('config_name', kind)}"
+    configured = dask.config.get(section, None)
+    if not isinstance(configured, dict):
+        raise UsageError(f"dask's configuration has no section {section!r} for the setting config_name")
+    # The tile loops run without the GIL: one process with all threads of a job keeps one feature cache, not several.
+    processes = _whole("processes", settings.get("processes") or configured.get("processes") or 1)
+    arguments: dict[str, Any] = {**settings, "processes": processes}
+    if options.threads_per_worker is not None:
+        refuse_both(settings, "cores", "--threads-per-worker")
+        arguments["cores"] = options.threads_per_worker * processes
+    if options.worker_memory_bytes is not None:
+        refuse_both(settings, "memory", "--worker-memory")
+        arguments["memory"] = f"{options.worker_memory_bytes * processes}B"
+    _require_sizes(kind, arguments, configured)
+    extra = arguments.get("worker_extra_args")
+    extra = list(configured.get("worker-extra-args") or []) if extra is None else list(extra)
+    walltime = arguments.get("walltime") or configured.get("walltime")
+    if walltime and not any(str(argument).startswith("--lifetime") for argument in extra):
+        extra += lifetime_arguments(walltime_seconds(kind, str(walltime)))
+    arguments["worker_extra_args"] = extra
+    # Jobs side by side on one login node cannot all have the default port; nor is the page for every user of that node.
+    scheduler = arguments.get("scheduler_options") or configured.get("scheduler-options") or {}
+    arguments["scheduler_options"] = {"dashboard_address": "127.0.0.1:0", **scheduler}
+    if security is not None:
+        arguments["security"] = security
+    # -P: what lies in the folder that a job begins in cannot stand in for a module.
+    python = settings.get("python") or configured.get("python") or sys.executable
+    arguments["python"] = f"{python} -P"
+    return arguments
+
+
+def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
+    """Start a scheduler here and submit the workers.
+
+    Raises
+    ------
+    ClusterError
+        The queueing system is not there, or refused the jobs.
+    """
+    kind, found = options.kind, cluster_class(options.kind)
+    if security is not None and is_in_memory(security):
+        # By itself dask-jobqueue leaves the key behind for as long as its own objects live.
+        security = stack.enter_context(in_files(security, _shared_folder(options)))
+    arguments = job_arguments(options, security)
+    command = found.job_cls.submit_command
+    if shutil.which(command.split()[0]) is None:
+        raise ClusterError(
+            f"--cluster {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
+            "from which jobs can be submitted"
+        )
+    cluster = stack.enter_context(found(**arguments))
+    least = options.adaptive[0] if options.adaptive else options.workers or 1
+    jobs = math.ceil(least / arguments["processes"])
+    while len(cluster.worker_spec) < jobs:
+        cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        # By itself `scale` submits in the background, and what the queueing system has against a job goes to a log.
+        cluster.sync(cluster._correct_state, callback_timeout=_SUBMIT_SECONDS)
+    except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+        reason = _reason(error)
+        # Closing checks that no worker is left half started; this error's traceback would keep them.
+        error.__traceback__ = None
+        raise ClusterError(f"`{command}` did not take the workers' jobs: {reason}") from None
+    if options.adaptive is None:
+        # Jobs that reach their walltime, or are lost, are submitted again: a "fixed" cluster would melt away.
+        size = jobs * arguments["processes"]
+        cluster.adapt(minimum=size, maximum=size, interval=_REPLACE_INTERVAL)
+    return cluster
+
+
+def _shared_folder(options: ClusterOptions) -> str:
+    """Where certificates of this run alone go for the workers to read: the nodes of most sites see one home."""
+    configured = dask.config.get(f"jobqueue.{options.kind}.shared-temp-directory", None)
+    return os.path.expanduser(os.path.expandvars(options.settings.get("shared_temp_directory") or configured or "~"))
+
+
+def lifetime_arguments(walltime: float) -> list[str]:
+    """Return what makes a worker leave in good order before its job is killed, and not all of them at once."""
+    slack = min(max(_SLACK_SHARE * walltime, _LEAST_SLACK_SECONDS), _MOST_SLACK_SECONDS, walltime / 2)
+    return ["--lifetime", f"{walltime - slack:.0f}s", "--lifetime-stagger", f"{slack / 2:.0f}s"]
+
+
+def walltime_seconds(kind: str, walltime: str) -> float:
+    """Read a walltime as the queueing system does.
+
+    SLURM: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS; PBS: seconds, MM:SS, HH:MM:SS; LSF: minutes, HH:MM.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+(?:\.\d+)?))?", walltime.strip())
+    days = match[1] if match else None
+    if match is None or (days is not None and kind != "slurm") or (kind == "lsf" and match[4]):
+        raise UsageError(f"{walltime!r} is no walltime that {kind} knows; write it as {_WALLTIMES[kind]}")
+    parts = [float(part) for part in match.group(2, 3, 4) if part is not None]
+    if days is not None:
+        weights: tuple[float, ...] = (3600, 60, 1)
+        return 86400 * float(days) + sum(part * weight for part, weight in zip(parts, weights, strict=False))
+    last = {"slurm": (60, 1, 1), "pbs": (1, 1, 1), "lsf": (60, 60, 60)}[kind][len(parts) - 1]
+    return sum(part * last * 60.0**power for power, part in enumerate(reversed(parts)))
+
+
+_WALLTIMES = {"slurm": "HH:MM:SS or D-HH:MM:SS", "pbs": "HH:MM:SS", "lsf": "HH:MM"}
+
+
+def _require_sizes(kind: str, arguments: dict[str, Any], configured: dict[str, Any]) -> None:
+    needed = {"cores": "--threads-per-worker N", "memory": "--worker-memory SIZE"}
+    missing = [name for name in needed if not (arguments.get(name) or configured.get(name))]
+    if missing:
+        raise UsageError(
+            f"--cluster {kind} needs the {' and the '.join(missing)} of a job. Give "
+            f"{' and '.join(needed[name] for name in missing)}, or set {' and '.join(missing)} under jobqueue.{kind} "
+            "in ~/.config/dask/jobqueue.yaml"
+        )
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number from 1; got {value!r}")
+    return value
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the command itself said, out of dask-jobqueue's report of it."""
+    text = str(error).partition("stderr:")[2].strip() or str(error).strip()
+    return " ".join(text.split()) or type(error).__name__

@@ -1,0 +1,1 @@
+"""Batch scripts of queueing systems that run a command of dkgp."""

@@ -1,0 +1,248 @@
+"""A `dkgp` command as a SLURM batch script, for sites without a service: written here, handed to `sbatch`.
+
+The script asks SLURM for a signal two minutes before the walltime ends. dkgp then saves its checkpoint and ends with
+exit code 130, and the job puts itself back into the queue; the next run goes on from the checkpoint. On one node the
+rounds run on the cores that were asked for; on several the script starts a Dask scheduler and a worker on each, with
+certificates made for the occasion, since other users' jobs share the network.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dkgp.commands.batch.shell import ONE_NODE, PREAMBLE, RUN, SEVERAL_NODES
+from dkgp.errors import UsageError
+
+__all__ = ["CLUSTERED", "CLUSTER_OPTIONS", "OWN_SETTINGS", "RESUMABLE", "batch_script", "submit_batch_script"]
+
+# Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
+RESUMABLE = ("predict", "train", "tune")
+CHECKPOINTED = ("predict", "train")
+CLUSTERED = ("predict", "train", "tune")
+
+# Read by the script, not by SLURM, with their defaults.
+OWN_SETTINGS: Mapping[str, str] = {"max-requeues": "50", "setup": "", "interface": ""}
+
+DEFAULTS: Mapping[str, str] = {
+    "nodes": "1",
+    "cpus-per-task": "8",
+    "mem": "16G",
+    "time": "04:00:00",
+    "signal": "B:USR1@120",
+    "open-mode": "append",  # a requeued run goes on in the same file
+    "requeue": "",
+}
+
+_MEMORY_SETTINGS = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
+_REFUSED: Mapping[str, str] = {
+    "array": "every task of the array would write the same output; submit one job for each output",
+    "job-name": "name the job by its name instead",
+    "no-requeue": "a job that cannot be requeued cannot go on after its walltime; set max-requeues=0 instead",
+    "ntasks": "dkgp starts one worker on each node; set nodes and cpus-per-task",
+    "ntasks-per-node": "dkgp starts one worker on each node; set nodes and cpus-per-task",
+    "parsable": "it changes what sbatch does, not the job",
+    "test-only": "it changes what sbatch does, not the job",
+    "wait": "it changes what sbatch does, not the job",
+    "wrap": "the script runs dkgp",
+}
+CLUSTER_OPTIONS = (
+    "--adaptive",
+    "--cluster",
+    "--cluster-config",
+    "--cluster-option",
+    "--plain-text",
+    "--scheduler",
+    "--scheduler-file",
+    "--threads-per-worker",
+    "--tls-ca",
+    "--tls-cert",
+    "--tls-key",
+    "--worker-memory",
+    "--worker-wait",
+    "--workers",
+)
+SBATCH_SECONDS = 120.0
+
+
+def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, str], resume: bool) -> str:
+    """Write the script that runs a command.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The command line, beginning with `dkgp` or its first argument. It is run by this Python, so that the job needs
+        no activated environment; relative paths count from the folder it is submitted from.
+    name : str
+        Of the job.
+    settings : mapping of str to str
+        Long options of `sbatch` without their dashes, such as `{"time": "12:00:00", "partition": "long"}`, "" for one
+        that takes no value; and three of the script's own: `max-requeues`, how often the job may put itself back into
+        the queue, `setup`, a file to source first (`module load ...`), and `interface`, the network interface for
+        Dask on several nodes.
+    resume : bool
+        Whether the first run, too, goes on from a checkpoint.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    UsageError
+        A name or setting that SLURM or bash could misread, or a command that cannot run on several nodes.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(
+            f"{name!r} cannot name a SLURM job; use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    arguments = _arguments(command)
+    directives, own = _checked(settings, name)
+    nodes = directives["nodes"]
+    several = nodes != "1"
+    takes_cluster = arguments[0] in CLUSTERED
+    chooses_cluster = any(argument.split("=")[0] in CLUSTER_OPTIONS for argument in arguments)
+    if several and not takes_cluster:
+        raise UsageError(f"dkgp {arguments[0]} runs on one node; got nodes={nodes}. Leave nodes out")
+    if several and chooses_cluster:
+        raise UsageError(
+            f"with nodes={nodes} the script starts a Dask cluster on them, and the command names another; "
+            "leave out either nodes or the command's cluster options"
+        )
+    resumable = arguments[0] in RESUMABLE
+    if resume and not resumable:
+        raise UsageError(f"dkgp {arguments[0]} cannot resume; only {', '.join(RESUMABLE)} can")
+    arguments = [argument for argument in arguments if argument != "--resume"] if resumable else arguments
+    resumes_first = resume or (resumable and "--resume" in command)
+    header = [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in directives.items()]
+    variables = [
+        f"python={shlex.quote(sys.executable)}",
+        # -P: a file in the working directory cannot stand in for a module.
+        f'command=("$python" -P -m dkgp.cli {shlex.join(arguments)})',
+        f"resume_after={_resume_after(resumable, resumes_first)}",
+        # Out of time again and again, a command that begins anew each time would never end.
+        f"max_requeues={own['max-requeues'] if arguments[0] in CHECKPOINTED else 0}",
+        f"interface={shlex.quote(own['interface'])}",
+    ]
+    parts = ["\n".join(["#!/bin/bash", *header]), PREAMBLE, "\n".join(variables)]
+    if own["setup"]:
+        # Many sites' set-up files use variables that are not set.
+        parts.append(f"set +u\nsource {shlex.quote(own['setup'])}\nset -u")
+    if several:
+        parts.append(SEVERAL_NODES)
+    elif takes_cluster and not chooses_cluster:
+        parts.append(ONE_NODE)
+    parts.append(RUN)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def submit_batch_script(script: str, folder: str | Path) -> str:
+    """Hand a script to SLURM.
+
+    Parameters
+    ----------
+    script : str
+    folder : path
+        Where the job runs; its output file goes there. SLURM keeps a copy of the script.
+
+    Returns
+    -------
+    str
+        SLURM's job id.
+
+    Raises
+    ------
+    UsageError
+        There is no `sbatch` here, the folder does not exist, or SLURM refuses the script; in its own words.
+    """
+    if not Path(folder).is_dir():
+        raise UsageError(f"the folder '{folder}' to submit from does not exist; create it or name another")
+    try:
+        answer = subprocess.run(
+            ["sbatch", "--parsable"],
+            input=script,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=SBATCH_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UsageError(
+            "there is no `sbatch` on this machine's PATH; submit from a login node of a SLURM cluster, or write the "
+            "script to a file and hand it over there"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"sbatch has not answered for {SBATCH_SECONDS:.0f} s; see whether SLURM is up (`sinfo`) and whether the "
+            "job is in the queue after all (`squeue --me`) before submitting again"
+        ) from None
+    # job id, and the cluster's name where there are several
+    identifier = answer.stdout.strip().split(";")[0]
+    if answer.returncode != 0 or not identifier.isdigit():
+        said = (answer.stderr.strip() or answer.stdout.strip()) or f"nothing, exit code {answer.returncode}"
+        raise UsageError(f"SLURM did not take the job; sbatch says: {said}. Change the job's settings accordingly")
+    return identifier
+
+
+def _arguments(command: Sequence[str]) -> list[str]:
+    arguments = [str(argument) for argument in command]
+    if arguments and Path(arguments[0]).name == "dkgp":
+        arguments = arguments[1:]
+    if not arguments:
+        raise UsageError("there is no command to run; expected one such as `train DATASET --out MODEL`")
+    for argument in arguments:
+        if "\n" in argument or "\0" in argument:
+            raise UsageError(f"the argument {argument!r} holds a line break, which a batch script cannot; rename it")
+    return arguments
+
+
+def _checked(settings: Mapping[str, str], name: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return sbatch's options, job name and defaults included, and the script's own settings."""
+    for key, value in settings.items():
+        _check_setting(key, str(value))
+    given = {key: str(value) for key, value in settings.items()}
+    own = {key: given.pop(key, default) for key, default in OWN_SETTINGS.items()}
+    if not re.fullmatch(r"\d{1,6}", own["max-requeues"]):
+        raise UsageError(f"max-requeues must be a whole number, 0 or more; got {own['max-requeues']!r}")
+    defaults = {key: value for key, value in DEFAULTS.items() if key not in given}
+    if _MEMORY_SETTINGS & given.keys():
+        defaults.pop("mem", None)
+    directives = {"job-name": name, **defaults, "output": f"{name}-%j.out", **given}
+    if not re.fullmatch(r"[1-9]\d{0,5}", directives["nodes"]):
+        raise UsageError(f"nodes must be a whole number, 1 or more; got {directives['nodes']!r}")
+    if not re.fullmatch(r"[1-9]\d{0,5}", directives["cpus-per-task"]):
+        raise UsageError(f"cpus-per-task must be a whole number, 1 or more; got {directives['cpus-per-task']!r}")
+    if not re.fullmatch(r"B:(SIG)?USR1(@\d{1,5})?", directives["signal"]):
+        raise UsageError(
+            f"the script knows the signal B:USR1@SECONDS, so many seconds before the end; got {directives['signal']!r}"
+        )
+    return directives, own
+
+
+def _check_setting(key: str, value: str) -> None:
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", key):
+        raise UsageError(
+            f"{key!r} is no SLURM setting; expected a long option of sbatch without its dashes, such as partition"
+        )
+    if key in _REFUSED:
+        raise UsageError(f"the SLURM setting {key} is not to be had: {_REFUSED[key]}")
+    if not value.isprintable():
+        raise UsageError(f"the SLURM setting {key} holds a line break or control character: {value!r}; remove it")
+    # sbatch splits a directive at blanks, and takes what follows '#' for a comment.
+    if key not in OWN_SETTINGS and (re.search(r"[\s#\"'\\]", value) or value.startswith("-")):
+        raise UsageError(
+            f"the SLURM setting {key} is {value!r}; blanks, quotes, '#', backslashes and a leading '-' would be "
+            "misread there"
+        )
+
+
+def _resume_after(resumable: bool, at_once: bool) -> int:
+    """Return how many times the job must have been requeued before it resumes; more than can be, for never."""
+    if not resumable:
+        return 1_000_000_000
+    return 0 if at_once else 1

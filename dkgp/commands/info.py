@@ -1,0 +1,161 @@
+"""`dkgp info`: what a store, checkpoint or hyperparameter file holds; without one, what this installation runs on."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import psutil
+
+from dkgp import __version__
+from dkgp.cluster.threads import available_cores
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
+from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
+from dkgp.errors import InputError, StoreError
+from dkgp.models import read_hyperparameters
+
+__all__ = ["InfoJob", "run_info"]
+
+PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
+EXTRAS = {
+    "plot": "matplotlib",
+    "parquet": "pyarrow",
+    "netcdf": "h5netcdf",
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "azure": "adlfs",
+}
+
+
+@dataclass(frozen=True)
+class InfoJob:
+    """What to describe: a path or URL, or None for the installation."""
+
+    location: str | None = None
+
+
+def run_info(job: InfoJob, reporter: Reporter) -> Document:
+    """Describe; `InputError` where there is nothing that dkgp knows."""
+    if job.location is None:
+        return {"command": "info", "kind": "installation", **_installation()}
+    url = normalise_url(job.location)
+    if not exists(url):
+        raise InputError(f"there is nothing at '{url}'. Check the path")
+    if is_file(url):
+        content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
+    else:
+        content = _store(url)
+    document: dict[str, Any] = plain({"command": "info", "location": url, **content})
+    return document
+
+
+def _installation() -> Document:
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": available_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "memory_available_bytes": available_bytes(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "extras": {extra: importlib.util.find_spec(package) is not None for extra, package in EXTRAS.items()},
+    }
+
+
+def _store(url: str) -> Document:
+    kind = recognise(url)
+    describe = {"dataset": _dataset, "model": _model, "prediction": _prediction}.get(kind or "", _checkpoint)
+    return describe(url)
+
+
+def _bytes(url: str) -> int:
+    return sum(list_object_bytes(url).values())
+
+
+def _dataset(url: str) -> Document:
+    dataset = open_dataset(url)
+    return {
+        "kind": "dataset",
+        "n": dataset.n_samples,
+        "d": dataset.n_features,
+        "p": dataset.n_targets,
+        "features": dataset.feature_names,
+        "dropped_features": [
+            name for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True) if not kept
+        ],
+        "targets": dataset.target_names,
+        "chunk_rows": dataset.chunk_rows,
+        "fingerprint": dataset.fingerprint,
+        "stored_bytes": _bytes(url),
+    }
+
+
+def _model(url: str) -> Document:
+    model = open_model(url)
+    return {
+        "kind": "model",
+        "n": model.n_samples,
+        "d": model.n_features,
+        "p": model.n_targets,
+        "features": model.feature_names,
+        "targets": model.target_names,
+        "kernel": model.kernel,
+        "noise_variance": model.noise_variance,
+        "by_reference": model.by_reference,
+        "fingerprint": model.fingerprint,
+        "rounds": len(model.history),
+        "summary": model.summary,
+        "certificate": model.certificate,
+        "versions": model.versions,
+        "stored_bytes": _bytes(url),
+        **_factor(url, model.fingerprint),
+    }
+
+
+def _factor(url: str, fingerprint: str) -> Document:
+    """What is kept with a model for variances. The model is of use without it, so damage is told, not raised."""
+    try:
+        factor = open_factor(url, fingerprint=fingerprint)
+    except StoreError as error:
+        return {"variance_factor": {"damaged": str(error)}, "variance_factor_bytes": None}
+    if factor is None:
+        return {"variance_factor": None, "variance_factor_bytes": 0}
+    told = {name: value for name, value in factor.metadata.items() if isinstance(value, str | int | float)}
+    # The fingerprint and the noise variance are the model's own.
+    own = {name: value for name, value in told.items() if name not in ("fingerprint", "noise_variance", "rank")}
+    return {"variance_factor": {"rank": factor.rank, **own}, "variance_factor_bytes": _bytes(factor.url)}
+
+
+def _prediction(url: str) -> Document:
+    prediction = open_prediction(url)
+    return {
+        "kind": "prediction",
+        "n": prediction.n_samples,
+        "targets": prediction.target_names,
+        "variables": prediction.variables,
+        "chunk_rows": prediction.chunk_rows,
+        "attributes": prediction.attributes,
+        "stored_bytes": _bytes(url),
+    }
+
+
+def _checkpoint(url: str) -> Document:
+    found = CheckpointStore(url).load_latest()
+    if found is None:
+        raise InputError(f"'{url}' is no dkgp store, checkpoint or hyperparameter file")
+    history: list[dict[str, Any]] = found.metadata.get("loop", {}).get("history", [])
+    return {
+        "kind": "checkpoint",
+        "iteration": found.sequence_number,
+        "solver": found.metadata.get("solver"),
+        "arrays": {name: list(values.shape) for name, values in found.arrays.items()},
+        "last_round": history[-1] if history else None,
+        "damaged": found.skipped,
+        "stored_bytes": _bytes(url),
+    }

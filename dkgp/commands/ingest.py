@@ -1,0 +1,57 @@
+"""`dkgp ingest`: files to a dataset store, and perhaps a second one for testing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.memory import own_peak_bytes
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.warm_up import behind
+from dkgp.data import ingest
+
+__all__ = ["IngestJob", "run_ingest"]
+
+
+@dataclass(frozen=True)
+class IngestJob:
+    """What to ingest; fields as the parameters of `dkgp.data.sources.ingest`."""
+
+    sources: tuple[str, ...]
+    out: str
+    targets: tuple[str, ...] = ()
+    features: tuple[str, ...] | None = None
+    test_fraction: float | None = None
+    test_out: str | None = None
+    test_mask: str | None = None
+    seed: int = 0
+    header: bool | None = None
+    chunk_rows: int | None = None
+    overwrite: bool = False
+
+
+def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
+    """Ingest; return what was written: urls, n, n_train, n_test, d, p, names, fingerprint, seconds, warnings."""
+    with reporter.work("ingest") as progress, behind():
+        report = ingest(
+            job.sources,
+            job.out,
+            target=list(job.targets) or None,
+            features=None if job.features is None else list(job.features),
+            test_fraction=job.test_fraction,
+            test_out=job.test_out,
+            test_mask=job.test_mask,
+            seed=job.seed,
+            overwrite=job.overwrite,
+            header=job.header,
+            chunk_rows=job.chunk_rows,
+            progress=progress,
+        )
+    for message in report.warnings:
+        reporter.warn(message)
+    return {
+        "command": "ingest",
+        **report.to_json(),
+        "warnings": list(reporter.warnings),
+        "peak_memory_bytes": own_peak_bytes(),
+    }

@@ -1,0 +1,76 @@
+"""Whether what lies where a job writes is the job's own work: what `--resume` may take for done, or replace.
+
+A process may be killed at any moment: while it writes its output, and between the last byte of that and its end. The
+same command with `--resume` then goes on as if it had not been; what belongs to another run it leaves alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dkgp.commands.reporting.documents import plain
+from dkgp.data import Dataset, ModelRecord, is_committed, open_model, recognise
+from dkgp.data.remote.storage import exists, join, read_object
+from dkgp.data.stores.model_store import MODEL_KIND
+from dkgp.errors import StoreError
+
+__all__ = ["difference", "is_unfinished_model", "model_difference"]
+
+
+def difference(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Say in which name two runs differ first; None where they are the same. A name that one lacks counts, too."""
+    expected = plain(wanted)
+    for name in {**expected, **held}:
+        if held.get(name) != expected.get(name):
+            if name == "fingerprint":
+                return "data set"
+            what = name.replace("_", " ")
+            return f"{what} (its {what}: {held.get(name)!r}; this run's: {expected.get(name)!r})"
+    return None
+
+
+def model_difference(
+    model: ModelRecord, identity: Mapping[str, Any], settings: Mapping[str, Any], by_reference: bool
+) -> str | None:
+    """Say what a model has otherwise than the run that would make it; None where it is that run's.
+
+    Parameters
+    ----------
+    model : ModelRecord
+    identity : dict
+        The run's, as checkpoints hold it (`run_identity`).
+    settings : dict
+        Its solver's.
+    by_reference : bool
+        Whether it would leave the inputs where they are.
+    """
+    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    held |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
+    wanted = {**identity, **settings, "by_reference": by_reference}
+    return difference({**held, **model.summary.get("settings", {}), "by_reference": model.by_reference}, wanted)
+
+
+def is_unfinished_model(url: str, dataset: Dataset) -> bool:
+    """Whether a model of these data is there that resuming may replace: it stopped short, or its writing did."""
+    if not exists(url) or recognise(url) != MODEL_KIND:
+        return False
+    try:
+        model = open_model(url)
+    except StoreError:
+        return _was_begun(url, dataset)
+    return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+
+
+def _was_begun(url: str, dataset: Dataset) -> bool:
+    """Whether a model of these data is being written there, or was when its process died; no manifest is there yet."""
+    if is_committed(url):
+        return False  # finished, and damaged since: that is for the user to look at
+    try:
+        begun = json.loads(read_object(join(url, "zarr.json")))["attributes"]
+    except FileNotFoundError:
+        return True  # on an object store, the claim alone, which says that it is a model's place
+    except (ValueError, KeyError):
+        return False
+    return bool(begun.get("fingerprint") == dataset.fingerprint)

@@ -1,0 +1,162 @@
+"""`dkgp predict`: a model store and a dataset store to a prediction store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
+from dkgp.commands.signals import interruptible
+from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction
+from dkgp.data.remote.storage import exists
+from dkgp.data.stores.prediction_store import PREDICTION_KIND
+from dkgp.errors import InputError, UsageError
+from dkgp.kernels import kernel_from_json
+from dkgp.models.metrics import variance_gaps
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.warm_up import helped
+
+__all__ = ["PredictJob", "run_predict", "variance_settings"]
+
+
+@dataclass(frozen=True)
+class PredictJob:
+    """What to predict.
+
+    Attributes
+    ----------
+    model, dataset, out
+        Model store, dataset store with the model's features (targets are not needed), and where the predictions go.
+    variance
+        How to compute variances beside the means; None for means alone.
+    cluster
+        Where the work runs.
+    chunk_rows
+        Rows of a chunk of the prediction store.
+    overwrite
+        Whether a prediction store that is there may be replaced.
+    resume
+        Go on with a prediction store that was interrupted.
+    """
+
+    model: str
+    dataset: str
+    out: str
+    variance: VarianceSettings | None = None
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    chunk_rows: int | None = None
+    overwrite: bool = False
+    resume: bool = False
+
+
+def variance_settings(wanted: bool, seed: int, given: dict[str, tuple[str, Any]]) -> VarianceSettings | None:
+    """Return the settings that a user's options make, or None where no variances are wanted.
+
+    Parameters
+    ----------
+    wanted : bool
+        Whether variances were asked for.
+    seed : int
+    given : dict
+        Name of the setting -> (the option that sets it, its value); None or False where it was not given.
+
+    Raises
+    ------
+    UsageError
+        An option of variances, and none were asked for.
+    InputError
+        A value out of range.
+    """
+    chosen = {
+        name: (option, value) for name, (option, value) in given.items() if value is not None and value is not False
+    }
+    if not wanted:
+        if chosen:
+            options = ", ".join(option for option, _ in chosen.values())
+            raise UsageError(f"{options}: of use for variances only, which were not asked for; add --variance")
+        return None
+    if seed < 0:
+        raise InputError(f"the seed must not be negative; got {seed}")
+    return VarianceSettings(**{name: value for name, (_, value) in chosen.items()}, seed=seed)
+
+
+def run_predict(job: PredictJob, reporter: Reporter) -> Document:
+    """Predict; return the number of samples, seconds, the largest certified error of the mean, and how variances went.
+
+    A variance whose interval is wider than wanted is a warning: it holds all the same.
+
+    Raises
+    ------
+    InputError
+        Stores that do not fit together, or a test store with a NaN; nothing has been written.
+    InterruptedRunError
+        A signal asked for the end.
+    ClusterError
+        No cluster, or one that was lost.
+    """
+    if not job.resume:
+        ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
+    elif not exists(job.out):
+        reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
+    model = open_model(job.model)
+    dataset = open_dataset(job.dataset)
+    with PeakMemory() as memory:
+        with (
+            helped(kernel_from_json(model.kernel)),
+            open_executor(job.cluster, dataset.n_samples, reporter) as executor,
+            reporter.work("predict") as show,
+            interruptible(reporter.note) as interruption,
+        ):
+            announce(executor, reporter)
+            summary = predict(
+                model,
+                dataset,
+                job.out,
+                executor,
+                variance=job.variance,
+                chunk_rows=job.chunk_rows,
+                progress=lambda done, total: show(WorkProgress("samples", done, total, "samples")),
+                note=reporter.note,
+                overwrite=job.overwrite,
+                resume=job.resume,
+                interrupted=interruption,
+            )
+        peak_bytes = memory.bytes
+    figures = summary.to_json()
+    if job.variance is not None and summary.variance is not None:
+        figures["variance"] = _variance_figures(summary.variance, job.variance, job.out, reporter)
+    return {
+        "command": "predict",
+        "out": job.out,
+        "model": model.url,
+        "dataset": dataset.url,
+        **plain(figures),
+        "peak_memory_bytes": peak_bytes,
+        "warnings": list(reporter.warnings),
+    }
+
+
+def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, out: str, reporter: Reporter) -> Document:
+    """Figures of the run, with the gaps of the whole store: a resumed run computed only a part of them."""
+    gaps = variance_gaps(open_prediction(out))
+    computed = figures["met"] + figures["unmet"]
+    n, unmet, widest = gaps["n"], gaps["variance_unmet"], gaps["variance_gap_max"]
+    if unmet:
+        reporter.warn(
+            f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
+            f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones raise --max-passes "
+            f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
+        )
+    return {
+        **figures,
+        "met": n - unmet,
+        "unmet": unmet,
+        "gap_mean": gaps["variance_gap_mean"],
+        "gap_max": widest,
+        "computed": computed,
+        "seconds_per_sample": figures["seconds_per_sample"] if computed else None,
+    }

@@ -1,0 +1,1 @@
+"""What a command shows: documents, tables, plots, progress, memory, measurements."""

@@ -1,0 +1,39 @@
+"""The parts that tables are laid out with: names beside values, titles, sizes in bytes as people say them."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Rows", "size", "table_of", "titled"]
+
+Rows = list[tuple[str, str]]
+
+
+def table_of(title: str, rows: Rows) -> RenderableType:
+    """Return a table of names and values under a title."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        # As it is: rich would take what stands in brackets for markup.
+        table.add_row(name, Text(value))
+    return titled(title, table)
+
+
+def titled(title: str, table: Table) -> RenderableType:
+    """Return a table under a title."""
+    # A table's own title is broken to the table's width.
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def size(count: float | None) -> str:
+    """Bytes as people say them."""
+    if count is None:
+        return "unknown"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")

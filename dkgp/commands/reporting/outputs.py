@@ -1,0 +1,75 @@
+"""Small output files beside a store (plots, logs, JSON): checked before any work, like the stores themselves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from dkgp.commands.reporting.plots import check_plot_file
+from dkgp.data.remote.storage import exists, is_local, translate_write_errors
+from dkgp.errors import InputError, OutputExistsError, UsageError
+
+__all__ = ["check_output_file", "check_side_files", "write_text"]
+
+
+def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: str, local: bool = True) -> None:
+    """Make sure that a file can be written, before any work is done.
+
+    Parameters
+    ----------
+    path : path
+    replace : bool
+        Whether a file that is there may be replaced.
+    option : str
+        What the user gave the path with, for messages.
+    local : bool
+        Whether it must lie on this machine's file systems.
+
+    Raises
+    ------
+    OutputExistsError
+        It is there already.
+    InputError
+        It is a folder, or no local path.
+    StorageError
+        Its folder cannot be written to.
+    """
+    if not local and not is_local(path):
+        if exists(path) and not replace:
+            raise OutputExistsError(
+                f"'{os.fspath(path)}' ({option}) exists already; choose another, or give --overwrite"
+            )
+        return
+    if not is_local(path):
+        raise InputError(f"{option} needs a local file; got '{os.fspath(path)}'")
+    target = Path(path).expanduser().absolute()
+    if target.is_dir():
+        raise InputError(f"{option} needs a file; '{target}' is a folder")
+    if target.exists() and not replace:
+        raise OutputExistsError(f"the file '{target}' ({option}) exists already; choose another, or give --overwrite")
+    folder = target.parent
+    while not folder.exists():
+        folder = folder.parent
+    # Permission bits mislead (root, read-only mounts): try.
+    with translate_write_errors(target), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def check_side_files(plot: str | None, log_json: str | None, *, replace: bool) -> None:
+    """Check what `--plot` and `--log-json` name; errors as for `check_output_file` and `check_plot_file`."""
+    if plot is not None:
+        check_plot_file(plot)
+        check_output_file(plot, replace=replace, option="--plot")
+    if log_json is not None:
+        check_output_file(log_json, replace=replace, option="--log-json")
+        if plot is not None and Path(plot).absolute() == Path(log_json).absolute():
+            raise UsageError(f"--plot and --log-json name the same file, '{plot}'; choose two")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a small text file; `StorageError` where the storage refuses."""
+    with translate_write_errors(path):
+        target = Path(path).expanduser()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")

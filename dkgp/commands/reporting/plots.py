@@ -1,0 +1,246 @@
+"""Plots as image files: convergence, predictions against the truth, calibration, and several methods side by side.
+
+Matplotlib is an extra: it is imported when a plot is drawn, always with the backend that needs no display.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+    from dkgp.models.metrics import CoverageCurve
+
+__all__ = ["check_plot_file", "plot_comparison", "plot_convergence", "plot_predictions", "plot_run"]
+
+FloatArray = NDArray[np.float64]
+History = Sequence[Mapping[str, Any]]
+
+FORMATS = (".png", ".pdf", ".svg")
+MOST_POINTS = 5000
+MOST_NAMES = 8
+# A calibrated model's coverage stays inside the band with this probability, at each level by itself.
+BAND = 0.95
+
+
+def check_plot_file(path: str | os.PathLike[str]) -> None:
+    """Make sure, before any work, that a plot can be drawn into this file.
+
+    Raises
+    ------
+    MissingExtraError
+        Matplotlib is not installed.
+    InputError
+        Another suffix than .png, .pdf or .svg.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot", "Drawing a plot")
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise InputError(f"a plot file ends in one of {', '.join(FORMATS)}; got '{os.fspath(path)}'")
+
+
+def plot_convergence(
+    path: str | os.PathLike[str], history: History, *, tolerance: float, title: str = "Convergence"
+) -> None:
+    """Draw max |g| and the objective against column passes and against seconds.
+
+    Parameters
+    ----------
+    path : path
+        .png, .pdf or .svg.
+    history : sequence of mappings
+        Records of the rounds (`dkgp.solvers.Progress.to_json`).
+    tolerance : float
+        Drawn as a line.
+    title : str
+        Of the figure.
+    """
+    figure = _figure(9.0, 6.0)
+    axes = figure.subplots(2, 2, sharex="col")
+    for column, (name, label) in enumerate((("column_passes", "column passes"), ("seconds", "seconds"))):
+        _draw_gradient(axes[0, column], history, name, tolerance)
+        _draw_objective(axes[1, column], history, name, label)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def plot_predictions(
+    path: str | os.PathLike[str],
+    truth: FloatArray,
+    mean: FloatArray,
+    *,
+    coverage: CoverageCurve | None = None,
+    title: str,
+) -> None:
+    """Draw predictions against the truth, and with variances their calibration beside them.
+
+    Parameters
+    ----------
+    path : path
+    truth, mean : (n,) or (n, p) float64
+        In the units of the targets.
+    coverage : CoverageCurve, optional
+        How often the truth lies in the predictive intervals.
+    title : str
+    """
+    figure = _figure(5.5 if coverage is None else 11.0, 5.5)
+    panels = _panels(figure, 1 if coverage is None else 2)
+    _draw_predictions(panels[0].subplots(), truth, mean)
+    if coverage is not None:
+        _draw_calibration(panels[1], coverage)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def plot_run(
+    path: str | os.PathLike[str],
+    history: History,
+    truth: FloatArray,
+    mean: FloatArray,
+    *,
+    coverage: CoverageCurve | None = None,
+    tolerance: float,
+    title: str,
+) -> None:
+    """Draw a whole run: convergence, predictions against the truth, and with variances their calibration."""
+    count = 2 if coverage is None else 3
+    figure = _figure(5.5 * count, 5.0)
+    panels = _panels(figure, count)
+    left = panels[0].subplots()
+    _draw_gradient(left, history, "column_passes", tolerance)
+    left.set_xlabel("column passes")
+    _draw_predictions(panels[1].subplots(), truth, mean)
+    if coverage is not None:
+        _draw_calibration(panels[2], coverage)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def plot_comparison(
+    path: str | os.PathLike[str],
+    histories: Mapping[str, History],
+    *,
+    minimum: float,
+    tolerance: float,
+    title: str,
+) -> None:
+    """Draw several methods on one problem, as Figure 3 of the GBCD paper does: by iteration, logarithmic.
+
+    Parameters
+    ----------
+    path : path
+    histories : mapping
+        Name of the method -> its records.
+    minimum : float
+        The objective's minimum, as well as it is known; the gap to it is drawn.
+    tolerance : float
+        Drawn as a line.
+    title : str
+    """
+    figure = _figure(11.0, 4.5)
+    left, right = figure.subplots(1, 2)
+    for name, history in histories.items():
+        rounds = _column(history, "iteration")
+        left.semilogy(rounds, _column(history, "gradient_inf_norm"), label=name)
+        gap = _column(history, "objective") - minimum
+        # What lies at the minimum to within rounding has no place on a logarithmic axis.
+        shown = gap > 1e-12 * abs(minimum)
+        right.semilogy(rounds[shown], gap[shown], label=name)
+    left.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label="tolerance")
+    left.set(xlabel="iteration", ylabel="max |g|")
+    right.set(xlabel="iteration", ylabel="objective above its minimum")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot", "Drawing a plot") from error
+    # Without pyplot nothing global is touched: no backend is chosen, no figure outlives its file.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _panels(figure: Figure, count: int) -> list[SubFigure]:
+    """Return as many panels, side by side."""
+    side_by_side: list[SubFigure] = np.ravel(np.asarray(figure.subfigures(1, count), dtype=object)).tolist()
+    return side_by_side
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    with translate_write_errors(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(os.fspath(path), dpi=120)
+
+
+def _column(history: History, name: str) -> FloatArray:
+    return np.asarray([float(record[name]) for record in history])
+
+
+def _draw_gradient(axis: Axes, history: History, against: str, tolerance: float) -> None:
+    axis.semilogy(_column(history, against), _column(history, "gradient_inf_norm"), marker=".", markersize=3)
+    axis.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label=f"tolerance {tolerance:g}")
+    axis.set_ylabel("max |g|")
+    axis.grid(alpha=0.3)
+    axis.legend()
+
+
+def _draw_objective(axis: Axes, history: History, against: str, label: str) -> None:
+    axis.plot(_column(history, against), _column(history, "objective"), marker=".", markersize=3)
+    axis.set(xlabel=label, ylabel="objective")
+    axis.grid(alpha=0.3)
+
+
+def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
+    truths, means = np.ravel(truth), np.ravel(mean)
+    step = max(1, truths.size // MOST_POINTS)
+    axis.plot(truths[::step], means[::step], ".", markersize=2, alpha=0.5)
+    ends = [float(min(truths.min(), means.min())), float(max(truths.max(), means.max()))]
+    axis.plot(ends, ends, color="grey", linewidth=1)
+    axis.set(xlabel="true target", ylabel="predicted mean")
+    axis.grid(alpha=0.3)
+
+
+def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
+    """Observed against expected coverage; below it the difference, where the band of sampling error can be seen."""
+    from scipy.stats import binom
+
+    levels, observed, n = coverage.levels, coverage.observed, coverage.n
+    band = np.array([binom.ppf(end, n, levels) / n for end in ((1.0 - BAND) / 2.0, (1.0 + BAND) / 2.0)])
+    # Of no trial, or of certain ones, the quantile of a share is that share itself.
+    band[:, [0, -1]] = levels[[0, -1]]
+    top, bottom = panel.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+    for axis, origin, unit in ((top, np.zeros_like(levels), 1.0), (bottom, levels, 100.0)):
+        label = f"sampling error ({100 * BAND:g} %), n = {n:,}"
+        axis.fill_between(levels, *(unit * (band - origin)), color="grey", alpha=0.3, linewidth=0, label=label)
+        axis.plot(levels, unit * (levels - origin), color="grey", linewidth=1, label="calibrated")
+        for index, name in enumerate(coverage.target_names):
+            shown = name if len(coverage.target_names) > 1 else "predicted variances"
+            axis.plot(levels, unit * (observed[:, index] - origin), label=shown if index < MOST_NAMES else None)
+        axis.grid(alpha=0.3)
+    top.set(ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
+    top.legend(loc="best", fontsize="small")
+    bottom.set(xlabel="expected coverage of central intervals", ylabel="difference, %")
+    widest = 100.0 * max(np.max(np.abs(observed - levels[:, None])), np.max(np.abs(band - levels)))
+    bottom.set_ylim(-1.15 * widest, 1.15 * widest)
+    panel.align_ylabels()

@@ -1,0 +1,233 @@
+"""Documents as tables for people: the few figures that matter, in words, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.kernel_text import kernel_text
+from dkgp.commands.reporting.layout import Rows, size, table_of, titled
+from dkgp.commands.reporting.plan_tables import plan_tables
+from dkgp.commands.reporting.terminal import duration
+from dkgp.commands.reporting.tune_tables import tune_tables
+
+__all__ = ["tables"]
+
+
+def tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show a document."""
+    layout: dict[str, Callable[[Document], list[RenderableType]]] = {
+        "ingest": _ingest,
+        "warm-up": _warm_up,
+        "tune": tune_tables,
+        "plan": plan_tables,
+        "train": _train,
+        "predict": _predict,
+        "evaluate": _evaluate,
+        "info": _info,
+        "demo": _demo,
+        "bench": _bench,
+    }
+    return layout[document["command"]](document)
+
+
+def _names(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _ingest(document: Document) -> list[RenderableType]:
+    rows = [
+        ("training store", f"{document['train']}: {document['n_train']:,} samples"),
+        ("features", f"{document['d']}: {_names(document['features'])}"),
+        ("targets", _names(document["targets"]) or "none"),
+        ("seconds", f"{document['seconds']:.2f}"),
+    ]
+    if document["test"] is not None:
+        rows.insert(1, ("test store", f"{document['test']}: {document['n_test']:,} samples"))
+    return [table_of("Ingested", rows)]
+
+
+def _warm_up(document: Document) -> list[RenderableType]:
+    rows: Rows = [
+        ("compiled code", document["folder"]),
+        ("for", document["processor"]),
+        ("pieces", f"{document['pieces']:,}, {size(document['bytes'])}"),
+        ("seconds", f"{document['seconds']:.1f}"),
+    ]
+    return [table_of("Compiled beforehand", rows)]
+
+
+def _training_rows(document: Document) -> Rows:
+    return [
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("converged", f"{_yes(document['converged'])}: {document['reason']}"),
+        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        ("relative residual", f"{document['relative_residual']:.3g}"),
+        ("objective", f"{document['objective']:.8g}"),
+        *_assumed(document),
+        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
+        ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
+        ("seconds", f"{document['seconds']:.1f}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+    ]
+
+
+def _entries(count: int, n: int) -> str:
+    return f"{count / n**2:.2f} n² = {count:.3g}, those of selection and dense solves included"
+
+
+def _train(document: Document) -> list[RenderableType]:
+    rows = [("model", document["out"]), *_training_rows(document)]
+    if document["checkpoint"] is not None:
+        rows.append(("checkpoint", f"{document['checkpoint']} (go on with --resume)"))
+    return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
+
+
+def _predict(document: Document) -> list[RenderableType]:
+    rows = [
+        ("predictions", document["out"]),
+        ("samples", f"{document['n_samples']:,}"),
+        ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
+        *_assumed(document),
+    ]
+    if document.get("variance") is not None:
+        rows += _predicted_variance_rows(document["variance"])
+    rows.append(("seconds", f"{document['seconds']:.2f}"))
+    return [table_of("Predicted", rows)]
+
+
+def _assumed(document: Document) -> Rows:
+    """What bounds take on trust, where they do."""
+    return [("bounds assume", document["assumes"])] if document.get("assumes") else []
+
+
+def _predicted_variance_rows(variance: Document) -> Rows:
+    met, total = variance["met"], variance["met"] + variance["unmet"]
+    rows = [
+        ("variances of", "the function" if variance["latent"] else "new observations, noise included"),
+        ("variances certified within", _gaps(variance["gap_mean"], variance["gap_max"])),
+        ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
+    ]
+    if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
+        return rows
+    passes = variance["column_passes"]
+    how = f"and conjugate gradients, {passes:.2f} column passes a sample" if passes else "alone"
+    return [
+        *rows,
+        ("by", f"a factor of rank {variance['rank']:,} {how}"),
+        ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
+    ]
+
+
+def _gaps(mean: float | None, largest: float | None) -> str:
+    if mean is None or largest is None:
+        return "unknown"
+    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
+
+
+def _evaluate(document: Document) -> list[RenderableType]:
+    rows = [
+        ("samples", f"{document['n']:,}"),
+        ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
+        ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
+        ("mean absolute error", f"{document['mae_raw']:.6g}"),
+        ("mean certified within", f"{document['mean_error_bound']:.3g} (standardised)"),
+    ]
+    if document.get("nlpd") is not None:
+        rows += _evaluated_variance_rows(document)
+    for name, errors in document.get("per_target", {}).items():
+        rows.append((f"RMSE of {name}", f"{errors['rmse']:.6g}"))
+        if "nlpd" in errors:
+            shown = f"{_number(errors['nlpd'])}, {_number(errors['coverage_95'])}"
+            rows.append((f"density, coverage of {name}", shown))
+    return [table_of("Evaluated", rows)]
+
+
+def _evaluated_variance_rows(document: Document) -> Rows:
+    rows = [
+        ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
+        ("negative log predictive density", _number(document["nlpd"])),
+        ("coverage of 95 % intervals", _number(document["coverage_95"])),
+        ("squared error / variance", _number(document["mean_standardised_squared_error"])),
+    ]
+    if "variance_gap_mean" in document:
+        rows.append(("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])))
+    if document.get("variance_unmet"):
+        count = f"{document['variance_unmet']:,} of {document['n']:,}"
+        rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def _demo(document: Document) -> list[RenderableType]:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
+    rows = [
+        ("training samples, features", f"{document['n']:,}, {document['d']}"),
+        ("RMSE, noise-free test targets", f"{document['rmse']:.5f} on {document['n_test']:,} samples"),
+        ("NLPD, coverage of 95 % intervals", f"{_number(document['nlpd'])}, {_number(document['coverage_95'])}"),
+        ("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])),
+        ("converged", _yes(document["converged"])),
+        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),
+        ("seconds", f"{document['seconds']:.1f}: {phases}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+        ("kernel matrix that never existed", size(document["kernel_matrix_bytes"])),
+        ("plot", document["plot"]),
+    ]
+    return [table_of(f"Exact GP on Friedman1 in {duration(document['seconds'])}", rows)]
+
+
+def _info(document: Document) -> list[RenderableType]:
+    rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
+    if "kernel" in document:
+        names = document.get("feature_names") or document.get("features") or ()
+        rows.insert(list(document).index("kernel") - 1, ("kernel", kernel_text(document["kernel"], names)))
+    return [table_of("", rows)]
+
+
+def _bench(document: Document) -> list[RenderableType]:
+    table = Table()
+    for column in document["columns"]:
+        table.add_column(column["title"], justify="left" if column.get("text") else "right")
+    for row in document["rows"]:
+        table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
+    extra = [(name.replace("_", " "), _figure(value)) for name, value in document["figures"].items()]
+    if document.get("benchmark") == "tiles":
+        machine = document["machine"]
+        compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
+        extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))
+    return [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return "-"
+    if form == "bytes":
+        return size(value)
+    return format(value, form) if isinstance(value, int | float) else str(value)
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, list):
+        return _names([str(item) for item in value])
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_figure(item)}" for key, item in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

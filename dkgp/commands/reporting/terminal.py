@@ -1,0 +1,216 @@
+"""Progress on standard error: live lines where it is a terminal, a plain line now and then where it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from dkgp.commands.reporting.convergence import ConvergenceEstimate
+from dkgp.commands.reporting.progress import Search, Solve, SolveProgress, TuneProgress, Work, WorkProgress
+
+__all__ = ["TerminalReporter", "duration"]
+
+PLAIN_LINE_SECONDS = 10.0
+# A rate measured over less than this says little.
+LEAST_RATE_SECONDS = 1.0
+
+
+class TerminalReporter:
+    """Writes to standard error, never to standard output.
+
+    Parameters
+    ----------
+    quiet : bool
+        Warnings only.
+    console : rich.console.Console, optional
+        Where to write instead.
+    plain_line_seconds : float
+        How often a plain line may come.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, console: Console | None = None, plain_line_seconds: float = PLAIN_LINE_SECONDS
+    ) -> None:
+        self.warnings: list[str] = []
+        self._quiet = quiet
+        self._console = console or Console(stderr=True, highlight=False)
+        self._plain_line_seconds = plain_line_seconds
+
+    def note(self, message: str) -> None:
+        """Print the message."""
+        if not self._quiet:
+            self._print(message)
+
+    def warn(self, message: str) -> None:
+        """Print the message and remember it."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+            self._print(f"warning: {message}", style="yellow")
+
+    def work(self, label: str) -> Work:
+        """Open a bar."""
+        return self._work(label)
+
+    def search(self, label: str) -> Search:
+        """Open the display of a hyperparameter search."""
+        return self._search(label)
+
+    def solve(self, label: str, tolerance: float) -> Solve:
+        """Open the display of a solve."""
+        return self._solve(label, tolerance)
+
+    def _print(self, message: str, style: str | None = None) -> None:
+        # A signal handler may speak while this very stream is being written to.
+        with suppress(RuntimeError):
+            self._console.print(message, style=style, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        pace = _Pace()
+        with self._display(label) as show:
+
+            def update(progress: WorkProgress) -> None:
+                fraction = progress.done / progress.total if progress.total else None
+                show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.update(progress))
+
+            yield update
+
+    @contextmanager
+    def _search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+        with self._display(label) as show:
+
+            def update(progress: TuneProgress) -> None:
+                show(
+                    label,
+                    None,
+                    f"evaluation {progress.evaluation}, start {progress.start}, "
+                    f"log likelihood {progress.best_log_marginal_likelihood:.2f}, "
+                    f"gradient {progress.gradient_inf_norm:.2g}, s2 {progress.noise_variance:.3g}",
+                )
+
+            yield update
+
+    @contextmanager
+    def _solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+        estimate = ConvergenceEstimate(tolerance)
+        with self._display(label) as show:
+
+            def update(progress: SolveProgress) -> None:
+                estimate.update(progress)
+                parts = [
+                    f"round {progress.iteration}",
+                    f"{progress.column_passes:.2f} passes",
+                    f"max|g| {progress.gradient_inf_norm:.2e} -> {tolerance:.0e}",
+                ]
+                if (rate := estimate.decades_per_minute) is not None:
+                    parts.append(f"{rate:.2f} decades/min")
+                if (left := estimate.seconds_left) is not None:
+                    parts.append(f"about {duration(left)} left")
+                show(label, estimate.fraction, ", ".join(parts))
+
+            yield update
+
+    @contextmanager
+    def _display(self, label: str) -> Iterator[Callable[[str, float | None, str], None]]:
+        """One live line or occasional plain ones; what is yielded takes label, share done and details."""
+        if self._quiet:
+            yield lambda label, fraction, details: None
+        elif self._console.is_terminal:
+            with _LiveLine(self._console, label) as line:
+                yield line.show
+        else:
+            lines = _PlainLines(self._print, self._plain_line_seconds)
+            yield lines.show
+            lines.finish()
+
+
+class _LiveLine:
+    def __init__(self, console: Console, label: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[details]}"),
+            TimeElapsedColumn(),
+            console=console,
+            refresh_per_second=4,
+            transient=False,
+        )
+        self._task: TaskID = self._progress.add_task(label, total=None, details="")
+
+    def __enter__(self) -> _LiveLine:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, label: str, fraction: float | None, details: str) -> None:
+        total = None if fraction is None else 1.0
+        self._progress.update(self._task, description=label, total=total, completed=fraction or 0.0, details=details)
+
+
+class _PlainLines:
+    def __init__(self, write: Callable[[str], None], every_seconds: float) -> None:
+        self._write, self._every_seconds = write, every_seconds
+        self._next = time.monotonic() + every_seconds
+        self._held: str | None = None
+
+    def show(self, label: str, fraction: float | None, details: str) -> None:
+        share = "" if fraction is None else f" {100 * fraction:3.0f} %,"
+        self._held = f"{label}:{share} {details}"
+        if time.monotonic() >= self._next:
+            self.finish()
+            self._next = time.monotonic() + self._every_seconds
+
+    def finish(self) -> None:
+        """Write the last line that was held back."""
+        if self._held is not None:
+            self._write(self._held)
+            self._held = None
+
+
+class _Pace:
+    """Rate and time left of each phase of some work, counted from the phase's first report.
+
+    What was done before that report took another time: an earlier run's, or that of what all later parts share.
+    """
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._first_done, self._first_seconds = 0, 0.0
+
+    def update(self, progress: WorkProgress) -> str:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._phase, self._first_done, self._first_seconds = progress.phase, progress.done, now
+        done, seconds = progress.done - self._first_done, now - self._first_seconds
+        if done <= 0 or seconds < LEAST_RATE_SECONDS:
+            return ""
+        rate = done / seconds
+        figure, unit = (rate / 2**20, "MiB") if progress.unit == "bytes" else (rate, progress.unit)
+        left = "" if progress.total is None else f", about {duration((progress.total - progress.done) / rate)} left"
+        return f", {figure:,.{1 if figure < 10 else 0}f} {unit}/s{left}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _amount(progress: WorkProgress) -> str:
+    if progress.unit == "bytes":
+        done, unit = progress.done / 2**20, "MiB"
+        total = None if progress.total is None else progress.total / 2**20
+        return f"{done:,.1f} {unit}" if total is None else f"{done:,.1f} of {total:,.1f} {unit}"
+    of = "" if progress.total is None else f" of {progress.total:,}"
+    return f"{progress.done:,}{of} {progress.unit}"

@@ -1,0 +1,73 @@
+"""Tables of `dkgp tune`: what was found, each hyperparameter, and how the result scores."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.layout import table_of, titled
+from dkgp.commands.reporting.refine_tables import refine_tables
+from dkgp.models import TunedParameter
+
+__all__ = ["tune_tables"]
+
+
+def tune_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show the document of `dkgp tune`."""
+    rows = [("hyperparameters", document["out"]), ("noise variance", f"{document['noise_variance']:.4g}")]
+    if "variance" in document["kernel"]:
+        rows.append(("amplitude", f"{document['kernel']['variance']:.4g}"))
+    subsets = document.get("subsets", 1)
+    if subsets > 1:
+        rows.append(("subsets", f"{subsets} of {document['subset_size']:,} samples"))
+    for name, title in (
+        ("log_marginal_likelihood", "log marginal likelihood"),
+        ("leave_one_out_log_likelihood", "leave-one-out log likelihood"),
+        ("log_prior", "log density of the priors"),
+    ):
+        if document.get(name) is not None:
+            rows.append((title, f"{document[name]:.2f}"))
+    if "converged" in document:  # values to refine may have been given by hand
+        rows += [
+            ("converged", f"{'yes' if document['converged'] else 'no'}, {document['evaluations']} evaluations"),
+            ("seconds", f"{document['seconds']:.1f}"),
+        ]
+    if document.get("plot") is not None:
+        rows.append(("plot", document["plot"]))
+    shown = [table_of("Tuned", rows)]
+    if document.get("parameters"):
+        shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
+    if document.get("scores"):
+        shown.append(_scores(document))
+    if document.get("refinement"):
+        shown += refine_tables(document["refinement"])
+    return shown
+
+
+def _parameters(parameters: list[TunedParameter]) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", overflow="fold", style="dim")
+    for title in ("value", "length scale", ""):
+        table.add_column(title, justify="right")
+    for parameter in parameters:
+        scale = parameter.length_scale
+        table.add_row(
+            # As it is: rich would take what stands in brackets for markup.
+            Text(parameter.name),
+            f"{parameter.value:.4g}",
+            "" if scale is None else f"{scale:.4g}",
+            "fixed" if parameter.fixed else "",
+        )
+    return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
+
+
+def _scores(document: Document) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    for title in ("scores of", "RMSE", "NLPD", "coverage of 95 %"):
+        table.add_column(title, justify="left" if title == "scores of" else "right")
+    for group, scores in document["scores"].items():
+        what = f"{scores['folds']} folds" if group == "folds" else f"{scores['rows']:,} rows held out"
+        table.add_row(what, f"{scores['rmse']:.4f}", f"{scores['nlpd']:.4f}", f"{scores['coverage_95']:.4f}")
+    return titled("Scores (standardised targets)", table)

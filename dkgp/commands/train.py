@@ -1,0 +1,402 @@
+"""`dkgp train`: a dataset store and hyperparameters to a model store, with checkpoints, progress, a log and a plot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.commands.own_work import difference, is_unfinished_model, model_difference
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.memory import PeakMemory, available_bytes
+from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.plots import plot_convergence
+from dkgp.commands.reporting.progress import Reporter, SolveProgress, announce
+from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.signals import interruptible
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.tree_sums import add_tree_memory, check_tree_error, check_tree_kernel
+from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
+from dkgp.data.remote.storage import exists, is_local
+from dkgp.data.stores.model_store import MODEL_KIND
+from dkgp.data.stores.references import check_reference
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
+from dkgp.models.warm_up import helped
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.solvers import Checkpointing, Choice, Solver
+
+__all__ = ["TrainJob", "finished_training", "run_train"]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What to train.
+
+    Attributes
+    ----------
+    dataset, hyper, out
+        Dataset store, hyperparameter file, and where the model goes.
+    solver
+        How to solve.
+    cluster
+        Where the rounds run.
+    warm_start
+        A model of the same data to start from.
+    by_reference
+        Let the model refer to the dataset store instead of copying its inputs.
+    checkpoint, checkpoint_seconds, resume
+        Where (default: `OUT.checkpoint`) and how often to save the state; whether to go on from what is there.
+    memory_limit_bytes
+        What the processes on this machine may take; default: what is available.
+    tiles
+        Where the solver "tiled-cholesky" keeps its factor until it is done (default: `OUT.tiles`).
+    tree_error
+        Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
+    plot, log_json
+        Files for the convergence plot and the records of the rounds.
+    overwrite
+        Whether outputs that are there may be replaced.
+    """
+
+    dataset: str
+    hyper: str
+    out: str
+    solver: SolverOptions = field(default_factory=SolverOptions)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    warm_start: str | None = None
+    by_reference: bool = False
+    checkpoint: str | None = None
+    checkpoint_seconds: float = 30.0
+    resume: bool = False
+    memory_limit_bytes: int | None = None
+    plot: str | None = None
+    log_json: str | None = None
+    overwrite: bool = False
+    tiles: str | None = None
+    tree_error: float | None = None
+
+    @property
+    def tiles_url(self) -> str | None:
+        """Where tiles go; None for a solver that has none."""
+        if self.solver.solver != "tiled-cholesky":
+            return None
+        return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    @property
+    def checkpoint_url(self) -> str:
+        """Where checkpoints go."""
+        return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that could be checked without computing."""
+
+    dataset: Dataset
+    hyperparameters: Hyperparameters
+    solver: Solver
+    checkpointing: Checkpointing
+    initial: FloatArray | None
+    overwrite: bool
+
+
+def run_train(job: TrainJob, reporter: Reporter) -> Document:
+    """Train and save; return the training record, with `converged` false where the tolerance was not met.
+
+    A solve that stops short is saved all the same, and its checkpoint is kept to go on from. Where a run that is
+    resumed had saved its model before it was killed, there is nothing left to do: its record is returned.
+
+    Raises
+    ------
+    InputError
+        Anything that can be found wrong beforehand; nothing has been written.
+    InterruptedRunError
+        A signal asked for the end; the state is in the checkpoint.
+    ClusterError
+        No cluster, or one that was lost.
+    """
+    with PeakMemory() as memory:
+        job, choice = _decided(job)
+        if choice is not None:
+            reporter.note(f"the solver is {choice.solver}: {choice.reason}")
+        if job.resume:
+            finished = finished_training(job, reporter, converged=True)
+            if finished is not None:
+                return finished
+        prepared = _prepare(job, reporter)
+        with (
+            helped(prepared.hyperparameters.kernel),
+            open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
+        ):
+            announce(executor, reporter)
+            plan = _plan(job, prepared, executor)
+            trained = _solve(job, prepared, plan, executor, reporter)
+        # Worker processes are gone by now; the summary in the store tells of them too.
+        chosen = {} if choice is None else {"auto": choice.to_json()}
+        measured = {"solver": job.solver.solver, **chosen, "peak_memory_bytes": memory.bytes}
+        trained = replace(trained, summary={**trained.summary, **measured})
+    save(trained, job.out, prepared.dataset, by_reference=job.by_reference, overwrite=prepared.overwrite)
+    history = [progress.to_json() for progress in trained.solution.history]
+    checkpoints = prepared.checkpointing.store
+    certificate = trained.certificate.to_json()
+    return _conclude(
+        job, prepared.dataset.url, trained.summary, certificate, history, plan.to_json(), checkpoints, reporter
+    )
+
+
+def finished_training(job: TrainJob, reporter: Reporter, *, converged: bool = False) -> Document | None:
+    """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
+
+    For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
+    hyperparameters or settings; with `converged`, also where it misses the tolerance.
+    """
+    try:
+        model, dataset = open_model(job.out), open_dataset(job.dataset)
+        if converged and not model.summary["converged"]:
+            return None
+        job, _ = _decided(job)
+        found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+        solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
+    except InputError:
+        return None
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    other = model_difference(model, identity, solver.settings(), job.by_reference)
+    if other is None and converged and not job.solver.is_met(model.summary):
+        reached = model.summary["gradient_inf_norm"]
+        other = f"tolerance (it stopped at max|g| = {reached:.3g}; this run's: {job.solver.tolerance:g})"
+    if other is not None:
+        reporter.note(f"the model '{job.out}' is of a run with another {other}")
+        return None
+    reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
+    check_side_files(job.plot, None, replace=True)
+    store = CheckpointStore(job.checkpoint_url)
+    return _conclude(job, dataset.url, model.summary, model.certificate, model.history, None, store, reporter)
+
+
+def _conclude(
+    job: TrainJob,
+    dataset_url: str,
+    summary: Mapping[str, Any],
+    certificate: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    memory_plan: Document | None,
+    checkpoints: CheckpointStore,
+    reporter: Reporter,
+) -> Document:
+    """What follows once the model is saved: the plot, the record, and the end of checkpoints that served their turn."""
+    if job.plot is not None and history:
+        plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, summary))
+    document: Document = {
+        "command": "train",
+        "out": job.out,
+        "dataset": dataset_url,
+        **plain(summary),
+        "tolerance": job.solver.tolerance,
+        "certificate": plain(certificate),
+        "memory_plan": memory_plan,
+        "resumed": job.resume,
+        "checkpoint": None,
+        "plot": job.plot,
+        "log_json": job.log_json,
+    }
+    if summary["converged"]:
+        _remove_checkpoint(checkpoints)
+    else:
+        document["checkpoint"] = job.checkpoint_url
+        reporter.warn(f"not converged: {summary['reason']}; {summary['advice']}")
+    document["warnings"] = list(reporter.warnings)
+    return document
+
+
+def _decided(job: TrainJob) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
+    if job.solver.solver != "auto":
+        return job, None
+    dataset = open_dataset(job.dataset)
+    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    solver, choice = job.solver.decided(
+        dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
+    )
+    return replace(job, solver=solver), choice
+
+
+def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
+    if job.tiles is not None and job.tiles_url is None:
+        raise UsageError(f"--tiles belongs to the solver tiled-cholesky; got --solver {job.solver.solver}")
+    dataset = open_dataset(job.dataset)
+    if dataset.n_targets == 0:
+        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+    if job.by_reference:
+        check_reference(dataset.url)
+    overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset))
+    ensure_writable(job.out, overwrite, MODEL_KIND)
+    check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
+    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
+    job.solver.stopping()
+    check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
+    if job.tree_error is not None:
+        check_tree_kernel(found.kernel)
+    initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
+    checkpointing = _checkpointing(job, dataset, found, solver, reporter)
+    return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+
+
+def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
+    """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
+
+    Raises `MemoryBudgetError` where it does not fit either way.
+    """
+    dataset, solver = prepared.dataset, prepared.solver
+    resident_bytes = int(psutil.Process().memory_info().rss)
+    budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
+    width = feature_width(prepared.hyperparameters.kernel)
+    memory = solver_memory(solver, dataset.n_samples, width)
+    if job.tree_error is not None:
+        memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
+
+    def plan(holds_inputs: bool) -> MemoryPlan:
+        return plan_training(
+            dataset.n_samples,
+            dataset.n_features,
+            dataset.n_targets,
+            **memory,
+            resident_bytes=resident_bytes,
+            shares_process=executor.shares_memory,
+            overlaps=executor.overlaps,
+            holds_inputs=holds_inputs,
+            cache_bytes=job.cluster.cache_bytes,
+            width=width,
+        )
+
+    needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
+    if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True)
+        if holding.coordinator_bytes <= budget_bytes:
+            return holding
+    lean = plan(holds_inputs=False)
+    lean.require(budget_bytes)
+    return lean
+
+
+def _solve(
+    job: TrainJob, prepared: _Prepared, plan: MemoryPlan, executor: BlockExecutor, reporter: Reporter
+) -> TrainedModel:
+    if not job.resume:
+        prepared.checkpointing.store.clear()
+    with (
+        RecordLog(job.log_json, resume=job.resume) as log,
+        reporter.solve("train", job.solver.tolerance) as show,
+        interruptible(reporter.warn) as interruption,
+    ):
+
+        def after_round(progress: SolveProgress) -> None:
+            show(progress)
+            log.write(progress.to_json())
+
+        callback: Callable[[SolveProgress], None] = after_round
+        try:
+            return train(
+                prepared.dataset,
+                prepared.hyperparameters.kernel,
+                prepared.hyperparameters.noise_variance,
+                executor,
+                solver=prepared.solver,
+                stopping=job.solver.stopping(),
+                initial=prepared.initial,
+                callback=callback,
+                checkpointing=prepared.checkpointing,
+                interrupted=interruption,
+                # What the plan found room for: all inputs at the coordinator, or none.
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+                tree_error=job.tree_error,
+            )
+        except InterruptedRunError as error:
+            raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
+
+
+def _checkpointing(
+    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: Solver, reporter: Reporter
+) -> Checkpointing:
+    """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
+    url = job.checkpoint_url
+    store = CheckpointStore(url)
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    if is_local(url):
+        check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
+    checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
+    if not job.resume:
+        if _has_checkpoint(store):
+            reporter.warn(
+                f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
+            )
+        return checkpointing
+    latest = store.load_latest()
+    if latest is None:
+        reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
+        return checkpointing
+    for name in latest.skipped:
+        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
+    for name, expected in {"identity": identity, "solver": solver.settings()}.items():
+        _require_same(url, latest.metadata.get(name), expected)
+    reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
+    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
+    if differences is not None:
+        reporter.warn(
+            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
+            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
+            "had stayed there"
+        )
+    return checkpointing
+
+
+def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
+    other = difference(found if isinstance(found, dict) else {}, expected)
+    if other is not None:
+        raise CheckpointError(
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with the same data and options, or start "
+            "afresh without --resume"
+        )
+
+
+def _has_checkpoint(store: CheckpointStore) -> bool:
+    try:
+        return exists(store.url) and store.load_latest() is not None
+    except CheckpointError:
+        return True
+
+
+def _remove_checkpoint(store: CheckpointStore) -> None:
+    store.clear()
+    if is_local(store.url):
+        # The folder goes too, unless something else lies in it.
+        with contextlib.suppress(OSError):
+            os.rmdir(store.url)
+
+
+def _warm_start(url: str, dataset: Dataset) -> FloatArray:
+    model = open_model(url)
+    if model.fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
+            "samples. Leave --warm-start out, or name such a model"
+        )
+    return model.alpha
+
+
+def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:
+    return (
+        f"{job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, {summary['column_passes']:.2f} column passes"
+    )

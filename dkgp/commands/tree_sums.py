@@ -1,0 +1,83 @@
+"""What `--tree-error` goes with, and what the tree takes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError, MemoryBudgetError, UsageError
+from dkgp.kernels import Kernel
+from dkgp.operators import ArrayInputs, TreeKernelOperator
+from dkgp.operators.tree.memory import building_bytes, tree_bytes
+
+__all__ = ["ENTRY_SOLVERS", "add_tree_memory", "check_tree_error", "check_tree_kernel"]
+
+# These evaluate the kernel entry by entry; pruned products would serve them for the gradient at the end alone.
+ENTRY_SOLVERS = ("smo", "cholesky", "tiled-cholesky")
+
+
+def check_tree_error(error: float | None, tolerance: float, solver: str) -> None:
+    """Refuse an error of tree sums that makes no sense beside the tolerance and the solver of this name.
+
+    Raises
+    ------
+    InputError, UsageError
+    """
+    if error is None:
+        return
+    if not math.isfinite(error) or error <= 0.0:
+        raise InputError(f"the error of tree sums (--tree-error) must be finite and positive; got {error!r}")
+    if error >= tolerance:
+        raise UsageError(
+            f"--tree-error must be below --tol, or its errors decide the gradient; got {error:g} with --tol "
+            f"{tolerance:g}. Give {tolerance / 10:g} or less"
+        )
+    if solver in ENTRY_SOLVERS:
+        raise UsageError(
+            f"--tree-error is for solvers that work by kernel products; {solver} evaluates the entries themselves. "
+            "Leave it out, or take --solver gbcd or pcg, say"
+        )
+
+
+def check_tree_kernel(kernel: Kernel) -> None:
+    """Refuse, before anything is started, a kernel or a number of features that a tree cannot serve; `InputError`."""
+    executor = LocalExecutor(1)
+    TreeKernelOperator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
+    executor.close()
+
+
+def add_tree_memory(
+    memory: dict[str, int], n: int, width: int, shares_process: bool, cache_bytes: int
+) -> dict[str, int]:
+    """Add a tree in each process, the coordinator's included, to what `solver_memory` says.
+
+    Parameters
+    ----------
+    memory : dict
+        As for `plan_training`.
+    n, width : int
+        Samples, and numbers that the tree holds of each.
+    shares_process : bool
+        Whether the workers share the coordinator's process, and so its tree.
+    cache_bytes : int
+        Budget of a worker's cache, which the tree has to fit in.
+
+    Raises
+    ------
+    MemoryBudgetError
+        It does not.
+    """
+    needed = tree_bytes(n, width)
+    if needed > cache_bytes:
+        raise MemoryBudgetError(
+            f"the tree of --tree-error over {n:,} samples takes {needed:,} bytes in each process; a worker's cache "
+            f"holds {cache_bytes:,}. Give the workers more with --worker-memory, or leave --tree-error out"
+        )
+    peak = needed + building_bytes(n, width)
+    own = 0 if shares_process else peak
+    return memory | {
+        "own_bytes": memory.get("own_bytes", 0) + own,
+        "factor_bytes": memory.get("factor_bytes", 0) + peak,
+    }

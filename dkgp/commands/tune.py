@@ -1,0 +1,271 @@
+"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a dataset store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.commands.own_work import difference
+from dkgp.commands.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes
+from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.progress import Reporter, announce
+from dkgp.commands.reporting.tune_plot import plot_tuning
+from dkgp.commands.tune_options import parse_bounds, parse_fixed, parse_priors
+from dkgp.data import Dataset, open_dataset
+from dkgp.errors import InputError, MemoryBudgetError, UsageError
+from dkgp.models import (
+    Hyperparameters,
+    projected_tuning_bytes,
+    read_hyperparameters,
+    tune_dataset,
+    write_hyperparameters,
+)
+from dkgp.models.refinement.record import RefineSettings
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.run import Choices, check_tuning
+from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.warm_up import helped
+
+__all__ = ["TuneJob", "run_tune"]
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """What to tune; the rest as the parameters of `dkgp.models.tune_dataset`.
+
+    Parameters
+    ----------
+    dataset, out
+        The training store, and where the hyperparameter file goes.
+    kernel
+        An expression (`dkgp.kernels.parse_kernel`); default: the kernel of `start`, else "rbf".
+    subset, subsets, objective, restarts, learn_variance, tolerance, seed
+        As for `tune_dataset`.
+    bounds, fixed, priors
+        Texts NAME=LOW:HIGH, NAME=VALUE and NAME=lognormal(MEDIAN, SIGMA).
+    start
+        A hyperparameter file to start from.
+    folds, holdout
+        How the result is scored; not at all by default.
+    refine, refine_only
+        How the result is refined on all samples, where it is; without a search on subsets, from the values of `start`.
+    plot
+        Picture of the length scales.
+    overwrite
+        Replace outputs that exist.
+    resume
+        Take the file at `out` for done where the same run has finished it. There is nothing to go on from elsewhere:
+        the search begins again.
+    cluster
+        Where the subsets are evaluated.
+    """
+
+    dataset: str
+    out: str
+    kernel: str | None = None
+    subset: int = 2000
+    subsets: int = 1
+    objective: Literal["likelihood", "loo"] = "likelihood"
+    restarts: int = 1
+    learn_variance: bool = False
+    bounds: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    priors: tuple[str, ...] = ()
+    start: str | None = None
+    folds: int | None = None
+    holdout: float | None = None
+    tolerance: float = 1e-4
+    seed: int = 0
+    refine: RefineSettings | None = None
+    refine_only: bool = False
+    plot: str | None = None
+    overwrite: bool = False
+    resume: bool = False
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+
+    def named(self) -> dict[str, Any]:
+        """What `tune_dataset` takes of the options that name single hyperparameters; `UsageError` for another form."""
+        return {
+            "bounds": parse_bounds(self.bounds),
+            "fixed": parse_fixed(self.fixed),
+            "priors": parse_priors(self.priors),
+        }
+
+
+def run_tune(job: TuneJob, reporter: Reporter) -> Document:
+    """Tune and write the hyperparameter file; return its content and where it is.
+
+    Raises
+    ------
+    UsageError
+        Options of another form than they have.
+    InputError
+        A store that cannot be tuned on, names that do not exist, or settings out of range.
+    MemoryBudgetError
+        The matrices of the subsets that are evaluated at the same time exceed the memory available.
+    OutputExistsError, StorageError
+        The file is there already, or cannot be written.
+    ClusterError
+        No cluster, or one that was lost.
+    InterruptedRunError
+        A refinement was interrupted; the values so far are in the file.
+    """
+    named = job.named()
+    check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
+    check_side_files(job.plot, None, replace=job.overwrite or job.resume)
+    if job.plot is not None and job.plot == job.out:
+        raise UsageError(f"--plot and --out name the same file, '{job.plot}'; choose two")
+    dataset = open_dataset(job.dataset)
+    if dataset.n_targets == 0:
+        raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
+    start = None if job.start is None else read_hyperparameters(job.start, feature_names=dataset.feature_names)
+    signature = _signature(job, dataset, start)
+    earlier = _earlier(job, signature, reporter) if job.resume else None
+    if earlier is not None and not _was_interrupted(earlier):
+        reporter.note(f"the hyperparameters in '{job.out}' are done: they were complete when an earlier run ended")
+        for message in earlier.warnings:
+            reporter.warn(message)
+        return _conclude(job, earlier, reporter)
+    overwrite = job.overwrite or earlier is not None
+    check_output_file(job.out, replace=overwrite, option="--out", local=False)
+    if start is None or not job.refine_only:
+        _check_choices(job, dataset, start, named)
+    refinement = None
+    # One evaluation takes much longer than a round of messages: without a cluster that is asked for, threads do.
+    with helped(), open_executor(job.cluster, 1 if job.refine is None else dataset.n_samples, reporter) as executor:
+        if job.refine is not None:
+            check_refinement_memory(dataset, job.refine, executor, job.cluster.cache_bytes)
+        if start is None or not job.refine_only:
+            _check_memory(job, dataset, start, executor)
+            announce(executor, reporter)
+            found = _search(job, dataset, start, executor, named, reporter)
+        else:
+            announce(executor, reporter)
+            found = start
+        for message in found.warnings:
+            reporter.warn(message)
+        if job.refine is not None:
+            options: dict[str, Any] = {"learn_variance": job.learn_variance, "named": named}
+            found, refinement = refine_found(
+                dataset, found, job.refine, executor, reporter, cache_bytes=job.cluster.cache_bytes, **options
+            )
+    found = replace(found, run=signature)
+    write_hyperparameters(job.out, found, overwrite=overwrite)
+    document = _conclude(job, found, reporter)
+    raise_if_interrupted(refinement, job.out)
+    return document
+
+
+def _conclude(job: TuneJob, found: Hyperparameters, reporter: Reporter) -> Document:
+    """What follows once the file is written: the plot, and the record."""
+    if job.plot is not None:
+        plot_tuning(job.plot, found)
+    return {
+        "command": "tune",
+        "out": job.out,
+        **found.to_json(),
+        "plot": job.plot,
+        "warnings": list(reporter.warnings),
+        "peak_memory_bytes": own_peak_bytes(),
+    }
+
+
+def _signature(job: TuneJob, dataset: Dataset, start: Hyperparameters | None) -> dict[str, Any]:
+    """Of which data a run is, and with which settings that are not the defaults; JSON."""
+    values = asdict(job)
+    aside = ("dataset", "out", "start", "plot", "overwrite", "resume", "cluster")
+    chosen = {each.name: values[each.name] for each in fields(job) if getattr(job, each.name) != each.default}
+    signature = {name: value for name, value in chosen.items() if name not in aside}
+    if start is not None:
+        signature["start"] = hashlib.sha256(json.dumps(start.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+    found: dict[str, Any] = plain({"fingerprint": dataset.fingerprint, **signature})
+    return found
+
+
+def _earlier(job: TuneJob, signature: dict[str, Any], reporter: Reporter) -> Hyperparameters | None:
+    """What an earlier run of the same job wrote, finished or interrupted; None where there is nothing of the kind."""
+    try:
+        found = read_hyperparameters(job.out)
+    except InputError:
+        return None
+    other = "run, which is not on record" if found.run is None else difference(found.run, signature)
+    if other is not None:
+        reporter.note(f"the hyperparameters in '{job.out}' are of another {other}")
+        return None
+    return found
+
+
+def _was_interrupted(found: Hyperparameters) -> bool:
+    return bool(found.refinement is not None and found.refinement.get("interrupted"))
+
+
+def _check_choices(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, named: dict[str, Any]) -> None:
+    """Refuse kernels, names and numbers that do not fit the data, before a cluster is started."""
+    plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
+    choices = Choices(job.kernel, job.objective, start=start, folds=job.folds, **named)
+    settings = SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
+    check_tuning(plan, tuple(dataset.feature_names), choices, settings)
+
+
+def _search(
+    job: TuneJob,
+    dataset: Dataset,
+    start: Hyperparameters | None,
+    executor: BlockExecutor,
+    named: dict[str, Any],
+    reporter: Reporter,
+) -> Hyperparameters:
+    size = min(job.subset, dataset.n_samples)
+    where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
+    kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
+    reporter.note(f"tuning {kernel} of {dataset.n_features} features on {where} of {dataset.n_samples:,} samples")
+    with reporter.search("tune") as progress:
+        return tune_dataset(
+            dataset,
+            kernel=job.kernel,
+            subset=job.subset,
+            subsets=job.subsets,
+            objective=job.objective,
+            seed=job.seed,
+            learn_variance=job.learn_variance,
+            **named,
+            start=start,
+            tolerance=job.tolerance,
+            restarts=job.restarts,
+            folds=job.folds,
+            holdout=job.holdout,
+            executor=executor,
+            progress=progress,
+        )
+
+
+def _check_memory(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, executor: BlockExecutor) -> None:
+    """Refuse subsets whose matrices do not fit where they are evaluated, as far as that is known here."""
+    size = min(job.subset, dataset.n_samples)
+    here = executor.shares_memory or (job.cluster.kind == "processes" and job.cluster.address() is None)
+    at_once = min(job.subsets, executor.parallelism if here else executor.threads_per_process)
+    available = available_bytes() if here else job.cluster.worker_memory_bytes
+    if available is None:
+        return
+    projected = projected_tuning_bytes(
+        size,
+        dataset.n_targets,
+        dataset.feature_names,
+        kernel=job.kernel,
+        start=start,
+        objective=job.objective,
+        subsets=job.subsets,
+        at_once=at_once,
+    )
+    if projected > available:
+        together = f", {at_once} of {job.subsets} subsets at a time" if job.subsets > 1 else ""
+        where = "" if here else " in a worker"
+        raise MemoryBudgetError(
+            f"tuning on {size} samples{together} takes {projected:,} bytes; {available:,} bytes are available{where}. "
+            f"Lower --subset{', or --workers, so that fewer run at the same time' if at_once > 1 else ''}"
+        )

@@ -1,0 +1,134 @@
+"""`dkgp warm-up`: compile beforehand what runs compile; and the same in the background, behind ingestion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.errors import InputError, StorageError
+
+__all__ = ["WarmUpJob", "behind", "run_warm_up"]
+
+# What ends sooner is not worth a process.
+_BEHIND_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class WarmUpJob:
+    """What to fill.
+
+    Attributes
+    ----------
+    into
+        A folder to be read by processes that `DKGP_COMPILED` tells of it; default: the cache that runs here use.
+    target
+        The processor to compile for: "host", or one of `dkgp.kernels.tiles.kept_code.TARGETS`.
+    processes
+        How many compile at the same time; default: as many as there are cores.
+    """
+
+    into: str | None = None
+    target: str = "host"
+    processes: int | None = None
+
+
+def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
+    """Compile; return where it is, for which processor, and the seconds of each piece.
+
+    Raises
+    ------
+    InputError
+        A target without a folder, or one that is for another kind of machine.
+    StorageError
+        The folder cannot be written, or a piece could not be compiled.
+    """
+    from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, cache_folder
+    from dkgp.kernels.tiles.kept_code import DESCRIPTION, VARIABLE, compile_target, require_target, target_environment
+    from dkgp.models.warm_up import all_pieces, compile_pieces
+
+    began = time.perf_counter()
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if job.into is None:
+        if job.target != "host":
+            raise InputError(
+                f"--target {job.target} is for a folder that other machines read; name it with --into, or leave "
+                "--target out"
+            )
+        environment = dict(os.environ)
+        folder = FILLED_FOLDER or cache_folder()
+        if folder is None:
+            raise StorageError("there is no folder that compiled code could be kept in; name one in NUMBA_CACHE_DIR")
+    else:
+        require_target(job.target)
+        folder = Path(job.into).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / DESCRIPTION).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot write to '{folder}': {error.strerror}. Choose another folder") from error
+        environment |= {"NUMBA_CACHE_DIR": str(folder), **target_environment(job.target)}
+    reporter.note(f"compiling into '{folder}', half a minute or two")
+    seconds, failures = compile_pieces(all_pieces(), job.processes, environment)
+    if failures:
+        piece, reason = next(iter(failures.items()))
+        raise StorageError(f"'{piece}' could not be compiled: {reason}. Nothing uses '{folder}' for it")
+    name = compile_target()[0]
+    if job.into is not None:
+        # By a process of the same environment, and last: a folder without it is not complete, and not used.
+        describe = f"from dkgp.kernels.tiles.code_cache import describe_here; print(describe_here({job.target!r}))"
+        text = subprocess.run(
+            [sys.executable, "-P", "-c", describe], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        (folder / DESCRIPTION).write_text(text)
+        name = job.target if job.target != "host" else name
+    return {
+        "command": "warm-up",
+        "folder": str(folder),
+        "processor": name,
+        "pieces": len(seconds),
+        "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        "seconds": time.perf_counter() - began,
+        "seconds_by_piece": seconds,
+    }
+
+
+@contextmanager
+def behind() -> Iterator[None]:
+    """Compile what a first run will need while the context is open, by a process of its own: nothing is imported."""
+    process: list[subprocess.Popen[bytes]] = []
+    lock, ended = threading.Lock(), threading.Event()
+
+    def start() -> None:
+        with lock:
+            if not ended.is_set():
+                process.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-c", "from dkgp.models.warm_up import compile_first_run as f; f()"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+
+    timer = threading.Timer(_BEHIND_SECONDS, start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        ended.set()
+        with lock:
+            for helper in process:
+                helper.kill()
+                helper.wait()

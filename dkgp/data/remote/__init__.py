@@ -1,0 +1,1 @@
+"""Local disks and object stores as one: addresses, conditional writes, retries."""

@@ -1,0 +1,106 @@
+"""Addresses of places: one spelling for each, and none that carries a secret.
+
+Credentials come from the environment or from a profile. An address that holds one is refused, in words that do not
+repeat it. Only https:// sources may have a token in their query, as presigned addresses do; they are shown without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+from dkgp.data.types import Location
+from dkgp.errors import InputError
+
+__all__ = ["is_local", "join", "normalise_url", "protocol_of", "scrubbed", "shown"]
+
+_WEB = ("http", "https")
+_BUCKETS = ("s3", "s3a", "gs", "gcs")
+_SECRET_NAME = re.compile(r"key|secret|token|sig|credential|passw|auth", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+_QUERY_IN_URL = re.compile(r"(https?://[^\s'\"?<>]*\?)[^\s'\"<>]*")
+
+
+def normalise_url(location: Location) -> str:
+    """One spelling per place: absolute paths for local files, fsspec URLs unchanged but for a trailing slash.
+
+    Raises `InputError` for an empty path, and for a URL that holds credentials.
+    """
+    text = os.fspath(location)
+    if not text:
+        raise InputError("Got an empty path; expected a local path or an fsspec URL such as s3://bucket/name.zarr.")
+    if text.startswith(("file://", "local://")):
+        text = text.split("://", 1)[1]
+    if "://" in text or "::" in text:
+        _refuse_credentials(text)
+        return text.rstrip("/")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def is_local(location: Location) -> bool:
+    """Whether the place is on a file system of this machine."""
+    url = normalise_url(location)
+    return "://" not in url and "::" not in url
+
+
+def join(location: Location, *parts: str) -> str:
+    """The place `parts` below a place."""
+    return "/".join([normalise_url(location).rstrip("/"), *parts])
+
+
+def protocol_of(url: str) -> str:
+    """The protocol of a URL ("s3"), "file" for a path; of a chained URL the first one."""
+    return url.split("::", 1)[0].split("://", 1)[0] if "://" in url or "::" in url else "file"
+
+
+def shown(url: str) -> str:
+    """The address as messages may show it: a web address without its query."""
+    return url.split("?", 1)[0] + "?..." if protocol_of(url) in _WEB and "?" in url else url
+
+
+def scrubbed(text: str) -> str:
+    """Text, such as another library's message, without the users and queries of the addresses in it."""
+    return _QUERY_IN_URL.sub(r"\1...", _USER_IN_URL.sub("...", text))
+
+
+def _refuse_credentials(text: str) -> None:
+    for part in text.split("::"):
+        protocol, separator, rest = part.partition("://")
+        if not separator:
+            continue
+        holds_user = _holds_user(protocol, re.split(r"[/?#]", rest, maxsplit=1)[0])
+        # A presigned web address is the one way to hand a single file to somebody without an account.
+        holds_secret = protocol not in _WEB and any(
+            value and _SECRET_NAME.search(name) for name, value in parse_qsl(urlsplit(part).query)
+        )
+        if holds_user or holds_secret:
+            known = protocol if re.fullmatch(r"[a-z][a-z0-9+.]*", protocol) else "URL"
+            raise InputError(
+                f"Got an address ({known}) with credentials in it, which would end up in logs; it is not repeated. "
+                f"Expected an address without them. {_where_credentials_belong(protocol)}"
+            )
+
+
+def _holds_user(protocol: str, place: str) -> bool:
+    user, at, _ = place.rpartition("@")
+    # A secret may itself hold a "/", and what is left of it then ends in a colon and no "@".
+    if protocol in _BUCKETS:
+        return bool(at) or (":" in place and not place.startswith("arn:"))
+    if protocol in _WEB:
+        port = place.rpartition(":")[2] if ":" in place and not place.endswith("]") else ""
+        return bool(at) or (bool(port) and not port.isdigit())
+    # abfs://container@account... and ssh://user@host name no secret.
+    return ":" in user
+
+
+def _where_credentials_belong(protocol: str) -> str:
+    if protocol in ("s3", "s3a"):
+        return "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment."
+    if protocol in ("gs", "gcs"):
+        return "Set GOOGLE_APPLICATION_CREDENTIALS in the environment."
+    if protocol in ("az", "abfs", "abfss", "adl"):
+        return (
+            "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or another of adlfs's, in the environment."
+        )
+    return "Give them in the environment or in a profile, or name a local copy."

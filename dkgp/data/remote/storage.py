@@ -1,0 +1,345 @@
+"""Local paths and fsspec URLs behind one set of calls, with failures turned into dkgp's errors.
+
+Every object that commits something (a manifest, a checkpoint) is written through `write_object`, which a crash
+leaves either whole or absent: locally by a synced temporary file and a rename, on an object store by a single
+conditional put (see `object_store`). What is asked of an object store is asked again where that may help (`retries`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from dkgp.data.remote.addresses import is_local, join, normalise_url, shown
+from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
+from dkgp.data.types import Location
+from dkgp.errors import OutputExistsError, StorageError
+
+__all__ = [
+    "exists",
+    "expand_glob",
+    "filesystem",
+    "is_file",
+    "is_folder",
+    "is_local",
+    "join",
+    "list_folder",
+    "list_object_bytes",
+    "normalise_url",
+    "object_bytes",
+    "open_object",
+    "read_object",
+    "remove_object",
+    "remove_store",
+    "remove_tree",
+    "shown",
+    "sync_tree",
+    "translate_write_errors",
+    "write_object",
+]
+
+TEMPORARY_PREFIX = ".dkgp-temporary-"
+_REMOVED_AT_ONCE = 1000
+_REMOVAL_ROUNDS = 3
+# As in `_manifest`, which is itself written through this module.
+_MANIFEST_NAME = "dkgp-manifest.json"
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space or choose another place",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another place",
+    errno.EFBIG: "the file would exceed the largest size allowed; raise the limit (ulimit -f) or choose another place",
+    errno.EACCES: "permission denied; choose a place you may write to",
+    errno.EPERM: "permission denied; choose a place you may write to",
+    errno.EROFS: "the file system is read-only; choose a place you may write to",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
+    errno.EISDIR: "the path is a folder where a file was expected; choose another path",
+    errno.ENOENT: "the folder cannot be created there; choose another path",
+}
+
+
+def filesystem(location: Location) -> tuple[Any, str]:
+    """The fsspec file system of a place, to be called from any thread, and the place's path within it.
+
+    What is called on it is not tried again. Errors as of `object_store.backend`.
+    """
+    url = normalise_url(location)
+    file_system, path = backend(url)
+    return getattr(file_system, "sync_fs", file_system), path
+
+
+def exists(location: Location) -> bool:
+    """Whether there is an object or a folder at the place."""
+    return _kind(location) is not None
+
+
+def is_file(location: Location) -> bool:
+    """Whether there is an object at the place."""
+    return _kind(location) == "file"
+
+
+def is_folder(location: Location) -> bool:
+    """Whether there is a folder at the place, or objects below it."""
+    return _kind(location) == "directory"
+
+
+def _kind(location: Location) -> str | None:
+    url = normalise_url(location)
+    if is_local(url):
+        path = Path(url)
+        return "directory" if path.is_dir() else "file" if path.exists() else None
+    try:
+        return str(call(url, "info", "read").get("type", "file"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def list_folder(location: Location) -> list[str]:
+    """The addresses of what lies directly in a folder, sorted."""
+    url = normalise_url(location)
+    if is_local(url):
+        return sorted(str(entry) for entry in Path(url).iterdir())
+    names = sorted(str(name) for name in call(url, "ls", "list", detail=False))
+    return [_address(url, name) for name in names if name.rstrip("/") != backend(url)[1].rstrip("/")]
+
+
+def expand_glob(location: Location) -> list[str]:
+    """The addresses that match a pattern with `*`, `?` or `[...]`, sorted."""
+    url = normalise_url(location)
+    if is_local(url):
+        return sorted(glob.glob(url, recursive=True))
+    return [_address(url, name) for name in sorted(str(name) for name in call(url, "glob", "list"))]
+
+
+def _address(url: str, name: str) -> str:
+    return name if "://" in name else str(backend(url)[0].unstrip_protocol(name))
+
+
+def object_bytes(location: Location) -> int:
+    """The size of one object; 0 where a web server does not tell."""
+    url = normalise_url(location)
+    return Path(url).stat().st_size if is_local(url) else int(call(url, "info", "read").get("size") or 0)
+
+
+def open_object(location: Location) -> BinaryIO:
+    """One object as a binary file to read and seek in; read errors of a remote one are tried again."""
+    url = normalise_url(location)
+    if is_local(url):
+        return cast(BinaryIO, open(url, "rb"))
+    return cast(BinaryIO, open_remote(url))
+
+
+@contextlib.contextmanager
+def translate_write_errors(location: Location, action: str = "write") -> Iterator[None]:
+    """Turn an `OSError` raised inside the block into a `StorageError` that names the place and what to do."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        if not is_local(location):
+            raise StorageError(
+                f"Cannot {action} '{normalise_url(location)}': there is no such bucket, container or folder. "
+                "Create it, or check the address."
+            ) from error
+        raise _local_error(location, action, error) from error
+    except OSError as error:
+        raise _local_error(location, action, error) from error
+
+
+def _local_error(location: Location, action: str, error: OSError) -> StorageError:
+    code = error.errno if error.errno is not None else 0
+    if isinstance(error, PermissionError) and code == 0:
+        code = errno.EACCES
+    advice = _ADVICE.get(code, error.strerror or str(error) or type(error).__name__)
+    return StorageError(f"Cannot {action} '{normalise_url(location)}': {advice}.")
+
+
+def read_object(location: Location) -> bytes:
+    """The bytes of one object; `FileNotFoundError` where there is none."""
+    url = normalise_url(location)
+    return Path(url).read_bytes() if is_local(url) else cast(bytes, call(url, "cat_file", "read"))
+
+
+def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview], *, replace: bool = True) -> None:
+    """Write one object so that a crash leaves it whole or as it was before.
+
+    Parameters
+    ----------
+    location
+        Where to write.
+    pieces
+        The content, in order. Remote stores get it as a single put, so there it is held in memory once more.
+    replace
+        Whether an object that is there may be replaced. On a remote store it is the storage that refuses, so that of
+        two writers at the same time one learns of the other.
+
+    Raises
+    ------
+    OutputExistsError
+        There is one, it holds something else, and it is not to be replaced.
+    StorageError
+        The storage refused: full, read-only, no permission.
+    """
+    parts: Iterable[bytes | memoryview] = [pieces] if isinstance(pieces, bytes) else pieces
+    with translate_write_errors(location):
+        if not is_local(location):
+            put(normalise_url(location), b"".join(parts), replace=replace)
+            return
+        target = Path(normalise_url(location))
+        if not replace and target.exists():
+            raise OutputExistsError(f"'{target}' exists already.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            # mkstemp makes files private; a store is as readable as the user's umask says.
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(target.parent)
+
+
+def remove_object(location: Location) -> None:
+    """Remove one object; nothing happens where there is none."""
+    url = normalise_url(location)
+    with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
+        if is_local(url):
+            Path(url).unlink()
+        else:
+            call(url, "rm_file", "remove")
+
+
+def remove_tree(location: Location) -> None:
+    """Remove a place and everything below it; nothing happens where there is nothing."""
+    url = normalise_url(location)
+    if is_local(url):
+        with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
+            if Path(url).is_dir() and not Path(url).is_symlink():
+                shutil.rmtree(url)
+            else:
+                Path(url).unlink()
+        return
+    _remove_objects(url, list_object_bytes(url))
+    with contextlib.suppress(FileNotFoundError):
+        call(url, "rm_file", "remove")
+
+
+def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
+    """Remove what lies in a store, if the claim is still the place's; what another writer has taken over stays.
+
+    Parameters
+    ----------
+    claim
+        The writer's.
+    keep_claim
+        Whether the place stays claimed: to write a store where another one was.
+
+    Raises
+    ------
+    StorageError
+        The storage refuses; or, to keep a claim, it has been lost.
+    """
+    if not claim.writer:
+        remove_tree(claim.url)
+        return
+
+    def is_mine() -> bool:
+        if keep_claim:
+            claim.require()
+        return keep_claim or claim.is_mine()
+
+    names = [name for name in list_object_bytes(claim.url) if name != CLAIM_NAME]
+    # The manifest first: what an interruption leaves is then unfinished, not damaged. The claim, which guards what is
+    # being removed, last.
+    batches = [[name for name in names if name == _MANIFEST_NAME]]
+    names = [name for name in names if name != _MANIFEST_NAME]
+    batches += [names[start : start + _REMOVED_AT_ONCE] for start in range(0, len(names), _REMOVED_AT_ONCE)]
+    for batch in filter(None, batches):
+        if not is_mine():
+            return
+        # What a writer that was taken over puts back is no reason to go on: it is replaced object by object.
+        remove_many([join(claim.url, name) for name in batch])
+    if not keep_claim and is_mine():
+        remove_object(join(claim.url, CLAIM_NAME))
+
+
+def _remove_objects(url: str, names: Iterable[str]) -> None:
+    left = list(names)
+    for _ in range(_REMOVAL_ROUNDS):
+        for start in range(0, len(left), _REMOVED_AT_ONCE):
+            addresses = [join(url, name) for name in left[start : start + _REMOVED_AT_ONCE]]
+            remove_many(addresses)
+        # A store may leave out what it answered for: only a listing tells.
+        there = list_object_bytes(url) if left else {}
+        left = [name for name in left if name in there]
+        if not left:
+            return
+    raise StorageError(f"Cannot remove '{join(url, left[0])}': the store keeps it. Check what the credentials allow.")
+
+
+def list_object_bytes(location: Location) -> dict[str, int]:
+    """Every object below a place: its name relative to the place, and its size in bytes."""
+    url = normalise_url(location)
+    if is_local(url):
+        files = (path for path in Path(url).rglob("*") if path.is_file())
+        return {path.relative_to(url).as_posix(): path.stat().st_size for path in files}
+    try:
+        found = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    root = backend(url)[1].rstrip("/") + "/"
+    return {name.removeprefix(root): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(root)}
+
+
+def sync_tree(location: Location, names: Iterable[str]) -> None:
+    """Force objects below a local place to the disk, so that what is committed next cannot outlive them."""
+    if not is_local(location):
+        return
+    folders: set[Path] = set()
+    with translate_write_errors(location):
+        for name in names:
+            file = Path(normalise_url(location)) / name
+            _sync_path(file)
+            folders.add(file.parent)
+        for folder in folders:
+            _sync_folder(folder)
+
+
+def _umask() -> int:
+    # The umask can only be read by setting it; /proc shows it without that race between threads.
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    except (OSError, ValueError):
+        pass
+    return 0o022
+
+
+def _sync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    # Not every file system lets a folder be synced; the rename itself has happened by now.
+    with contextlib.suppress(OSError):
+        _sync_path(folder)

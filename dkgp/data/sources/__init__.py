@@ -1,0 +1,1 @@
+"""Files and arrays of other origin, read in bounded memory into dataset stores; synthetic problems."""

@@ -1,0 +1,294 @@
+"""CSV and other delimited text, plain or compressed, streamed in blocks of whole lines.
+
+Every line's fields are counted before pandas parses the block: its parser fills short lines with NaN without a word.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pandas as pd
+
+from dkgp.data.remote.storage import object_bytes, open_object, shown
+from dkgp.data.sources.base import Block, Column, Source, text_error
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError, StorageError
+
+__all__ = ["CsvSource"]
+
+_READ_BYTES = 4 * 2**20
+_LONGEST_LINE_BYTES = 64 * 2**20
+_DELIMITERS = (",", ";", "\t", "|")
+_SPACES = r"\s+"
+# From 3.1 on pandas converts every number exactly, and deprecates asking for it.
+_EXACT: dict[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
+_COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
+
+
+class CsvSource(Source):
+    """A text file of delimited numbers.
+
+    The delimiter (comma, semicolon, tab, bar or blanks) is found from the first line. Compression (gzip, bzip2, xz)
+    is recognised by content.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    header
+        Whether the first line holds names; None to find out: it does, if some column is text there and a number in
+        the second line, or if all of it is text, or if it counts 0, 1, 2, ... Without a header the columns are x0,
+        x1, ...
+
+    Raises
+    ------
+    InputError
+        The file is empty, not text, or damaged.
+    """
+
+    def __init__(self, url: str, header: bool | None = None) -> None:
+        self.url = shown(url)
+        self._address = url
+        self.groups = {}
+        self.warnings = []
+        self.unit = "bytes"
+        self.total = object_bytes(url)
+        first_lines = self._first_lines(2)
+        if not first_lines:
+            raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
+        self._delimiter = _delimiter(first_lines[0])
+        rows = [self._fields(line, 1 + index) for index, line in enumerate(first_lines)]
+        self._has_header = _looks_like_header(rows) if header is None else header
+        self._n_fields = len(rows[0])
+        self.columns = tuple(Column(name, "", index) for index, name in enumerate(self._names(rows[0])))
+        self.positional = self.columns
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        """All the samples, of the chosen columns."""
+        skip_header = self._has_header
+        for text, first_line, position in self._line_blocks():
+            content, lines = self._audited(text, first_line)
+            if skip_header and len(lines):
+                content, lines = _without_first_line(content), lines[1:]
+                skip_header = False
+            if len(lines):
+                place = self._places(lines)
+                yield Block(self._parsed(content, lines, columns, place), place, position)
+
+    def _parsed(
+        self, content: bytes, lines: IntArray, columns: Sequence[Column], place: Callable[[int], str]
+    ) -> FloatArray:
+        wanted = sorted({column.index for column in columns})
+        try:
+            frame = pd.read_csv(
+                io.BytesIO(content),
+                header=None,
+                names=range(self._n_fields),
+                usecols=wanted,
+                index_col=False,
+                sep=self._delimiter,
+                skipinitialspace=True,
+                **_EXACT,
+                encoding_errors="replace",
+                low_memory=False,
+            )
+        except (ValueError, OverflowError) as error:  # pandas' ParserError is a ValueError
+            raise InputError(f"Lines {lines[0]} to {lines[-1]} of '{self.url}' cannot be parsed: {error}") from error
+        if len(frame) != len(lines):
+            raise InputError(
+                f"Lines {lines[0]} to {lines[-1]} of '{self.url}' hold {len(lines)} samples but parse as {len(frame)}; "
+                "check their quotes."
+            )
+        values = np.empty((len(frame), len(columns)))
+        for position, column in enumerate(columns):
+            values[:, position] = _numeric(frame[column.index], column.name, place)
+        return values
+
+    def _audited(self, text: bytes, first_line: int) -> tuple[bytes, IntArray]:
+        """The block without blank lines, and the numbers of the lines left; all have the right number of fields."""
+        counts = self._field_counts(text)
+        lines = first_line + np.arange(len(counts), dtype=np.int64)
+        suspects = np.flatnonzero(counts != self._n_fields)
+        if self._n_fields == 1:
+            suspects = np.arange(len(counts))
+        if not len(suspects):
+            return text, lines
+        pieces = text.split(b"\n")
+        blank = np.zeros(len(counts), dtype=bool)
+        for index in suspects:
+            blank[index] = not pieces[index].strip()
+            if not blank[index] and counts[index] != self._n_fields:
+                raise InputError(
+                    f"Line {first_line + index} of '{self.url}' has {counts[index]} fields; expected {self._n_fields}, "
+                    f"as in the first line (delimiter {self._delimiter_name}). Mend or remove that line."
+                )
+        kept = [piece for piece, is_blank in zip(pieces, blank, strict=False) if not is_blank]
+        return b"\n".join(kept) + b"\n" if kept else b"", lines[~blank]
+
+    def _field_counts(self, text: bytes) -> IntArray:
+        """The number of fields of each line."""
+        if self._delimiter == _SPACES or b'"' in text:
+            lines = text.split(b"\n")[:-1]
+            if self._delimiter == _SPACES and b'"' not in text:
+                return np.array([len(line.split()) for line in lines], dtype=np.int64)
+            separator = self._delimiter.encode()
+            first = 0  # the caller names the line; here only the count matters
+            return np.array(
+                [
+                    len(self._fields(line.decode(errors="replace"), first + index + 1))
+                    if b'"' in line
+                    else line.count(separator) + 1
+                    for index, line in enumerate(lines)
+                ],
+                dtype=np.int64,
+            )
+        codes = np.frombuffer(text, dtype=np.uint8)
+        ends = np.flatnonzero(codes == ord("\n"))
+        delimiters = np.flatnonzero(codes == ord(self._delimiter))
+        return np.diff(np.searchsorted(delimiters, ends), prepend=0).astype(np.int64) + 1
+
+    def _fields(self, line: str, line_number: int) -> list[str]:
+        if self._delimiter == _SPACES:
+            return line.split()
+        try:
+            return next(csv.reader([line], delimiter=self._delimiter, skipinitialspace=True, strict=True), [""])
+        except csv.Error as error:
+            raise InputError(
+                f"Line {line_number} of '{self.url}' has unbalanced quotes ({error}). "
+                "A quoted field with a line break inside is not supported."
+            ) from error
+
+    def _names(self, fields: list[str]) -> list[str]:
+        if not self._has_header:
+            return [f"x{index}" for index in range(len(fields))]
+        names = [name.strip() for name in fields]
+        names[0] = names[0].removeprefix("#").strip()
+        for index, name in enumerate(names):
+            if not name:
+                names[index] = f"column_{index}"
+                self.warnings.append(
+                    f"Column {index} of '{self.url}' has no name; it is called 'column_{index}'. "
+                    "If it is a row number, choose the features without it."
+                )
+        return names
+
+    def _places(self, lines: IntArray) -> Callable[[int], str]:
+        return lambda row: f"line {lines[row]} of '{self.url}'"
+
+    @property
+    def _delimiter_name(self) -> str:
+        return {"\t": "tab", _SPACES: "blanks"}.get(self._delimiter, f"'{self._delimiter}'")
+
+    def _first_lines(self, count: int) -> list[str]:
+        found: list[str] = []
+        for text, _, _ in self._line_blocks(64 * 1024):
+            for piece in text.decode(errors="replace").split("\n"):
+                if piece.strip():
+                    found.append(piece.rstrip("\r"))
+                if len(found) == count:
+                    return found
+        return found
+
+    def _line_blocks(self, read_bytes: int | None = None) -> Iterator[tuple[bytes, int, int]]:
+        """Whole lines, each ended by a newline; the number of the first of them; the position in the file."""
+        # Opened twice, because some web servers give a file from its beginning only.
+        with open_object(self._address) as raw:
+            magic = raw.read(6)
+        with open_object(self._address) as raw:
+            stream = _decompressed(raw, magic)
+            rest, line = b"", 1
+            while True:
+                try:
+                    piece = stream.read(read_bytes or _READ_BYTES)
+                except StorageError:
+                    raise
+                except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+                    raise InputError(f"'{self.url}' is truncated or damaged: {error}") from error
+                if line == 1 and not rest:
+                    piece = self._without_byte_order_mark(piece)
+                text = rest + piece
+                cut = len(text) if not piece else text.rfind(b"\n") + 1
+                block, rest = text[:cut], text[cut:]
+                if len(rest) > _LONGEST_LINE_BYTES:
+                    raise InputError(f"Line {line} of '{self.url}' is longer than 64 MiB; this is not delimited text.")
+                if block:
+                    block = block if block.endswith(b"\n") else block + b"\n"
+                    yield block, line, int(raw.tell())
+                    line += block.count(b"\n")
+                if not piece:
+                    return
+
+    def _without_byte_order_mark(self, piece: bytes) -> bytes:
+        if piece[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise InputError(
+                f"'{self.url}' is UTF-16 text; expected UTF-8. Convert it first (iconv -f UTF-16 -t UTF-8)."
+            )
+        return piece.removeprefix(b"\xef\xbb\xbf")
+
+
+def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
+    for start, opener in _COMPRESSION:
+        if magic.startswith(start):
+            return cast(BinaryIO, opener(raw))
+    return raw
+
+
+def _delimiter(line: str) -> str:
+    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
+    best = max(counts, key=lambda delimiter: counts[delimiter])
+    if counts[best]:
+        return best
+    return _SPACES if len(line.split()) > 1 else ","
+
+
+def _looks_like_header(rows: list[list[str]]) -> bool:
+    # What pandas and R write for a table without names. A sample that reads 0, 1, 2, ... in order is far less likely.
+    if len(rows[0]) > 2 and [field.strip() for field in rows[0]] == [str(index) for index in range(len(rows[0]))]:
+        return True
+    text = [not _is_number(field) for field in rows[0]]
+    if not any(text):
+        return False
+    if all(text) or len(rows) == 1:
+        return True
+    return any(
+        is_text and bool(field.strip()) and _is_number(field) for is_text, field in zip(text, rows[1], strict=False)
+    )
+
+
+def _is_number(field: str) -> bool:
+    if "_" in field:
+        return False
+    try:
+        float(field.strip() or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+def _without_first_line(content: bytes) -> bytes:
+    return content[content.index(b"\n") + 1 :]
+
+
+def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
+    if values.dtype.kind in "biuf":
+        return np.asarray(values.to_numpy(dtype=np.float64))
+    converted = pd.to_numeric(values, errors="coerce")
+    bad = np.asarray(converted.isna() & ~values.isna())
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise text_error(name, str(values.iloc[row]), place(row))
+    return np.asarray(converted.to_numpy(dtype=np.float64))

@@ -1,0 +1,353 @@
+"""From files to dataset stores, in two passes over the sources and in bounded memory.
+
+The first pass reads every value, checks it and counts the samples; the second writes. So bad input is found while
+nothing has been written and nothing that was there has been replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.remote.storage import normalise_url, remove_tree
+from dkgp.data.sources.base import Block, Column, Source, find_columns, quoted
+from dkgp.data.sources.open_source import expand_locations, open_source
+from dkgp.data.sources.split import check_split, mask_from_column, random_mask
+from dkgp.data.stores.dataset import DATASET_KIND, Dataset
+from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter, check_names
+from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.types import BoolArray, FloatArray, Json, Location, Progress, ProgressCallback
+from dkgp.errors import InputError, UsageError
+
+__all__ = ["IngestReport", "ingest"]
+
+Selector = str | int
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What an ingestion did.
+
+    Attributes
+    ----------
+    train, test
+        The stores that were written.
+    n_samples
+        Samples in the sources.
+    seconds
+        Wall-clock time.
+    warnings
+        What the user should hear of, such as the constant features that were dropped.
+    """
+
+    train: Dataset
+    test: Dataset | None
+    n_samples: int
+    seconds: float
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> Json:
+        """Plain numbers, text and lists."""
+        return {
+            "train": self.train.url,
+            "test": None if self.test is None else self.test.url,
+            "n": self.n_samples,
+            "n_train": self.train.n_samples,
+            "n_test": 0 if self.test is None else self.test.n_samples,
+            "d": self.train.n_features,
+            "p": self.train.n_targets,
+            "features": list(self.train.feature_names),
+            "targets": list(self.train.target_names),
+            "fingerprint": self.train.fingerprint,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+        }
+
+
+def ingest(
+    sources: Location | Sequence[Location],
+    out: Location,
+    *,
+    target: Selector | Sequence[Selector] | None,
+    features: Sequence[Selector] | None = None,
+    test_fraction: float | None = None,
+    test_out: Location | None = None,
+    test_mask: str | NDArray[np.bool_] | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    header: bool | None = None,
+    chunk_rows: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> IngestReport:
+    """Read sources into a dataset store, and perhaps a second one for testing.
+
+    Formats, recognised by content: CSV and other delimited text (gzip, bzip2, xz too), Parquet, NPY, NPZ, NetCDF,
+    Zarr groups, dkgp datasets. Memory stays at some tens of MiB, plus a byte per sample where there is a split; only
+    NPZ (and remote NPY) arrays in Fortran order are read as a whole.
+
+    Parameters
+    ----------
+    sources
+        Paths, fsspec URLs, globs or folders.
+    out
+        Where the (training) samples go.
+    target
+        Names or indices of columns; the name of a matrix stands for all its columns, NAME:COLUMN for one of them.
+        A number as text is an index where no column has that name. None for inputs to be predicted at.
+    features
+        As `target`; by default all columns but the targets and the mask (of an NPZ: those of `X`).
+    test_fraction, test_out
+        Put this fraction of the samples, drawn at random, into a second store. It carries the standardisation of
+        the training samples.
+    test_mask
+        Instead of a fraction, the test samples: a column (NAME or NAME:COLUMN) of zeros and ones, or an array.
+    seed
+        Of the random split.
+    overwrite
+        Replace dataset stores that are there.
+    header
+        Whether text has a header; None to find out.
+    chunk_rows
+        Rows of a chunk; default about 8192.
+    progress
+        Called after every block with phase "check", then "write".
+
+    Returns
+    -------
+    IngestReport
+        With the opened stores.
+
+    Raises
+    ------
+    InputError
+        Input that cannot be used; nothing has been written.
+    UsageError
+        Options that contradict each other.
+    OutputExistsError, StorageError
+        An output is taken or cannot be written; nothing is left behind.
+    """
+    began = time.monotonic()
+    _check_options(test_fraction, test_out, test_mask, out)
+    outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
+    for url in outputs:
+        ensure_writable(url, overwrite, DATASET_KIND)
+    _check_not_reading_from(sources, outputs)
+    source = open_source(sources, header)
+    selection = _select(source, target, features, test_mask if isinstance(test_mask, str) else None)
+    checked = _check_pass(source, selection, progress)
+    mask = _mask(checked, test_fraction, test_mask, seed)
+    train, test, messages = _write_pass(
+        source, selection, mask, checked.n_samples, outputs, overwrite, chunk_rows, progress
+    )
+    report_warnings = tuple(dict.fromkeys([*source.warnings, *messages]))
+    return IngestReport(train, test, checked.n_samples, time.monotonic() - began, report_warnings)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    features: tuple[Column, ...]
+    targets: tuple[Column, ...]
+    mask: Column | None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (*self.features, *self.targets, *([self.mask] if self.mask else []))
+
+
+@dataclass
+class _Checked:
+    n_samples: int = 0
+    mask_blocks: list[BoolArray] = field(default_factory=list)
+
+
+def _check_options(
+    test_fraction: float | None, test_out: Location | None, test_mask: str | NDArray[np.bool_] | None, out: Location
+) -> None:
+    if test_fraction is not None and test_mask is not None:
+        raise UsageError("Got both a test fraction and a test mask; give one of them.")
+    split = test_fraction is not None or test_mask is not None
+    if split and test_out is None:
+        raise UsageError("A test split needs a place for the test samples; give --test-out (test_out).")
+    if test_out is not None and not split:
+        raise UsageError("Got a place for test samples but no split; give --test-fraction or --test-mask.")
+    if test_out is not None and normalise_url(test_out) == normalise_url(out):
+        raise UsageError(f"The outputs for training and testing are the same place, '{out}'; choose two.")
+
+
+def _check_not_reading_from(sources: Location | Sequence[Location], outputs: list[str]) -> None:
+    for source in expand_locations(sources):
+        for url in outputs:
+            if source == url or source.startswith(url + "/"):
+                raise InputError(f"The output '{url}' is also a source; choose another output.")
+
+
+def _select(
+    source: Source,
+    target: Selector | Sequence[Selector] | None,
+    features: Sequence[Selector] | None,
+    mask: str | None,
+) -> _Selection:
+    wanted = [] if target is None else [target] if isinstance(target, str | int) else list(target)
+    targets = tuple(column for selector in wanted for column in find_columns(source, selector, "target"))
+    mask_columns = find_columns(source, mask, "test mask") if mask is not None else ()
+    if len(mask_columns) > 1:
+        raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
+    if features is not None:
+        chosen = [features] if isinstance(features, str | int) else list(features)
+        found = tuple(column for selector in chosen for column in find_columns(source, selector, "feature"))
+        both = [column.name for column in found if column in targets]
+        if both:
+            raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
+    else:
+        # A mask that is one column of several takes the whole array with it: the other splits are no features either.
+        masked = {column.array for column in mask_columns if column.array} if source.groups else set()
+        found = tuple(
+            column
+            for column in source.positional
+            if column not in targets and column not in mask_columns and column.array not in masked
+        )
+    if not found:
+        raise InputError(
+            f"'{source.url}' has no column left for the features; it has "
+            f"{quoted([column.name for column in source.columns])}."
+        )
+    check_names([column.name for column in found], [column.name for column in targets])
+    return _Selection(found, targets, mask_columns[0] if mask_columns else None)
+
+
+def _blocks(source: Source, selection: _Selection, phase: str, progress: ProgressCallback | None) -> Iterator[Block]:
+    for block in source.blocks(selection.columns):
+        yield block
+        if progress is not None:
+            progress(Progress(phase, block.position, source.total, source.unit))
+
+
+def _check_pass(source: Source, selection: _Selection, progress: ProgressCallback | None) -> _Checked:
+    """Read everything once; raise for what cannot be used."""
+    checked = _Checked()
+    columns = selection.columns
+    bad_counts = np.zeros(len(columns), dtype=np.int64)
+    first_bad: dict[int, str] = {}
+    lowest, highest = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
+    for block in _blocks(source, selection, "check", progress):
+        values = block.values
+        checked.n_samples += len(values)
+        # A sum is finite only if all its terms are, and needs no temporary; where it overflows, look closer.
+        with np.errstate(all="ignore"):
+            suspicious = not np.isfinite(values.sum())
+        if suspicious:
+            bad = ~np.isfinite(values)
+            bad_counts += bad.sum(axis=0)
+            for index in np.flatnonzero(bad.any(axis=0)).tolist():
+                row = int(np.argmax(bad[:, index]))
+                first_bad.setdefault(index, f"{_named(values[row, index])} in {block.place(row)}")
+        if selection.mask is not None and not first_bad:
+            checked.mask_blocks.append(mask_from_column(values[:, -1], selection.mask.name))
+        if len(values):
+            lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
+    if first_bad:
+        raise _not_finite(columns, bad_counts, first_bad)
+    _check_enough(source, selection, checked.n_samples)
+    for index, column in enumerate(selection.targets, start=len(selection.features)):
+        if lowest[index] == highest[index]:
+            raise InputError(
+                f"The target '{column.name}' is constant: all {checked.n_samples} samples hold {lowest[index]:g}. "
+                "There is nothing to learn; choose another target."
+            )
+    return checked
+
+
+def _check_enough(source: Source, selection: _Selection, n_samples: int) -> None:
+    needed = MINIMUM_TRAINING_SAMPLES if selection.targets else 1
+    if n_samples < needed:
+        raise InputError(
+            f"'{source.url}' holds {n_samples} sample{'' if n_samples == 1 else 's'}; at least {needed} "
+            f"{'is' if needed == 1 else 'are'} needed."
+        )
+
+
+def _named(value: float) -> str:
+    return "a missing value or NaN" if np.isnan(value) else "infinity" if value > 0 else "minus infinity"
+
+
+def _not_finite(columns: Sequence[Column], counts: NDArray[np.int64], first: dict[int, str]) -> InputError:
+    lines = [
+        f"'{columns[index].name}' holds {where} ({counts[index]} such value{'' if counts[index] == 1 else 's'} in all)"
+        for index, where in list(first.items())[:5]
+    ]
+    more = f"; {len(first) - 5} more columns too" if len(first) > 5 else ""
+    return InputError(
+        f"The data are not finite: {'; '.join(lines)}{more}. Remove those rows, fill them in, or leave the column out."
+    )
+
+
+def _mask(
+    checked: _Checked, test_fraction: float | None, test_mask: str | NDArray[np.bool_] | None, seed: int
+) -> BoolArray | None:
+    if test_fraction is not None:
+        mask = random_mask(checked.n_samples, test_fraction, seed)
+    elif isinstance(test_mask, str):
+        mask = np.concatenate(checked.mask_blocks)
+    elif test_mask is not None:
+        given = np.asarray(test_mask)
+        if given.shape != (checked.n_samples,):
+            raise InputError(f"The test mask has shape {given.shape}; expected ({checked.n_samples},).")
+        mask = mask_from_column(given.astype(np.float64), "test_mask")
+    else:
+        return None
+    check_split(mask)
+    return mask
+
+
+def _write_pass(
+    source: Source,
+    selection: _Selection,
+    mask: BoolArray | None,
+    n_samples: int,
+    outputs: list[str],
+    overwrite: bool,
+    chunk_rows: int | None,
+    progress: ProgressCallback | None,
+) -> tuple[Dataset, Dataset | None, list[str]]:
+    features = [column.name for column in selection.features]
+    targets = [column.name for column in selection.targets]
+    n_test = 0 if mask is None else int(mask.sum())
+    sizes = [n_samples - n_test, n_test]
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(DatasetWriter.create(url, features, targets, chunk_rows, overwrite, size))
+            for url, size in zip(outputs, sizes, strict=False)
+        ]
+        start = 0
+        for block in _blocks(source, selection, "write", progress):
+            X, y = _split_columns(block.values, selection)
+            stop = start + len(X)
+            if mask is None:
+                writers[0].append(X, y)
+            else:
+                is_test = mask[start:stop]
+                if len(is_test) < len(X):
+                    raise InputError(f"'{source.url}' changed while it was read; ingest it again.")
+                writers[0].append(X[~is_test], y[~is_test])
+                writers[1].append(X[is_test], y[is_test])
+            start = stop
+        train = writers[0].finish()
+        if mask is None:
+            return train, None, writers[0].warnings
+        try:
+            test = writers[1].finish(train.standardisation)
+        except BaseException:
+            # Half a result is none.
+            remove_tree(train.url)
+            raise
+        return train, test, writers[0].warnings
+
+
+def _split_columns(values: FloatArray, selection: _Selection) -> tuple[FloatArray, FloatArray]:
+    d, p = len(selection.features), len(selection.targets)
+    return values[:, :d], values[:, d : d + p]

@@ -1,0 +1,231 @@
+"""NPY and NPZ files, streamed row by row; also the members of a compressed NPZ, which are never unpacked as a whole.
+
+Only an array in Fortran order must be held in memory while it is read, since its rows are spread over the whole file
+(a local NPY file in that order is mapped instead).
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from dkgp.data.remote.storage import is_local, open_object, shown
+from dkgp.data.sources.base import Block, Column, Source, block_rows, numbers, row_places
+from dkgp.data.types import FloatArray
+from dkgp.errors import InputError, StorageError
+
+__all__ = ["NpySource", "NpzSource"]
+
+_INPUTS = "X"
+_NAMES = "feature_names"
+_DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
+
+
+class _RowStream:
+    """An array in NPY format, read from its first row on.
+
+    Parameters
+    ----------
+    file
+        At the start of the NPY content.
+    where
+        For messages.
+    """
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        self._file = file
+        self._where = where
+        try:
+            version = npy_format.read_magic(file)
+            readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+            if version not in readers:
+                raise InputError(f"{where} has NPY format {version}; expected an array of plain numbers.")
+            self.shape, self._fortran, self.dtype = readers[version](file)
+        except StorageError:
+            raise
+        except _DAMAGE as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{where} is not a whole NPY array: {error}") from error
+        self._loaded: NDArray[Any] | None = None
+        self._row = 0
+
+    def check(self) -> None:
+        """Refuse what is no vector or matrix of values."""
+        if self.dtype.hasobject or self.dtype.names is not None:
+            raise InputError(f"{self._where} holds {self.dtype}; expected an array of plain numbers.")
+        if len(self.shape) not in (1, 2):
+            raise InputError(f"{self._where} has shape {self.shape}; expected (n, d) or (n,).")
+
+    def load(self) -> NDArray[Any]:
+        """All of it."""
+        order = self.shape[::-1] if self._fortran else self.shape
+        values = self._numbers(int(np.prod(self.shape, dtype=np.int64))).reshape(order)
+        return values.T if self._fortran else values
+
+    def read(self, n_rows: int) -> NDArray[Any]:
+        """The next rows, shape (rows, columns)."""
+        n_rows = min(n_rows, self.shape[0] - self._row)
+        width = self.shape[1] if len(self.shape) == 2 else 1
+        if self._fortran and len(self.shape) == 2:
+            if self._loaded is None:
+                self._loaded = self.load()
+            rows = self._loaded[self._row : self._row + n_rows]
+        else:
+            rows = self._numbers(n_rows * width).reshape(n_rows, width)
+        self._row += n_rows
+        return rows
+
+    def _numbers(self, count: int) -> NDArray[Any]:
+        wanted = count * self.dtype.itemsize
+        pieces: list[bytes] = []
+        try:
+            while wanted and (piece := self._file.read(wanted)):
+                pieces.append(piece)
+                wanted -= len(piece)
+        except StorageError:
+            raise
+        except _DAMAGE as error:
+            raise InputError(f"{self._where} is damaged: {error}") from error
+        if wanted:
+            raise InputError(f"{self._where} is truncated: {wanted} bytes of the array are missing.")
+        return np.frombuffer(b"".join(pieces), dtype=self.dtype)
+
+
+class NpySource(Source):
+    """One array, shape (n, columns) or (n,); the columns are x0, x1, ...
+
+    Raises `InputError` where the file is damaged or holds no such array.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = shown(url)
+        self._address = url
+        self.groups = {}
+        self.warnings = []
+        self.unit = "rows"
+        with open_object(url) as file:
+            stream = _RowStream(file, f"'{self.url}'")
+            stream.check()
+            self.total = stream.shape[0]
+            width = stream.shape[1] if len(stream.shape) == 2 else 1
+            self._mapped = stream._fortran and len(stream.shape) == 2 and is_local(url)
+        self.columns = tuple(Column(f"x{index}", "", index) for index in range(width))
+        self.positional = self.columns
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        """All the samples, of the chosen columns."""
+        chosen = [column.index for column in columns]
+        rows = block_rows(len(self.columns))
+        with open_object(self._address) as file:
+            stream = _RowStream(file, f"'{self.url}'")
+            mapped = np.load(self._address, mmap_mode="r") if self._mapped else None
+            for start in range(0, self.total, rows):
+                block = stream.read(rows) if mapped is None else mapped[start : start + rows]
+                place = row_places(self.url, start)
+                # One column at a time, so that a message names the right one.
+                values = np.empty((len(block), len(chosen)))
+                for position, column in enumerate(columns):
+                    values[:, position] = numbers(block[:, column.index], column.name, place)
+                yield Block(values, place, start + len(block))
+
+
+class NpzSource(Source):
+    """Named arrays of the same length: `X` (n, d) for the features, others for targets and masks.
+
+    `feature_names`, if it is there, names the columns of `X`; otherwise they are x0, x1, .... A column of another
+    matrix is called NAME_0, NAME_1, ...; arrays of other lengths are left out. Without an `X` the only matrix takes its
+    place, or all the vectors do.
+
+    Raises `InputError` where the file is damaged or holds no usable array.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = shown(url)
+        self._address = url
+        self.warnings = []
+        self.unit = "rows"
+        try:
+            with open_object(url) as file, zipfile.ZipFile(file) as archive:
+                members = [name for name in archive.namelist() if name.endswith(".npy")]
+                headers = {name.removesuffix(".npy"): self._header(archive, name) for name in members}
+                names = self._feature_names(archive) if f"{_NAMES}.npy" in members else None
+        except StorageError:
+            raise
+        except _DAMAGE as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"'{self.url}' is not a whole NPZ file: {error}") from error
+        self._build(headers, names)
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        """All the samples, of the chosen columns; the arrays are read side by side."""
+        arrays = list(dict.fromkeys(column.array for column in columns))
+        widths = {name: len(self.groups[name]) for name in arrays}
+        rows = block_rows(sum(widths.values()))
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_object(self._address))))
+            streams = {}
+            for name in arrays:
+                member = cast(BinaryIO, stack.enter_context(archive.open(f"{name}.npy")))
+                streams[name] = _RowStream(member, f"The array '{name}' of '{self.url}'")
+            for start in range(0, self.total, rows):
+                place = row_places(self.url, start)
+                parts = {name: stream.read(rows) for name, stream in streams.items()}
+                values: FloatArray = np.empty((min(rows, self.total - start), len(columns)))
+                for position, column in enumerate(columns):
+                    values[:, position] = numbers(parts[column.array][:, column.index], column.name, place)
+                yield Block(values, place, start + len(values))
+
+    def _header(self, archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        with archive.open(member) as file:
+            stream = _RowStream(cast(BinaryIO, file), f"The array '{member.removesuffix('.npy')}' of '{self.url}'")
+            return stream.shape, stream.dtype
+
+    def _feature_names(self, archive: zipfile.ZipFile) -> list[str] | None:
+        with archive.open(f"{_NAMES}.npy") as file:
+            stream = _RowStream(cast(BinaryIO, file), f"The array '{_NAMES}' of '{self.url}'")
+            if stream.dtype.kind not in "US" or len(stream.shape) != 1:
+                return None
+            return [name.decode() if isinstance(name, bytes) else str(name) for name in stream.load().tolist()]
+
+    def _build(self, headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], names: list[str] | None) -> None:
+        usable = {
+            name: shape
+            for name, (shape, dtype) in headers.items()
+            if len(shape) in (1, 2) and not dtype.hasobject and dtype.names is None and name != _NAMES
+        }
+        matrices = [name for name, shape in usable.items() if len(shape) == 2]
+        inputs = _INPUTS if _INPUTS in usable else matrices[0] if len(matrices) == 1 else None
+        lengths = [shape[0] for shape in usable.values()]
+        if not lengths:
+            raise InputError(
+                f"'{self.url}' holds no vector or matrix of numbers; it has {', '.join(headers) or 'nothing'}."
+            )
+        self.total = usable[inputs][0] if inputs is not None else max(lengths, key=lengths.count)
+        self.groups = {}
+        for name, shape in usable.items():
+            if shape[0] != self.total:
+                continue
+            if len(shape) == 1:
+                labels = [name]
+            elif name == inputs:
+                labels = [f"x{index}" for index in range(shape[1])]
+                if names is not None and len(names) == shape[1]:
+                    labels = names
+                elif names is not None:
+                    self.warnings.append(
+                        f"'{_NAMES}' of '{self.url}' has {len(names)} names for {shape[1]} features; not used."
+                    )
+            else:
+                labels = [f"{name}_{index}" for index in range(shape[1])]
+            self.groups[name] = tuple(Column(label, name, index) for index, label in enumerate(labels))
+        self.columns = tuple(column for group in self.groups.values() for column in group)
+        self.positional = self.groups[inputs] if inputs is not None else self.columns

@@ -1,0 +1,100 @@
+"""Parquet files, read by batches of rows; memory follows the size of a row group, not of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dkgp.data.remote.storage import open_object, shown
+from dkgp.data.sources.base import Block, Column, Source, block_rows, row_places, text_error
+from dkgp.data.types import FloatArray
+from dkgp.errors import InputError, MissingExtraError, StorageError
+
+__all__ = ["ParquetSource"]
+
+# pandas stores an index without a name as a column of its own; it counts rows and is no feature.
+_PANDAS_INDEX = "__index_level_"
+
+
+class ParquetSource(Source):
+    """One Parquet file; its columns by name.
+
+    Raises
+    ------
+    MissingExtraError
+        pyarrow is not installed.
+    InputError
+        The file is damaged.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = shown(url)
+        self._address = url
+        self.groups = {}
+        self.warnings = []
+        self.unit = "rows"
+        pyarrow, parquet = _pyarrow()
+        try:
+            with open_object(url) as file:
+                opened = parquet.ParquetFile(file)
+                names = [str(name) for name in opened.schema_arrow.names]
+                self.total = int(opened.metadata.num_rows)
+        except StorageError:
+            raise
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"'{self.url}' is not a whole Parquet file: {error}") from error
+        self.columns = tuple(
+            Column(name, "", index) for index, name in enumerate(names) if not name.startswith(_PANDAS_INDEX)
+        )
+        self.positional = self.columns
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        """All the samples, of the chosen columns."""
+        pyarrow, parquet = _pyarrow()
+        names = list(dict.fromkeys(column.name for column in columns))
+        start = 0
+        try:
+            with open_object(self._address) as file:
+                # Without this it reads ahead through the whole file.
+                opened = parquet.ParquetFile(file, pre_buffer=False)
+                for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):
+                    place = row_places(self.url, start)
+                    values: FloatArray = np.empty((batch.num_rows, len(columns)))
+                    for position, column in enumerate(columns):
+                        found = batch.column(batch.schema.get_field_index(column.name))
+                        values[:, position] = _numeric(pyarrow, found, column.name, place)
+                    start += batch.num_rows
+                    yield Block(values, place, start)
+        except StorageError:
+            raise
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"'{self.url}' is damaged: {error}") from error
+
+
+def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
+    types = pyarrow.types
+    kind = values.type
+    if types.is_dictionary(kind):
+        values = values.dictionary_decode()
+        kind = values.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        if types.is_boolean(kind):
+            values = values.cast(pyarrow.uint8())
+        return np.asarray(values.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+    if types.is_null(kind):
+        return np.full(len(values), np.nan)
+    for row, entry in enumerate(values):
+        if entry.is_valid:
+            raise text_error(name, str(entry.as_py()), place(row))
+    return np.full(len(values), np.nan)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet", "Reading Parquet files") from error
+    return pyarrow, pyarrow.parquet

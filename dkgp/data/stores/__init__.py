@@ -1,0 +1,1 @@
+"""Zarr stores with a manifest: datasets, models, predictions, checkpoints and factors."""

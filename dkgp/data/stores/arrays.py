@@ -1,0 +1,262 @@
+"""Arrays in a Zarr v3 group, chunked by rows only, that are read with every failure named.
+
+Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN (-1 for row numbers), which no array of
+dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
+from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.stores.manifest import chunk_keys, chunk_rows_of_key, store_attributes
+from dkgp.data.types import FloatArray, IntArray, Json
+from dkgp.errors import InputError, StorageError, StoreError
+
+__all__ = [
+    "StoredArray",
+    "create_array",
+    "create_group",
+    "default_chunk_rows",
+    "even_chunk_rows",
+    "set_attributes",
+]
+
+_MIB = 2**20
+
+StoredType: TypeAlias = Literal["float64", "float32", "int64"]
+_FILL_VALUES: dict[StoredType, float | int] = {"float64": float("nan"), "float32": float("nan"), "int64": -1}
+
+
+def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
+    """Rows of a chunk: about 8192, within 1 to 8 MiB, and even over the chunks where the length is known."""
+    row_bytes = 8 * max(n_columns, 1)
+    most = max(8 * _MIB // row_bytes, 1)
+    # A chunk of few columns need not reach 1 MiB: too few chunks would leave workers without a task.
+    least = min(_MIB // row_bytes, 16384)
+    rows = min(max(8192, least), most)
+    return rows if n_samples is None else even_chunk_rows(n_samples, rows)
+
+
+def even_chunk_rows(n_rows: int, most: int) -> int:
+    """Rows of a chunk, at most `most`, such that the last chunk is about as long as the others."""
+    n_chunks = -(-max(n_rows, 1) // most)
+    return -(-max(n_rows, 1) // n_chunks)
+
+
+def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = None) -> None:
+    """A Zarr v3 group, marked as a dkgp store of `kind`, at a place that is empty but for the writer's claim."""
+    with translate_write_errors(url):
+        zarr.create_group(
+            zarr_place(url, claim),
+            zarr_format=3,
+            attributes={**store_attributes(kind), **attributes},
+            # On an object store, a writer that was taken over may just have put its own there.
+            overwrite=not is_local(url),
+        )
+
+
+def set_attributes(url: str, attributes: Json, claim: Claim | None = None) -> None:
+    """Add attributes to the root of a group, for those who look at it with xarray."""
+    with translate_write_errors(url):
+        zarr.open_group(zarr_place(url, claim), mode="r+", zarr_format=3).attrs.update(attributes)
+
+
+def create_array(
+    url: str,
+    name: str,
+    shape: tuple[int, ...],
+    chunk_rows: int,
+    dimension_names: tuple[str, ...],
+    attributes: Json | None = None,
+    dtype: StoredType = "float64",
+    claim: Claim | None = None,
+) -> StoredArray:
+    """An array in the group at `url`, chunked by rows, all its chunks still to be written.
+
+    An int64 array is one of row numbers: it may not hold a negative. The array writes under the claim.
+    """
+    shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
+    with translate_write_errors(url):
+        # By its own address, not through the group, which Zarr would write at the same time (see `StoredArray.write`).
+        zarr.create_array(
+            zarr_place(join(url, name), claim),
+            shape=shape,
+            chunks=(chunk_rows, *shape[1:]),
+            dtype=dtype,
+            fill_value=_FILL_VALUES[dtype],
+            compressors=[shuffled, Crc32cCodec()],
+            dimension_names=dimension_names,
+            attributes=attributes,
+            zarr_format=3,
+            config={"write_empty_chunks": True},
+            overwrite=not is_local(url),
+        )
+    return StoredArray(url, name, shape, chunk_rows, claim)
+
+
+class StoredArray:
+    """A handle on one array; picklable, opened in whichever process uses it.
+
+    `shape` is (n,) or (n, columns); reads and writes are by whole rows. A writer's has its claim.
+    """
+
+    def __init__(
+        self, url: str, name: str, shape: tuple[int, ...], chunk_rows: int, claim: Claim | None = None
+    ) -> None:
+        self.url = normalise_url(url)
+        self.name = name
+        self.shape = shape
+        self.chunk_rows = chunk_rows
+        self._claim = claim
+        self._opened: Any = None
+
+    @classmethod
+    def from_manifest(cls, url: str, name: str, manifest: Json) -> StoredArray:
+        """The array as the manifest of a finished store describes it."""
+        entry = manifest["arrays"][name]
+        return cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop), float64. `StoreError` names a chunk that is missing or damaged."""
+        return np.asarray(self.read_as_stored(start, stop), dtype=np.float64)
+
+    def read_as_stored(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) in the type that they are stored in. Errors as for `read`."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise InputError(
+                f"Rows {start} to {stop} of the array '{self.name}' were asked for; it has {self.shape[0]} rows."
+            )
+        return self._checked(slice(start, stop), start, stop)
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices` (any order, repeats allowed), float64, reading only the chunks they lie in."""
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+            raise InputError(f"Row indices must be a vector of integers; got shape {indices.shape}, {indices.dtype}.")
+        if indices.size == 0:
+            return np.empty((0, *self.shape[1:]))
+        ordered, inverse = np.unique(indices, return_inverse=True)
+        first, last = int(ordered[0]), int(ordered[-1])
+        if first < 0 or last >= self.shape[0]:
+            raise InputError(
+                f"Row {first if first < 0 else last} of the array '{self.name}' was asked for; "
+                f"it has {self.shape[0]} rows."
+            )
+        return np.asarray(self._checked(ordered, first, last + 1)[inverse], dtype=np.float64)
+
+    def require_whole_chunks(self, start: int, stop: int) -> None:
+        """Check that the rows [start, stop) are there and make up whole chunks; `InputError` where they do not."""
+        n_rows = self.shape[0]
+        aligned = start % self.chunk_rows == 0 and (stop % self.chunk_rows == 0 or stop == n_rows)
+        if not (aligned and 0 <= start < stop <= n_rows):
+            raise InputError(
+                f"The region of rows {start} to {stop - 1} is not made of whole chunks of {self.chunk_rows} rows "
+                f"of the {n_rows}."
+            )
+
+    def write(self, start: int, block: NDArray[Any]) -> None:
+        """Write rows from `start` on; `StorageError` where the storage refuses.
+
+        The caller keeps to whole chunks: one chunk has one writer.
+        """
+        with translate_write_errors(join(self.url, self.name)):
+            array = self._handle("r+")
+            # One object at a time: of several, the others are still on their way when one has failed, and would put
+            # back what the caller then removes.
+            done = 0
+            while done < len(block):
+                rows = min(self.chunk_rows - (start + done) % self.chunk_rows, len(block) - done)
+                array[start + done : start + done + rows] = block[done : done + rows]
+                done += rows
+
+    def resize(self, n_rows: int) -> None:
+        """Change the number of rows; chunks in place stay."""
+        with translate_write_errors(join(self.url, self.name)):
+            self._handle("r+").resize((n_rows, *self.shape[1:]))
+        self.shape = (n_rows, *self.shape[1:])
+
+    def _handle(self, mode: Literal["r", "r+"]) -> Any:
+        # A forked process must not use its parent's connections.
+        if self._opened is None or self._opened[0] != (mode, os.getpid()):
+            place = zarr_place(join(self.url, self.name), self._claim)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", category=UserWarning)
+                array = zarr.open_array(place, mode=mode, zarr_format=3, config={"write_empty_chunks": True})
+            self._opened = ((mode, os.getpid()), array)
+        return self._opened[1]
+
+    def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
+        try:
+            block = self._get(selection)
+        except (StoreError, StorageError):
+            raise
+        except Exception as error:
+            self._blame(selection, start, stop)
+            # No chunk fails on its own: the failure was the array's, or it has passed.
+            try:
+                block = self._get(selection)
+            except StorageError:
+                raise
+            except Exception:
+                raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
+        if _holds_fill_value(block):
+            self._blame(selection, start, stop)
+        return block
+
+    def _get(self, selection: slice | IntArray) -> NDArray[Any]:
+        try:
+            array = self._handle("r")
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"The metadata of the array '{self.name}' of '{self.url}' cannot be read: {error}. "
+                "Write the store again."
+            ) from error
+        if array.shape != self.shape or array.chunks[0] != self.chunk_rows:
+            raise StoreError(
+                f"The array '{self.name}' of '{self.url}' has shape {array.shape} in chunks of {array.chunks[0]} rows; "
+                f"its manifest says {self.shape} in chunks of {self.chunk_rows}. Write the store again."
+            )
+        return np.asarray(array[selection] if isinstance(selection, slice) else array.oindex[selection])
+
+    def _blame(self, selection: slice | IntArray, start: int, stop: int) -> None:
+        """Read the chunks of a failed read one by one, and raise `StoreError` for the first that is not whole."""
+        keys = chunk_keys(self.shape, self.chunk_rows)
+        if isinstance(selection, slice):
+            touched = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
+        else:
+            touched = np.unique(selection // self.chunk_rows).tolist()
+        for index in touched:
+            first, last = chunk_rows_of_key(keys[index], self.shape[0], self.chunk_rows)
+            where = f"Chunk {self.name}/{keys[index]} (rows {first} to {last - 1}) of '{self.url}'"
+            try:
+                block = self._get(slice(first, last))
+            except (StoreError, StorageError):
+                raise
+            except Exception as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise StoreError(f"{where} is damaged and cannot be read: {reason}. Write the store again.") from error
+            if _holds_fill_value(block):
+                raise StoreError(f"{where} is missing. Write the store again.")
+
+
+def _holds_fill_value(block: NDArray[Any]) -> bool:
+    if block.dtype.kind == "i":
+        return bool((block == _FILL_VALUES["int64"]).any())
+    # The sum finds a NaN without a temporary as large as the block; only then is it worth looking closer.
+    with np.errstate(all="ignore"):
+        return bool(np.isnan(block.sum())) and bool(np.isnan(block).any())

@@ -1,0 +1,248 @@
+"""A data set in a Zarr store: raw inputs and targets, with the standardisation that is applied when they are read.
+
+A `Dataset` is a handle. It pickles to a few kilobytes and opens its arrays in whichever process reads from it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import StoredArray
+from dkgp.data.stores.manifest import check_complete, read_manifest
+from dkgp.data.stores.standardisation import Standardisation
+from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.errors import InputError, StoreError
+
+__all__ = ["DATASET_KIND", "Dataset", "open_dataset"]
+
+DATASET_KIND = "dataset"
+
+
+class Dataset:
+    """Handle on a finished dataset store; open one with `open_dataset`.
+
+    Attributes
+    ----------
+    url
+        Where the store is.
+    n_samples, n_features, n_targets
+        n, d (features kept) and p. p is 0 for inputs without targets, which can be predicted at but not trained on.
+    chunk_rows
+        Rows of a chunk: reads aligned to it touch the fewest chunks.
+    feature_names, target_names
+        Names of the features kept and of the targets.
+    raw_feature_names
+        Names of all the features stored, the dropped ones included.
+    standardisation
+        The map applied by reads.
+    fingerprint
+        SHA-256 (hexadecimal) of names, shapes and raw values; the same content has the same fingerprint, whatever its
+        chunks, place or standardisation.
+    """
+
+    def __init__(self, url: Location, manifest: Json) -> None:
+        metadata = manifest["metadata"]
+        self.url: str = normalise_url(url)
+        self.raw_feature_names: tuple[str, ...] = tuple(metadata["feature_names"])
+        self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
+        self.standardisation = Standardisation.from_json(metadata["standardisation"])
+        self.fingerprint: str = metadata["fingerprint"]
+        self.n_samples: int = int(metadata["n_samples"])
+        self.chunk_rows: int = int(metadata["chunk_rows"])
+        self._input_array = StoredArray.from_manifest(self.url, "X", manifest)
+        # One target is stored as a vector, none at all has no array.
+        self._target_array = StoredArray.from_manifest(self.url, "y", manifest) if self.target_names else None
+        # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
+        self._input_columns: IntArray | None = None
+        self._target_columns: IntArray | None = None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features kept, length d."""
+        names = self.raw_feature_names
+        if self._input_columns is not None:
+            names = tuple(names[column] for column in self._input_columns)
+        return tuple(name for name, keep in zip(names, self.standardisation.kept, strict=True) if keep)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features kept, d."""
+        return sum(self.standardisation.kept)
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets, p."""
+        return len(self.target_names)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in memory of the kept inputs and the targets in float64."""
+        return 8 * self.n_samples * (self.n_features + self.n_targets)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset('{self.url}', n_samples={self.n_samples}, n_features={self.n_features}, "
+            f"n_targets={self.n_targets}, chunk_rows={self.chunk_rows})"
+        )
+
+    def row_chunks(self) -> list[tuple[int, int]]:
+        """Row ranges [start, stop) of the chunks, in order."""
+        starts = range(0, self.n_samples, self.chunk_rows)
+        return [(start, min(start + self.chunk_rows, self.n_samples)) for start in starts]
+
+    def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
+        """Inputs of the samples [start, stop).
+
+        Parameters
+        ----------
+        start, stop
+            0 <= start <= stop <= n.
+        standardised
+            Whether to apply the standardisation; if not, the values are in the units of the source.
+
+        Returns
+        -------
+        (stop - start, d) float64
+
+        Raises
+        ------
+        InputError
+            The range is outside the data.
+        StoreError
+            A chunk is missing or damaged; the message names it.
+        """
+        return self._map_inputs(self._input_array.read(start, stop), standardised)
+
+    def input_rows(self, indices: IntArray, standardised: bool = True) -> FloatArray:
+        """Inputs of the samples at `indices`, in that order; reads only the chunks touched.
+
+        Returns (len(indices), d) float64, bit-identical to the same rows of `inputs`. Errors as there.
+        """
+        return self._map_inputs(self._input_array.rows(indices), standardised)
+
+    def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
+        """Targets of the samples [start, stop), shape (stop - start, p) float64. Errors as for `inputs`."""
+        if self._target_array is None:
+            return np.empty((stop - start, 0))
+        raw = self._target_array.read(start, stop).reshape(stop - start, -1)
+        if self._target_columns is not None:
+            raw = raw[:, self._target_columns]
+        return self.standardisation.targets(raw) if standardised else raw
+
+    def with_standardisation(self, standardisation: Standardisation) -> Dataset:
+        """The same data under another map, such as the training set's.
+
+        Raises `InputError` where it is for another number of raw features or targets.
+        """
+        n_raw = len(self.raw_feature_names) if self._input_columns is None else len(self._input_columns)
+        if standardisation.n_raw_features != n_raw:
+            raise InputError(
+                f"'{self.url}' has {n_raw} features; the standardisation is for {standardisation.n_raw_features}."
+            )
+        if self.n_targets and standardisation.target_mean.size != self.n_targets:
+            raise InputError(
+                f"'{self.url}' has {self.n_targets} targets; the standardisation is for "
+                f"{standardisation.target_mean.size}."
+            )
+        other = copy.copy(self)
+        other.standardisation = standardisation
+        return other
+
+    def as_seen_by(
+        self, feature_names: Sequence[str], target_names: Sequence[str], standardisation: Standardisation
+    ) -> Dataset:
+        """The same data with the features and the map of another training set, matched by name.
+
+        Parameters
+        ----------
+        feature_names
+            The kept features of the training set (or model), in its order.
+        target_names
+            Its targets. Where this store has none of them, the result has no targets.
+        standardisation
+            Its map.
+
+        Raises
+        ------
+        InputError
+            A feature is missing here; the message lists what is there.
+        """
+        missing = [name for name in feature_names if name not in self.raw_feature_names]
+        if missing:
+            raise InputError(
+                f"'{self.url}' lacks the feature{'s' if len(missing) > 1 else ''} {_quoted(missing)}; "
+                f"it has {_quoted(self.raw_feature_names)}. Ingest data with the features of the training set."
+            )
+        stored_targets = self._stored_target_names
+        shared = set(target_names) & set(stored_targets)
+        if shared and shared != set(target_names):
+            raise InputError(
+                f"'{self.url}' has the targets {_quoted(stored_targets)}; expected all of {_quoted(target_names)}."
+            )
+        other = copy.copy(self)
+        other._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
+        other.standardisation = Standardisation(
+            standardisation.input_mean,
+            standardisation.input_std,
+            standardisation.target_mean,
+            standardisation.target_std,
+            (True,) * len(feature_names),
+        )
+        if shared:
+            other.target_names = tuple(target_names)
+            other._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
+        else:
+            other.target_names, other._target_array = (), None
+        return other
+
+    @property
+    def _stored_target_names(self) -> tuple[str, ...]:
+        if self._target_columns is None:
+            return self.target_names
+        raise InputError("A data set that is already seen by another training set cannot be matched again.")
+
+    def _map_inputs(self, raw: FloatArray, standardised: bool) -> FloatArray:
+        if self._input_columns is not None:
+            raw = raw[:, self._input_columns]
+        return self.standardisation.inputs(raw) if standardised else self.standardisation.keep(raw)
+
+    def raw_inputs(self, start: int, stop: int) -> FloatArray:
+        """Inputs of the samples [start, stop) as stored, dropped features included, shape (stop - start, d_raw)."""
+        return self._input_array.read(start, stop)
+
+
+def open_dataset(url: Location, *, check_complete: bool = True) -> Dataset:
+    """Open a dataset store.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    check_complete
+        Compare every chunk's presence and size with the manifest, by one listing of the store.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    """
+    address = normalise_url(url)
+    manifest = read_manifest(address, DATASET_KIND)
+    if check_complete:
+        _check_complete(address, manifest)
+    try:
+        return Dataset(address, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"The manifest of '{address}' lacks {error}; write the store again.") from error
+
+
+_check_complete = check_complete
+
+
+def _quoted(names: Sequence[str], limit: int = 20) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,388 @@
+"""Writing a dataset store, sample by sample, in bounded memory.
+
+Rows are buffered to whole chunks, checked, hashed and counted into the moments as they pass; nothing is read back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.storage import normalise_url, remove_store
+from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows, set_attributes
+from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
+from dkgp.data.stores.manifest import commit, json_bytes
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation
+from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.types import FloatArray, Location
+from dkgp.errors import InputError
+
+__all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_from_arrays"]
+
+MINIMUM_TRAINING_SAMPLES = 2
+
+
+class DatasetWriter:
+    """Writes a dataset store; use `create`, `append` as often as needed, then `finish`.
+
+    As a context manager it removes what it wrote when the block is left by an exception or without `finish`.
+
+    Attributes
+    ----------
+    warnings
+        What the user should hear of, such as the constant features that were dropped. Complete after `finish`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        feature_names: tuple[str, ...],
+        target_names: tuple[str, ...],
+        chunk_rows: int,
+        expected_samples: int | None,
+        claim: Claim,
+    ) -> None:
+        self.url = url
+        self._claim = claim
+        self.feature_names = feature_names
+        self.target_names = target_names
+        self.chunk_rows = chunk_rows
+        self.n_samples = 0
+        self.warnings: list[str] = []
+        self._expected_samples = expected_samples
+        self._finished = False
+        self._n_written = 0
+        self._pending: list[tuple[FloatArray, FloatArray]] = []
+        self._hashes = (hashlib.sha256(), hashlib.sha256())
+        self._moments = (RunningMoments(len(feature_names)), RunningMoments(len(target_names)))
+        self._arrays = self._create_arrays(expected_samples or 0)
+
+    @classmethod
+    def create(
+        cls,
+        url: Location,
+        feature_names: Sequence[str],
+        target_names: Sequence[str],
+        chunk_rows: int | None = None,
+        overwrite: bool = False,
+        n_samples: int | None = None,
+    ) -> DatasetWriter:
+        """Start a store.
+
+        Parameters
+        ----------
+        url
+            Local path or fsspec URL.
+        feature_names, target_names
+            Distinct names; there may be no targets.
+        chunk_rows
+            Rows of a chunk; default about 8192, within 1 to 8 MiB.
+        overwrite
+            Replace a dataset store that is there. Anything else that is there is left alone.
+        n_samples
+            The number of samples to come, where it is known: chunks are then of even size.
+
+        Raises
+        ------
+        InputError
+            Names that are not distinct, or no feature.
+        OutputExistsError, StorageError
+            The place is taken, or cannot be written to.
+        """
+        names = check_names(feature_names, target_names)
+        if chunk_rows is not None and chunk_rows < 1:
+            raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
+        address = normalise_url(url)
+        ensure_writable(address, overwrite, DATASET_KIND)
+        claim = Claim.take(address, DATASET_KIND, over=overwrite)
+        rows = chunk_rows or default_chunk_rows(n_samples, len(names[0]) + len(names[1]))
+        attributes = {"feature_names": list(names[0]), "target_names": list(names[1])}
+        try:
+            remove_store(claim, keep_claim=True)
+            create_group(address, DATASET_KIND, attributes, claim)
+            return cls(address, names[0], names[1], rows, n_samples, claim)
+        except BaseException:
+            remove_store(claim)
+            raise
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._finished:
+            self.abort()
+
+    def append(self, inputs: ArrayLike, targets: ArrayLike | None = None) -> None:
+        """Add samples.
+
+        Parameters
+        ----------
+        inputs
+            Raw, shape (rows, d_raw).
+        targets
+            Raw, shape (rows, p) or (rows,) for one target.
+
+        Raises
+        ------
+        InputError
+            Another shape, or a NaN or infinity; the message names column and row. What was written is removed.
+        StorageError
+            The storage refused; what was written is removed.
+        """
+        try:
+            X = _matrix(inputs, len(self.feature_names), "inputs")
+            y = _matrix(np.empty((len(X), 0)) if targets is None else targets, len(self.target_names), "targets")
+            if len(X) != len(y):
+                raise InputError(f"Got {len(X)} rows of inputs and {len(y)} of targets; expected as many of each.")
+            _check_finite(X, self.feature_names, self.n_samples)
+            _check_finite(y, self.target_names, self.n_samples)
+            # The caller may reuse its buffer before the rows are written.
+            self._pending.append((X.copy(), y.copy()))
+            self.n_samples += len(X)
+            if self.n_samples - self._n_written >= self.chunk_rows:
+                self._write_pending(whole_chunks_only=True)
+        except BaseException:
+            self.abort()
+            raise
+
+    def finish(self, standardisation: Standardisation | None = None) -> Dataset:
+        """Write what is left and the manifest; the store can be opened from here on.
+
+        Parameters
+        ----------
+        standardisation
+            The map to store, such as the training set's for test data; by default it is computed from these samples,
+            and features that are constant are dropped.
+
+        Raises
+        ------
+        InputError
+            Fewer than two samples, a constant target, no feature that varies. What was written is removed.
+        StorageError
+            The storage refused; what was written is removed.
+        """
+        try:
+            if self.n_samples == 0:
+                raise InputError("There are no samples; expected at least one.")
+            if self._expected_samples is not None and self.n_samples != self._expected_samples:
+                raise InputError(f"Got {self.n_samples} samples; {self._expected_samples} were announced.")
+            if standardisation is None:
+                standardisation = self._own_standardisation()
+            elif standardisation.n_raw_features != len(self.feature_names):
+                raise InputError(
+                    f"The standardisation is for {standardisation.n_raw_features} features; "
+                    f"there are {len(self.feature_names)}."
+                )
+            self._write_pending(whole_chunks_only=False)
+            metadata = {
+                "feature_names": list(self.feature_names),
+                "target_names": list(self.target_names),
+                "n_samples": self.n_samples,
+                "chunk_rows": self.chunk_rows,
+                "standardisation": standardisation.to_json(),
+                "fingerprint": self._fingerprint(),
+            }
+            set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
+            arrays = {array.name: (array.shape, array.chunk_rows) for array in self._arrays}
+            commit(self.url, DATASET_KIND, metadata, arrays, self._claim)
+            self._finished = True
+        except BaseException:
+            self.abort()
+            raise
+        return open_dataset(self.url)
+
+    def abort(self) -> None:
+        """Remove what was written. Nothing happens after `finish`."""
+        if not self._finished:
+            self._pending = []
+            remove_store(self._claim)
+
+    def _create_arrays(self, n_samples: int) -> list[StoredArray]:
+        d, p = len(self.feature_names), len(self.target_names)
+        attributes: dict[str, Any] = {"names": list(self.feature_names)}
+        arrays = [
+            create_array(
+                self.url, "X", (n_samples, d), self.chunk_rows, ("sample", "feature"), attributes, claim=self._claim
+            )
+        ]
+        if p:
+            shape, dimensions = ((n_samples,), ("sample",)) if p == 1 else ((n_samples, p), ("sample", "target"))
+            attributes = {"names": list(self.target_names)}
+            arrays.append(
+                create_array(self.url, "y", shape, self.chunk_rows, dimensions, attributes, claim=self._claim)
+            )
+        return arrays
+
+    def _write_pending(self, whole_chunks_only: bool) -> None:
+        X = np.concatenate([block for block, _ in self._pending]) if self._pending else None
+        if X is None:
+            return
+        y = np.concatenate([block for _, block in self._pending])
+        n_rows = len(X) // self.chunk_rows * self.chunk_rows if whole_chunks_only else len(X)
+        self._pending = [(X[n_rows:].copy(), y[n_rows:].copy())] if n_rows < len(X) else []
+        end = self._n_written + n_rows
+        if end > self._arrays[0].shape[0]:
+            for array in self._arrays:
+                array.resize(end)
+        for start in range(0, n_rows, self.chunk_rows):
+            rows = slice(start, min(start + self.chunk_rows, n_rows))
+            self._write_chunk(X[rows], y[rows])
+
+    def _write_chunk(self, X: FloatArray, y: FloatArray) -> None:
+        # In whole chunks, so that the moments do not depend on how the rows were handed in.
+        for part, values in enumerate((X, y)):
+            self._hashes[part].update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+            self._moments[part].update(values)
+        self._arrays[0].write(self._n_written, X)
+        if self.target_names:
+            array = self._arrays[1]
+            array.write(self._n_written, y.reshape(len(y), *array.shape[1:]))
+        self._n_written += len(X)
+
+    def _fingerprint(self) -> str:
+        header = {"feature_names": self.feature_names, "target_names": self.target_names, "n_samples": self.n_samples}
+        digest = hashlib.sha256(json_bytes(header))
+        for part in self._hashes:
+            digest.update(part.digest())
+        return digest.hexdigest()
+
+    def _own_standardisation(self) -> Standardisation:
+        if not self.target_names:
+            # Nothing is trained on inputs without targets; they get the map of the model that predicts at them.
+            return Standardisation.identity(len(self.feature_names), 0)
+        if self.n_samples < MINIMUM_TRAINING_SAMPLES:
+            raise InputError(f"There is {self.n_samples} sample; at least {MINIMUM_TRAINING_SAMPLES} are needed.")
+        self._write_pending(whole_chunks_only=False)
+        inputs, targets = self._moments
+        for moments, names in ((inputs, self.feature_names), (targets, self.target_names)):
+            too_large = ~np.isfinite(moments.std)
+            if too_large.any():
+                name = names[int(np.argmax(too_large))]
+                raise InputError(
+                    f"The values of '{name}' are too large to be standardised (their variance overflows); "
+                    "rescale that column."
+                )
+        for name, std in zip(self.target_names, targets.std, strict=True):
+            if std == 0:
+                raise InputError(
+                    f"The target '{name}' is constant over the {self.n_samples} training samples: "
+                    "there is nothing to learn. Choose another target."
+                )
+        kept = inputs.std > 0
+        if not kept.any():
+            raise InputError(
+                f"All {kept.size} features are constant over the {self.n_samples} training samples; "
+                "at least one must vary."
+            )
+        for name in np.array(self.feature_names, dtype=object)[~kept]:
+            self.warnings.append(f"The feature '{name}' is constant on the training set and was dropped.")
+        return Standardisation(inputs.mean[kept], inputs.std[kept], targets.mean, targets.std, tuple(kept.tolist()))
+
+
+def dataset_from_arrays(
+    url: Location,
+    X: ArrayLike,
+    y: ArrayLike | None,
+    *,
+    feature_names: Sequence[str] | None = None,
+    target_names: Sequence[str] | None = None,
+    chunk_rows: int | None = None,
+    overwrite: bool = False,
+    standardisation: Standardisation | None = None,
+) -> Dataset:
+    """Write arrays in memory to a dataset store.
+
+    Parameters
+    ----------
+    url
+        Where to write; `memory://name` keeps it in this process.
+    X
+        Raw inputs, shape (n, d).
+    y
+        Raw targets, shape (n,) or (n, p); None for none.
+    feature_names, target_names
+        Default x0, x1, ... and y (y0, y1, ... for several).
+    chunk_rows, overwrite
+        As in `DatasetWriter.create`.
+    standardisation
+        As in `DatasetWriter.finish`.
+
+    Raises
+    ------
+    InputError
+        As `DatasetWriter` does: shapes, names, NaN or infinity, too few samples, a constant target.
+    """
+    inputs = np.asarray(X)
+    if inputs.ndim != 2:
+        raise InputError(f"X has shape {inputs.shape}; expected (n, d).")
+    targets = np.empty((len(inputs), 0)) if y is None else np.asarray(y)
+    if targets.ndim == 1:
+        targets = targets[:, None]
+    if targets.ndim != 2 or len(targets) != len(inputs):
+        raise InputError(f"y has shape {np.shape(targets)}; expected ({len(inputs)},) or ({len(inputs)}, p).")
+    d, p = inputs.shape[1], targets.shape[1]
+    features = tuple(feature_names) if feature_names is not None else tuple(f"x{index}" for index in range(d))
+    if target_names is not None:
+        names = tuple(target_names)
+    else:
+        names = ("y",) if p == 1 else tuple(f"y{index}" for index in range(p))
+    with DatasetWriter.create(url, features, names, chunk_rows, overwrite, n_samples=len(inputs)) as writer:
+        for start in range(0, len(inputs), writer.chunk_rows):
+            rows = slice(start, start + writer.chunk_rows)
+            writer.append(inputs[rows], targets[rows])
+        dataset = writer.finish(standardisation)
+    for message in writer.warnings:
+        warnings.warn(message, stacklevel=2)
+    return dataset
+
+
+def check_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names as tuples; `InputError` where they are not distinct, or a target is among the features."""
+    features, targets = tuple(map(str, feature_names)), tuple(map(str, target_names))
+    if not features:
+        raise InputError("There is no feature; expected at least one column besides the target.")
+    for what, names in (("feature", features), ("target", targets)):
+        repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if repeated:
+            raise InputError(
+                f"The {what} name '{repeated[0]}' occurs {names.count(repeated[0])} times; names must differ."
+            )
+    both = [name for name in targets if name in set(features)]
+    if both:
+        raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
+    return features, targets
+
+
+def _matrix(values: ArrayLike, n_columns: int, what: str) -> FloatArray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"The {what} are not numbers: {error}") from error
+    if array.ndim == 1 and n_columns == 1:
+        array = array[:, None]
+    if array.ndim != 2 or array.shape[1] != n_columns:
+        raise InputError(f"The {what} have shape {array.shape}; expected (rows, {n_columns}).")
+    return array
+
+
+def _check_finite(block: FloatArray, names: tuple[str, ...], first_row: int) -> None:
+    bad = ~np.isfinite(block)
+    if not bad.any():
+        return
+    column = int(np.argmax(bad.any(axis=0)))
+    row = int(np.argmax(bad[:, column]))
+    count = int(bad[:, column].sum())
+    raise InputError(
+        f"The column '{names[column]}' holds {block[row, column]} in row {first_row + row + 1} (the first row is 1)"
+        f"{f', and {count - 1} more such values nearby' if count > 1 else ''}. "
+        "Remove or fill in the rows with NaN or infinity."
+    )

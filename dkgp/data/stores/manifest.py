@@ -1,0 +1,268 @@
+"""The manifest: one small JSON object, written last, that turns a folder of chunks into a store.
+
+It names the kind of store, its metadata, and the size in bytes of every chunk object, so that one listing at open
+finds a chunk that is missing or cut short. (A chunk damaged inside carries its own CRC32C, checked when it is read.)
+A store without a manifest was never finished, and is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+import zarr
+
+from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.storage import (
+    exists,
+    join,
+    list_object_bytes,
+    normalise_url,
+    read_object,
+    sync_tree,
+    translate_write_errors,
+    write_object,
+)
+from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.types import Json
+from dkgp.errors import OutputExistsError, StorageError, StoreError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "check_complete",
+    "checksum",
+    "chunk_keys",
+    "chunk_rows_of_key",
+    "commit",
+    "is_committed",
+    "json_bytes",
+    "read_manifest",
+    "recognise",
+    "store_attributes",
+]
+
+MANIFEST_NAME = "dkgp-manifest.json"
+FORMAT_VERSION = 1
+_KIND_ATTRIBUTE = "dkgp_store"
+
+
+def store_attributes(kind: str) -> Json:
+    """The root attributes by which a store is known as dkgp's, from the first moment it is being written."""
+    return {_KIND_ATTRIBUTE: kind, "dkgp_format_version": FORMAT_VERSION}
+
+
+def recognise(url: str) -> str | None:
+    """The kind of dkgp store at a place, finished or not; None for anything else."""
+    for name, path in (
+        (MANIFEST_NAME, ("kind",)),
+        ("zarr.json", ("attributes", _KIND_ATTRIBUTE)),
+        (CLAIM_NAME, ("kind",)),
+    ):
+        try:
+            found: Any = json.loads(read_object(join(url, name)))
+            for key in path:
+                found = found[key]
+        except StorageError:
+            # A store that does not answer is no reason to call what lies there nobody's.
+            raise
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def chunk_keys(shape: tuple[int, ...], chunk_rows: int) -> list[str]:
+    """Object names of the chunks of an array that is chunked along its rows only, in row order."""
+    tail = "/0" * (len(shape) - 1)
+    return [f"c/{index}{tail}" for index in range(-(-shape[0] // chunk_rows))]
+
+
+def chunk_rows_of_key(key: str, n_rows: int, chunk_rows: int) -> tuple[int, int]:
+    """The row range [start, stop) that a chunk object holds."""
+    start = int(key.split("/")[1]) * chunk_rows
+    return start, min(start + chunk_rows, n_rows)
+
+
+def commit(
+    url: str,
+    kind: str,
+    metadata: Json,
+    arrays: dict[str, tuple[tuple[int, ...], int]],
+    claim: Claim | None = None,
+) -> None:
+    """Write the manifest of a store whose arrays are complete. The store exists from here on.
+
+    Parameters
+    ----------
+    url
+        The store.
+    kind
+        "dataset", "model", "prediction" or "variance factor".
+    metadata
+        What the store wants to remember; JSON.
+    arrays
+        Name -> (shape, chunk rows) of every array.
+    claim
+        The writer's, where the place is one that two writers could share.
+
+    Raises
+    ------
+    StoreError
+        A chunk is missing.
+    StorageError
+        The storage refused the write, or another writer has taken the place over.
+    """
+    with warnings.catch_warnings(), translate_write_errors(url):
+        # Consolidated metadata is no part of the Zarr v3 text yet, but it is what lets xarray open a store in one read.
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(zarr_place(url, claim))
+    sizes = list_object_bytes(url)
+    entries: Json = {}
+    for name, (shape, chunk_rows) in arrays.items():
+        keys = chunk_keys(shape, chunk_rows)
+        missing = [key for key in keys if not sizes.get(f"{name}/{key}")]
+        if missing:
+            raise _missing_chunk(url, name, missing, shape[0], chunk_rows, "was never written")
+        entries[name] = {
+            "shape": list(shape),
+            "chunk_rows": chunk_rows,
+            "chunk_bytes": [sizes[f"{name}/{key}"] for key in keys],
+        }
+    sync_tree(url, ["zarr.json", *_object_names(arrays)])
+    content: Json = {"kind": kind, "version": FORMAT_VERSION, "metadata": metadata, "arrays": entries}
+    # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
+    content = json.loads(json_bytes(content))
+    content["checksum"] = checksum(content)
+    if claim is not None:
+        claim.require()
+    try:
+        write_object(join(url, MANIFEST_NAME), json_bytes(content), replace=claim is None or not claim.writer)
+    except OutputExistsError:
+        _settle(url, content, claim)
+
+
+def _settle(url: str, content: Json, claim: Claim | None) -> None:
+    """Decide between two manifests: that of the claim's holder counts, and a writer that was taken over gives way."""
+    if claim is not None:
+        claim.require()
+    write_object(join(url, MANIFEST_NAME), json_bytes(content))
+
+
+def is_committed(url: str) -> bool:
+    """Whether the writing of a store was finished."""
+    return exists(join(url, MANIFEST_NAME))
+
+
+def read_manifest(url: str, kind: str) -> Json:
+    """The manifest of a finished store of the given kind.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store or none of dkgp's, unfinished, damaged, or of a newer format.
+    """
+    try:
+        content = read_object(join(url, MANIFEST_NAME))
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_manifest(url, kind) from None
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StoreError(f"The {kind} store '{url}' cannot be read: {error}.") from error
+    try:
+        manifest = cast(Json, json.loads(content))
+        written = manifest.pop("checksum")
+        found, version = str(manifest["kind"]), int(manifest["version"])
+        whole = written == checksum(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole, found, version = False, kind, FORMAT_VERSION
+    if not whole:
+        raise StoreError(f"The manifest '{join(url, MANIFEST_NAME)}' is damaged; write the store again.")
+    if found != kind:
+        raise StoreError(f"'{url}' holds a dkgp {found} store; expected a {kind} store.")
+    if version > FORMAT_VERSION:
+        raise StoreError(
+            f"'{url}' has store format {version}; this dkgp reads up to {FORMAT_VERSION}. Install a newer dkgp."
+        )
+    return manifest
+
+
+def check_complete(url: str, manifest: Json) -> None:
+    """Compare every object of a store with its manifest, by one listing.
+
+    Raises
+    ------
+    StoreError
+        Names the array and the chunk that is missing or has another size than was written.
+    """
+    sizes = list_object_bytes(url)
+    for name, entry in manifest["arrays"].items():
+        shape, chunk_rows = tuple(entry["shape"]), int(entry["chunk_rows"])
+        if f"{name}/zarr.json" not in sizes:
+            raise StoreError(f"The array '{name}' of '{url}' is missing (no {name}/zarr.json); write the store again.")
+        keys = chunk_keys(shape, chunk_rows)
+        missing = [key for key in keys if f"{name}/{key}" not in sizes]
+        if missing:
+            raise _missing_chunk(url, name, missing, shape[0], chunk_rows, "is missing")
+        for key, expected_bytes in zip(keys, entry["chunk_bytes"], strict=True):
+            found_bytes = sizes[f"{name}/{key}"]
+            if found_bytes != expected_bytes:
+                start, stop = chunk_rows_of_key(key, shape[0], chunk_rows)
+                raise StoreError(
+                    f"Chunk {name}/{key} (rows {start} to {stop - 1}) of '{url}' is damaged: it has {found_bytes} "
+                    f"bytes, {expected_bytes} were written. Write the store again."
+                )
+
+
+def json_bytes(content: Any) -> bytes:
+    """JSON with NumPy's scalars and arrays taken as numbers and lists; floats keep every digit."""
+    return json.dumps(content, indent=1, sort_keys=True, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, frozenset | set | tuple):
+        return list(value)
+    raise TypeError(f"A {type(value).__name__} cannot be stored as JSON; expected numbers, text, lists and dicts.")
+
+
+def checksum(content: Json) -> str:
+    """SHA-256 (hexadecimal) of a manifest as `read_manifest` returns it: of what a store is, wherever it lies."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _object_names(arrays: dict[str, tuple[tuple[int, ...], int]]) -> Iterable[str]:
+    for name, (shape, chunk_rows) in arrays.items():
+        yield f"{name}/zarr.json"
+        for key in chunk_keys(shape, chunk_rows):
+            yield f"{name}/{key}"
+
+
+def _missing_chunk(url: str, name: str, missing: list[str], n_rows: int, chunk_rows: int, what: str) -> StoreError:
+    start, stop = chunk_rows_of_key(missing[0], n_rows, chunk_rows)
+    others = f" ({len(missing) - 1} more chunks of this array too)" if len(missing) > 1 else ""
+    return StoreError(
+        f"Chunk {name}/{missing[0]} (rows {start} to {stop - 1}) of '{url}' {what}{others}. Write the store again."
+    )
+
+
+def _no_manifest(url: str, kind: str) -> StoreError:
+    url = normalise_url(url)
+    if not exists(url):
+        return StoreError(f"There is no {kind} store at '{url}'. Check the path.")
+    found = recognise(url)
+    if found is None:
+        return StoreError(f"'{url}' is not a dkgp {kind} store: it has no {MANIFEST_NAME}.")
+    if found != kind:
+        return StoreError(f"'{url}' holds an unfinished dkgp {found} store; expected a {kind} store.")
+    return StoreError(
+        f"The {kind} store '{url}' is incomplete: its writing was interrupted before the manifest was written. "
+        "Write it again with --overwrite, or resume the command that was writing it."
+    )

@@ -1,0 +1,355 @@
+"""Data sets in memory, and data sets with rows added: the same handle as a store's, without the store.
+
+Rows are held as they are read, standardised. Those in memory pickle to a token that only the process that holds them
+can redeem, so that tasks of an in-process cluster share them and a task that strays to another process says so instead
+of shipping them each round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data.stores.arrays import default_chunk_rows
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.dataset_writer import check_names
+from dkgp.data.stores.manifest import json_bytes
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import ClusterError, InputError
+
+__all__ = ["append_rows", "assembled_dataset", "memory_dataset", "standardisation_of", "standardised_inputs"]
+
+
+class RowArray(Protocol):
+    """Rows of numbers, readable by range and by index; a `StoredArray` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, columns)."""
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+
+
+_RESIDENT: weakref.WeakValueDictionary[str, MemoryArray] = weakref.WeakValueDictionary()
+
+
+class MemoryArray:
+    """Rows in this process's memory; `values` (n, columns) are neither copied nor written to."""
+
+    def __init__(self, values: ArrayLike) -> None:
+        self._values = np.asarray(values, dtype=np.float64)
+        self.shape: tuple[int, ...] = self._values.shape
+        self._token = uuid.uuid4().hex
+        _RESIDENT[self._token] = self
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop), a view."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
+        return self._values[start:stop]
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._values[np.asarray(indices, dtype=np.intp)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _redeem, (self._token,)
+
+
+def _redeem(token: str) -> RowArray:
+    return _RESIDENT.get(token) or _Elsewhere()
+
+
+class _Elsewhere:
+    # Raised on use: an error already while the message is being read would cost the worker its connection.
+    shape: tuple[int, ...] = (0,)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        raise ClusterError(
+            "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
+            "store that they can read: give the estimator `store=`, a folder or URL."
+        )
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        return self.read(0, 0)
+
+
+class _InputsOf:
+    """The standardised inputs of a data set as a row array."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        return self._dataset.inputs(start, stop)
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        return self._dataset.input_rows(indices)
+
+
+class _Appended:
+    """The rows of two arrays, one after the other."""
+
+    def __init__(self, first: RowArray, second: RowArray) -> None:
+        self.first, self.second = first, second
+        self._cut = first.shape[0]
+        self.shape: tuple[int, ...] = (self._cut + second.shape[0], *first.shape[1:])
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        if stop <= self._cut:
+            return self.first.read(start, stop)
+        if start >= self._cut:
+            return self.second.read(start - self._cut, stop - self._cut)
+        return np.concatenate([self.first.read(start, self._cut), self.second.read(0, stop - self._cut)])
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        wanted = np.asarray(indices)
+        result = np.empty((len(wanted), *self.shape[1:]))
+        early = wanted < self._cut
+        result[early] = self.first.rows(wanted[early])
+        result[~early] = self.second.rows(wanted[~early] - self._cut)
+        return result
+
+
+class AssembledDataset(Dataset):
+    """A data set of standardised rows from wherever they are; made by the functions of this module."""
+
+    def __init__(
+        self,
+        inputs: RowArray,
+        targets: RowArray,
+        standardisation: Standardisation,
+        raw_feature_names: tuple[str, ...],
+        target_names: tuple[str, ...],
+        *,
+        url: str,
+        fingerprint: str,
+        chunk_rows: int,
+    ) -> None:
+        self.url = url
+        self.raw_feature_names, self.target_names = raw_feature_names, target_names
+        self.standardisation = standardisation
+        self.fingerprint = fingerprint
+        self.n_samples = int(inputs.shape[0])
+        self.chunk_rows = chunk_rows
+        self.standard_inputs, self.standard_targets = inputs, targets
+        self._input_columns = self._target_columns = None
+
+    def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
+        """As `Dataset.inputs`."""
+        return self._input_units(self.standard_inputs.read(start, stop), standardised)
+
+    def input_rows(self, indices: IntArray, standardised: bool = True) -> FloatArray:
+        """As `Dataset.input_rows`."""
+        return self._input_units(self.standard_inputs.rows(indices), standardised)
+
+    def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
+        """As `Dataset.targets`."""
+        values = self.standard_targets.read(start, stop).reshape(stop - start, -1)
+        return values if standardised else self.standardisation.targets_back(values)
+
+    def _input_units(self, rows: FloatArray, standardised: bool) -> FloatArray:
+        return rows if standardised else rows * self.standardisation.input_std + self.standardisation.input_mean
+
+
+def memory_dataset(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    feature_names: Sequence[str] | None = None,
+    target_names: Sequence[str] | None = None,
+) -> Dataset:
+    """Make a training set of arrays in memory, which it copies as it standardises them.
+
+    Parameters
+    ----------
+    X : (n, d_raw) array_like
+        Raw inputs, finite.
+    y : (n,) or (n, p) array_like
+        Raw targets, finite.
+    feature_names, target_names
+        Default x0, x1, ... and y (y0, y1, ... for several).
+
+    Raises
+    ------
+    InputError
+        Arrays of unfit shape, names that are not distinct, or values that are not finite or too large.
+    """
+    inputs, targets = _finite_pair(X, y)
+    d, p = inputs.shape[1], targets.shape[1]
+    names = check_names(
+        feature_names if feature_names is not None else [f"x{column}" for column in range(d)],
+        target_names if target_names is not None else (["y"] if p == 1 else [f"y{column}" for column in range(p)]),
+    )
+    if (len(names[0]), len(names[1])) != (d, p):
+        raise InputError(f"Got {len(names[0])} and {len(names[1])} names for {d} features and {p} targets.")
+    standardisation = standardisation_of(inputs, targets)
+    header = {"feature_names": names[0], "target_names": names[1], "n_samples": len(inputs)}
+    digest = hashlib.sha256(json_bytes(header))
+    for values in (inputs, targets):
+        digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
+    return AssembledDataset(
+        MemoryArray(standardisation.inputs(inputs)),
+        MemoryArray(standardisation.targets(targets)),
+        standardisation,
+        *names,
+        url=f"{len(inputs)} samples in memory",
+        fingerprint=digest.hexdigest(),
+        chunk_rows=default_chunk_rows(len(inputs), d + p),
+    )
+
+
+def standardised_inputs(inputs: FloatArray, feature_names: Sequence[str]) -> Dataset:
+    """A data set of inputs (n, d) to predict at, in memory and standardised already. It has no targets."""
+    d = inputs.shape[1]
+    return AssembledDataset(
+        MemoryArray(inputs),
+        MemoryArray(np.empty((len(inputs), 0))),
+        Standardisation.identity(d, 0),
+        tuple(feature_names),
+        (),
+        url=f"{len(inputs)} samples in memory",
+        fingerprint="",
+        chunk_rows=default_chunk_rows(len(inputs), d),
+    )
+
+
+def assembled_dataset(
+    inputs: RowArray | FloatArray,
+    targets: RowArray | FloatArray,
+    standardisation: Standardisation,
+    feature_names: Sequence[str],
+    target_names: Sequence[str],
+    fingerprint: str,
+    raw_feature_names: Sequence[str] | None = None,
+) -> Dataset:
+    """A training set of standardised rows, (n, d) and (n, p), in memory or elsewhere, such as in a model's store.
+
+    `feature_names` are those kept by the standardisation. Where the names of all, `raw_feature_names`, are not known,
+    the others, which were constant, get names of their own.
+    """
+    kept = iter(feature_names)
+    raw_names = tuple(raw_feature_names or ()) or tuple(
+        next(kept) if keep else f"(constant {index})" for index, keep in enumerate(standardisation.kept)
+    )
+    n, d = inputs.shape
+    return AssembledDataset(
+        MemoryArray(inputs) if isinstance(inputs, np.ndarray) else inputs,
+        MemoryArray(targets) if isinstance(targets, np.ndarray) else targets,
+        standardisation,
+        raw_names,
+        tuple(target_names),
+        url=f"{n} samples of a model",
+        fingerprint=fingerprint,
+        chunk_rows=default_chunk_rows(n, d + len(target_names)),
+    )
+
+
+def standardisation_of(inputs: FloatArray, targets: FloatArray) -> Standardisation:
+    """The map to zero mean and unit variance of samples in memory, (n, d_raw) and (n, p).
+
+    As ingestion's, but for what that refuses: a target that is constant keeps its scale, and where no feature varies at
+    all they are all kept. A constant feature beside others is dropped. Moments are taken chunk by chunk, as there.
+
+    Raises
+    ------
+    InputError
+        Values whose variance overflows.
+    """
+    rows = default_chunk_rows(len(inputs), inputs.shape[1] + targets.shape[1])
+    moments = RunningMoments(inputs.shape[1]), RunningMoments(targets.shape[1])
+    for start in range(0, len(inputs), rows):
+        moments[0].update(inputs[start : start + rows])
+        moments[1].update(targets[start : start + rows])
+    input_std, target_std = moments[0].std, moments[1].std
+    if not (np.isfinite(input_std).all() and np.isfinite(target_std).all()):
+        raise InputError("Values are too large to be standardised (their variance overflows); rescale them.")
+    kept = input_std > 0.0
+    if not kept.any():
+        kept = np.ones_like(kept)
+    return Standardisation(
+        moments[0].mean[kept],
+        np.where(input_std > 0.0, input_std, 1.0)[kept],
+        moments[1].mean,
+        np.where(target_std > 0.0, target_std, 1.0),
+        tuple(kept.tolist()),
+    )
+
+
+def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
+    """The training set with rows added in memory, under the same standardisation.
+
+    Its fingerprint is that of the data set it was and of what was added.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    X : (m, d_raw) array_like
+        Raw inputs, in the order of `dataset.raw_feature_names`.
+    y : (m,) or (m, p) array_like
+        Raw targets.
+
+    Raises
+    ------
+    InputError
+        Arrays of unfit shape, or values that are not finite.
+    """
+    inputs, targets = _finite_pair(X, y)
+    standardisation = dataset.standardisation
+    added = standardisation.inputs(inputs), standardisation.targets(targets)
+    if isinstance(dataset, AssembledDataset):
+        held = dataset.standard_inputs, dataset.standard_targets
+    else:
+        chunks = [dataset.targets(start, stop) for start, stop in dataset.row_chunks()]
+        held = _InputsOf(dataset), MemoryArray(np.concatenate(chunks))
+    digest = hashlib.sha256(dataset.fingerprint.encode())
+    for values in added:
+        digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+    return AssembledDataset(
+        _joined(held[0], added[0]),
+        _joined(held[1], added[1]),
+        standardisation,
+        dataset.raw_feature_names,
+        dataset.target_names,
+        url=f"{dataset.n_samples + len(inputs)} samples, the last of them in memory",
+        fingerprint=digest.hexdigest(),
+        chunk_rows=dataset.chunk_rows,
+    )
+
+
+def _joined(held: RowArray, added: FloatArray) -> RowArray:
+    """Old and new rows as one; those in memory are put together, so that many updates do not make many parts."""
+    if isinstance(held, MemoryArray):
+        return MemoryArray(np.concatenate([held.read(0, held.shape[0]), added]))
+    if isinstance(held, _Appended):
+        return _Appended(held.first, _joined(held.second, added))
+    return _Appended(held, MemoryArray(added))
+
+
+def _finite_pair(X: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    inputs, targets = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    targets = targets[:, None] if targets.ndim == 1 else targets
+    if inputs.ndim != 2 or targets.ndim != 2 or len(targets) != len(inputs) or not len(inputs):
+        raise InputError(
+            f"X and y have shapes {np.shape(X)} and {np.shape(y)}; expected (n, d) and (n,) or (n, p), n at least 1."
+        )
+    for what, values in (("input", inputs), ("target", targets)):
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise InputError(
+                f"The {what}s hold {values[row, column]} in row {row}, column {column}; expected finite numbers. "
+                "Remove or fill in such rows."
+            )
+    return inputs, targets

@@ -1,0 +1,347 @@
+"""Predictions in a Zarr store, written region by region, by any number of processes, in any order.
+
+A region is a row range made of whole chunks. Once its chunks are on the disk, a marker object of its own records that
+it is done: a run that was killed goes on where it was, and no two writers ever share an object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.storage import (
+    exists,
+    join,
+    list_object_bytes,
+    normalise_url,
+    read_object,
+    remove_store,
+    remove_tree,
+    sync_tree,
+    write_object,
+)
+from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows
+from dkgp.data.stores.manifest import (
+    MANIFEST_NAME,
+    check_complete,
+    chunk_keys,
+    commit,
+    json_bytes,
+    read_manifest,
+    recognise,
+)
+from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.types import BoolArray, FloatArray, Json, Location
+from dkgp.errors import InputError, NumericalError, StorageError, StoreError
+
+__all__ = ["PREDICTION_KIND", "VARIABLES", "Prediction", "PredictionWriter", "open_prediction"]
+
+PREDICTION_KIND = "prediction"
+VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
+
+_PLAN = "dkgp_prediction_plan"
+_REGIONS = "regions"
+_REGION_NAME = re.compile(r"(\d+)-(\d+)\.([a-z_+]+)\.json")
+
+Region = tuple[int, int]
+
+
+class PredictionWriter:
+    """Writes a prediction store; make one with `create` or `open_to_resume`. Picklable: workers may write with copies.
+
+    Attributes
+    ----------
+    url, n_samples, target_names, variables, chunk_rows, attributes
+        As given to `create`.
+    """
+
+    def __init__(self, url: str, plan: Json, claim: Claim) -> None:
+        self.url = url
+        self._claim = claim
+        self.n_samples = int(plan["n_samples"])
+        self.target_names: tuple[str, ...] = tuple(plan["target_names"])
+        self.variables: tuple[str, ...] = tuple(plan["variables"])
+        self.chunk_rows = int(plan["chunk_rows"])
+        self.attributes: Json = plan["attributes"]
+        shape = _shape(self.n_samples, len(self.target_names))
+        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows, claim) for name in self.variables}
+
+    @classmethod
+    def create(
+        cls,
+        url: Location,
+        n_samples: int,
+        target_names: Sequence[str],
+        variables: Sequence[str] = ("mean", "mean_error_bound"),
+        chunk_rows: int | None = None,
+        attributes: Json | None = None,
+        overwrite: bool = False,
+    ) -> PredictionWriter:
+        """Start a store with all its arrays, still empty.
+
+        Parameters
+        ----------
+        url
+            Local path or fsspec URL.
+        n_samples
+            Number of samples predicted.
+        target_names
+            At least one.
+        variables
+            Of `VARIABLES`.
+        chunk_rows
+            Rows of a chunk, and so the smallest region; default about 8192 to 16384.
+        attributes
+            JSON that says what is predicted from what (fingerprints); compare it before resuming.
+        overwrite
+            Replace a prediction store that is there. Anything else that is there is left alone.
+
+        Raises
+        ------
+        InputError
+            An unknown variable, no target or no sample.
+        OutputExistsError, StorageError
+            The place is taken, or cannot be written to.
+        """
+        unknown = [name for name in variables if name not in VARIABLES]
+        if unknown or not variables or len(set(variables)) < len(variables):
+            raise InputError(f"Cannot store the variables {list(variables)}; expected some of {', '.join(VARIABLES)}.")
+        if n_samples < 1 or not target_names or (chunk_rows is not None and chunk_rows < 1):
+            raise InputError(
+                f"Expected at least one sample, one target and one row a chunk; got {n_samples}, {len(target_names)} "
+                f"and {chunk_rows}."
+            )
+        address = normalise_url(url)
+        ensure_writable(address, overwrite, PREDICTION_KIND)
+        plan = {
+            "n_samples": int(n_samples),
+            "target_names": list(target_names),
+            "variables": list(variables),
+            "chunk_rows": int(chunk_rows or default_chunk_rows(n_samples, len(target_names))),
+            "attributes": json.loads(json_bytes(attributes or {})),
+        }
+        claim = Claim.take(address, PREDICTION_KIND, over=overwrite)
+        try:
+            remove_store(claim, keep_claim=True)
+            create_group(address, PREDICTION_KIND, {_PLAN: plan, "target_names": plan["target_names"]}, claim)
+            p = len(target_names)
+            dimensions = ("sample",) if p == 1 else ("sample", "target")
+            for name in variables:
+                create_array(address, name, _shape(n_samples, p), plan["chunk_rows"], dimensions, claim=claim)
+        except BaseException:
+            remove_store(claim)
+            raise
+        return cls(address, plan, claim)
+
+    @classmethod
+    def open_to_resume(cls, url: Location) -> PredictionWriter:
+        """Go on with a store that `create` started, finished or not. `StoreError` where there is none.
+
+        A process that still writes an unfinished one on an object store is cut off: it ends with an error.
+        """
+        address = normalise_url(url)
+        if not exists(address):
+            raise StoreError(f"There is no prediction store at '{address}' to resume. Check the path.")
+        kind = recognise(address)
+        if kind != PREDICTION_KIND:
+            what = f"a dkgp {kind} store" if kind else "not a dkgp store"
+            raise StoreError(f"'{address}' is {what}; expected a prediction store to resume.")
+        try:
+            plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
+            is_finished = exists(join(address, MANIFEST_NAME))
+            claim = Claim(address, "") if is_finished else Claim.take(address, PREDICTION_KIND, over=True)
+            return cls(address, plan, claim)
+        except StorageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"The prediction store '{address}' cannot be resumed: {error}. Start it again.") from error
+
+    def write(self, start: int, **arrays: FloatArray) -> None:
+        """Write one region and record that it is done.
+
+        Regions may be written in any order and from any process, as long as no two of them share a chunk. A region
+        may be written again.
+
+        Parameters
+        ----------
+        start
+            First row, a multiple of `chunk_rows`.
+        arrays
+            Variable -> values of shape (rows, p), or (rows,) for one target; rows is a multiple of `chunk_rows`
+            unless the region reaches the last sample. Not all the variables need to come at once.
+
+        Raises
+        ------
+        InputError
+            A variable, shape or row range that does not fit.
+        StoreError
+            The store is finished.
+        NumericalError
+            A NaN.
+        StorageError
+            The storage refused; the region is not recorded.
+        """
+        blocks = {name: self._checked(name, values) for name, values in arrays.items()}
+        lengths = {len(block) for block in blocks.values()}
+        if len(lengths) != 1:
+            raise InputError(f"The variables of a region differ in length: {sorted(lengths)}.")
+        stop = start + lengths.pop()
+        self._arrays[self.variables[0]].require_whole_chunks(start, stop)
+        if self._is_committed():
+            raise StoreError(f"The prediction store '{self.url}' is finished; it is not written to again.")
+        for name, block in blocks.items():
+            array = self._arrays[name]
+            array.write(start, block.reshape(stop - start, *array.shape[1:]))
+        chunks = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
+        keys = chunk_keys(_shape(self.n_samples, len(self.target_names)), self.chunk_rows)
+        sync_tree(self.url, [f"{name}/{keys[index]}" for name in blocks for index in chunks])
+        # Chunks, then this look, then the marker: a writer that was taken over leaves no marker for chunks that its
+        # successor has removed.
+        self._claim.require()
+        marker = f"{start:012d}-{stop:012d}.{'+'.join(sorted(blocks))}.json"
+        write_object(join(self.url, _REGIONS, marker), json_bytes({"start": start, "stop": stop}))
+
+    def done_regions(self, variables: Sequence[str] | None = None) -> list[Region]:
+        """Row ranges [start, stop) in which all the given variables (default: all) are written, joined and in order."""
+        return self._joined(self._done(variables))
+
+    def pending_regions(self, variables: Sequence[str] | None = None) -> list[Region]:
+        """Row ranges [start, stop) that `done_regions` leaves out."""
+        return self._joined(~self._done(variables))
+
+    def commit(self) -> Prediction:
+        """Write the manifest and return the finished store; `StoreError` where a region is still pending."""
+        if self._is_committed():
+            return open_prediction(self.url)
+        pending = self.pending_regions()
+        if pending:
+            n_rows = sum(stop - start for start, stop in pending)
+            raise StoreError(
+                f"The prediction store '{self.url}' lacks {n_rows} of {self.n_samples} rows, the first of them rows "
+                f"{pending[0][0]} to {pending[0][1] - 1}. Resume the prediction."
+            )
+        metadata = {
+            "n_samples": self.n_samples,
+            "target_names": list(self.target_names),
+            "variables": list(self.variables),
+            "chunk_rows": self.chunk_rows,
+            "attributes": self.attributes,
+        }
+        arrays = {name: (array.shape, array.chunk_rows) for name, array in self._arrays.items()}
+        commit(self.url, PREDICTION_KIND, metadata, arrays, self._claim)
+        # The manifest has taken over; markers left by a crash just here do no harm.
+        remove_tree(join(self.url, _REGIONS))
+        return open_prediction(self.url)
+
+    def abort(self) -> None:
+        """Remove the store."""
+        remove_store(self._claim)
+
+    def _checked(self, name: str, values: FloatArray) -> FloatArray:
+        if name not in self.variables:
+            raise InputError(f"The store has no variable '{name}'; it has {', '.join(self.variables)}.")
+        block = np.asarray(values, dtype=np.float64)
+        if block.ndim == 1:
+            block = block[:, None]
+        if block.ndim != 2 or block.shape[1] != len(self.target_names):
+            raise InputError(f"'{name}' has shape {np.shape(values)}; expected (rows, {len(self.target_names)}).")
+        if np.isnan(block).any():
+            raise NumericalError(f"'{name}' holds a NaN in row {int(np.argmax(np.isnan(block).any(axis=1)))}.")
+        return block
+
+    def _done(self, variables: Sequence[str] | None) -> BoolArray:
+        n_chunks = -(-self.n_samples // self.chunk_rows)
+        committed = self._is_committed()
+        done = {name: np.full(n_chunks, committed) for name in self.variables}
+        keys = chunk_keys(_shape(self.n_samples, len(self.target_names)), self.chunk_rows)
+        sizes = list_object_bytes(self.url)
+        for path in sizes:
+            folder, _, marker = path.rpartition("/")
+            match = _REGION_NAME.fullmatch(marker) if folder == _REGIONS else None
+            if match is None:
+                continue
+            chunks = range(int(match.group(1)) // self.chunk_rows, -(-int(match.group(2)) // self.chunk_rows))
+            for name in match.group(3).split("+"):
+                if name in done:
+                    for index in chunks:
+                        # A marker whose chunk is gone counts for nothing.
+                        done[name][index] = bool(sizes.get(f"{name}/{keys[index]}"))
+        wanted = self.variables if variables is None else tuple(variables)
+        unknown = [name for name in wanted if name not in done]
+        if unknown:
+            raise InputError(f"The store has no variable '{unknown[0]}'; it has {', '.join(self.variables)}.")
+        return np.asarray(np.logical_and.reduce([done[name] for name in wanted]))
+
+    def _is_committed(self) -> bool:
+        return exists(join(self.url, MANIFEST_NAME))
+
+    def _joined(self, chosen: BoolArray) -> list[Region]:
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
+        rows = np.minimum(edges * self.chunk_rows, self.n_samples)
+        return [(int(start), int(stop)) for start, stop in zip(rows[::2], rows[1::2], strict=True)]
+
+
+class Prediction:
+    """Handle on a finished prediction store; open one with `open_prediction`. Picklable.
+
+    Attributes
+    ----------
+    url, n_samples, target_names, variables, chunk_rows, attributes
+        As given to `PredictionWriter.create`.
+    """
+
+    def __init__(self, url: str, manifest: Json) -> None:
+        metadata = manifest["metadata"]
+        self.url = url
+        self.n_samples = int(metadata["n_samples"])
+        self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
+        self.variables: tuple[str, ...] = tuple(metadata["variables"])
+        self.chunk_rows = int(metadata["chunk_rows"])
+        self.attributes: dict[str, Any] = cast(Json, metadata["attributes"])
+        self._arrays = {name: StoredArray.from_manifest(url, name, manifest) for name in self.variables}
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets, p."""
+        return len(self.target_names)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """One variable's rows [start, stop), shape (rows, p).
+
+        Raises `InputError` for a variable that is not there, `StoreError` for a missing or damaged chunk.
+        """
+        if name not in self._arrays:
+            raise InputError(f"'{self.url}' has no variable '{name}'; it has {', '.join(self.variables)}.")
+        end = self.n_samples if stop is None else stop
+        return self._arrays[name].read(start, end).reshape(end - start, self.n_targets)
+
+    def row_chunks(self) -> list[Region]:
+        """Row ranges [start, stop) of the chunks, in order."""
+        starts = range(0, self.n_samples, self.chunk_rows)
+        return [(start, min(start + self.chunk_rows, self.n_samples)) for start in starts]
+
+
+def open_prediction(url: Location) -> Prediction:
+    """Open a prediction store.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    """
+    address = normalise_url(url)
+    manifest = read_manifest(address, PREDICTION_KIND)
+    check_complete(address, manifest)
+    try:
+        return Prediction(address, manifest)
+    except KeyError as error:
+        raise StoreError(f"The manifest of '{address}' lacks {error}; predict again.") from error
+
+
+def _shape(n_samples: int, n_targets: int) -> tuple[int, ...]:
+    return (n_samples,) if n_targets == 1 else (n_samples, n_targets)

@@ -1,0 +1,193 @@
+"""Zero mean and unit variance on the training set, computed in one streaming pass.
+
+The map that a training set defines is stored with it, and applied unchanged to everything that is predicted from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.data.types import FloatArray, Json
+from dkgp.errors import InputError
+
+__all__ = ["RunningMoments", "Standardisation"]
+
+
+class RunningMoments:
+    """Mean and variance of columns, from blocks that may be merged in any tree.
+
+    Chan, Golub & LeVeque (1983): for two parts with counts n_a, n_b, means m_a, m_b and sums of squared deviations
+    S_a, S_b, with delta = m_b - m_a and n = n_a + n_b,
+
+        m = m_a + delta n_b / n,    S = S_a + S_b + delta^2 n_a n_b / n,
+
+    which does not cancel where the mean is large against the spread.
+
+    Parameters
+    ----------
+    n_columns
+        Number of columns.
+    """
+
+    def __init__(self, n_columns: int) -> None:
+        self.count = 0
+        self.mean: FloatArray = np.zeros(n_columns)
+        self.squared_deviations: FloatArray = np.zeros(n_columns)
+        self.minimum: FloatArray = np.full(n_columns, np.inf)
+        self.maximum: FloatArray = np.full(n_columns, -np.inf)
+
+    def update(self, block: FloatArray) -> None:
+        """Take in rows, shape (rows, n_columns)."""
+        if len(block) == 0:
+            return
+        values = np.asarray(block, dtype=np.float64)
+        other = RunningMoments(values.shape[1])
+        with np.errstate(all="ignore"):  # what overflows is reported once, by `std`'s user
+            other.count = len(values)
+            other.mean = values.mean(axis=0)
+            other.squared_deviations = ((values - other.mean) ** 2).sum(axis=0)
+        other.minimum, other.maximum = values.min(axis=0), values.max(axis=0)
+        self.merge(other)
+
+    def merge(self, other: RunningMoments) -> None:
+        """Take in what another one has seen."""
+        if other.count == 0:
+            return
+        total = self.count + other.count
+        with np.errstate(all="ignore"):
+            delta = other.mean - self.mean
+            self.mean = self.mean + delta * (other.count / total)
+            self.squared_deviations = (
+                self.squared_deviations + other.squared_deviations + delta**2 * (self.count * (other.count / total))
+            )
+        self.minimum = np.minimum(self.minimum, other.minimum)
+        self.maximum = np.maximum(self.maximum, other.maximum)
+        self.count = total
+
+    @property
+    def variance(self) -> FloatArray:
+        """Population variance (divided by the count), shape (n_columns,); exactly 0 for a constant column."""
+        if self.count == 0:
+            return np.full(self.mean.shape, np.nan)
+        return np.where(self.constant, 0.0, self.squared_deviations / self.count)
+
+    @property
+    def std(self) -> FloatArray:
+        """Square root of the variance, shape (n_columns,)."""
+        return np.sqrt(self.variance)
+
+    @property
+    def constant(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which columns hold one value only, shape (n_columns,). Rounding of the mean plays no part in it."""
+        return np.asarray(self.minimum >= self.maximum)
+
+
+@dataclass(frozen=True, eq=False)
+class Standardisation:
+    """The affine map of raw inputs and targets to zero mean and unit variance of the training set.
+
+    Attributes
+    ----------
+    input_mean, input_std
+        Of the features kept, shape (d,), in the units of the features.
+    target_mean, target_std
+        Shape (p,), in the units of the targets.
+    kept
+        For each raw feature whether it is kept, length d_raw; a feature that is constant on the training set is not.
+    """
+
+    input_mean: FloatArray
+    input_std: FloatArray
+    target_mean: FloatArray
+    target_std: FloatArray
+    kept: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("input_mean", "input_std", "target_mean", "target_std"):
+            values = np.array(getattr(self, name), dtype=np.float64).reshape(-1)
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+            if not np.all(np.isfinite(values)) or (name.endswith("std") and not np.all(values > 0)):
+                raise InputError(
+                    f"The standardisation's {name} must be finite{' and positive' if name.endswith('std') else ''}; "
+                    f"got {values.tolist()}."
+                )
+        object.__setattr__(self, "kept", tuple(bool(keep) for keep in self.kept))
+        if not (self.input_mean.shape == self.input_std.shape == (sum(self.kept),)):
+            raise InputError(
+                f"The standardisation keeps {sum(self.kept)} features but has {self.input_mean.size} means and "
+                f"{self.input_std.size} standard deviations."
+            )
+        if self.target_mean.shape != self.target_std.shape:
+            raise InputError(
+                f"The standardisation has {self.target_mean.size} target means and {self.target_std.size} "
+                "target standard deviations; expected as many of each."
+            )
+
+    @classmethod
+    def identity(cls, n_features: int, n_targets: int) -> Standardisation:
+        """The map that changes nothing and keeps every feature."""
+        return cls(
+            np.zeros(n_features),
+            np.ones(n_features),
+            np.zeros(n_targets),
+            np.ones(n_targets),
+            (True,) * n_features,
+        )
+
+    @property
+    def n_raw_features(self) -> int:
+        """Number of features before constant ones are dropped."""
+        return len(self.kept)
+
+    def inputs(self, raw: FloatArray) -> FloatArray:
+        """Standardised inputs, shape (rows, d), of raw ones, shape (rows, d_raw)."""
+        if raw.ndim != 2 or raw.shape[1] != len(self.kept):
+            raise InputError(f"Inputs have shape {raw.shape}; expected (rows, {len(self.kept)}).")
+        return (self.keep(raw) - self.input_mean) / self.input_std
+
+    def keep(self, raw: FloatArray) -> FloatArray:
+        """The kept columns of raw inputs, unscaled, shape (rows, d)."""
+        return raw if all(self.kept) else raw[:, np.array(self.kept)]
+
+    def targets(self, raw: FloatArray) -> FloatArray:
+        """Standardised targets of raw ones, both of shape (rows, p)."""
+        if raw.ndim != 2 or raw.shape[1] != self.target_mean.size:
+            raise InputError(f"Targets have shape {raw.shape}; expected (rows, {self.target_mean.size}).")
+        return (raw - self.target_mean) / self.target_std
+
+    def targets_back(self, standardised: FloatArray) -> FloatArray:
+        """Targets in their own units of standardised ones, both of shape (rows, p)."""
+        if standardised.ndim != 2 or standardised.shape[1] != self.target_mean.size:
+            raise InputError(f"Targets have shape {standardised.shape}; expected (rows, {self.target_mean.size}).")
+        return standardised * self.target_std + self.target_mean
+
+    def to_json(self) -> Json:
+        """Plain numbers and lists; floats survive the round trip to the last bit."""
+        return {
+            "input_mean": self.input_mean.tolist(),
+            "input_std": self.input_std.tolist(),
+            "target_mean": self.target_mean.tolist(),
+            "target_std": self.target_std.tolist(),
+            "kept": list(self.kept),
+        }
+
+    @classmethod
+    def from_json(cls, content: Json) -> Standardisation:
+        """Inverse of `to_json`."""
+        return cls(
+            np.array(content["input_mean"], dtype=np.float64),
+            np.array(content["input_std"], dtype=np.float64),
+            np.array(content["target_mean"], dtype=np.float64),
+            np.array(content["target_std"], dtype=np.float64),
+            tuple(content["kept"]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Standardisation) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((self.kept, self.input_mean.tobytes(), self.input_std.tobytes(), self.target_mean.tobytes()))

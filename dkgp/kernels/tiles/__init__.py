@@ -1,0 +1,1 @@
+"""Compiled tile evaluators: the entries of a kernel matrix, block by block, with the same bits on every processor."""

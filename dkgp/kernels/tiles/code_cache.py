@@ -1,0 +1,224 @@
+"""Compiled code that is kept on disk, and thrown away when any source it was made of has changed.
+
+Numba keeps compiled code beside the function's own file and looks at that file alone, while the code also holds what
+was called and inlined from others. Here the stamp on kept code covers all files whose functions are inlined elsewhere,
+so that an upgrade never runs loops with the arithmetic of the version before. Those files are `compiled*.py` in this
+folder; a compiled function of dkgp is decorated with `cached_njit`, wherever it is.
+
+Any number of processes may fill one cache. What one of them compiles the others wait for, and read: so helpers can
+compile in the background what a run is about to need. A folder that was filled beforehand
+(`dkgp.kernels.tiles.kept_code`) is looked at first and never written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numba import cfunc, njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
+
+from dkgp.kernels.tiles.kept_code import compile_target, describe, kept_folder
+
+__all__ = [
+    "FILLED_FOLDER",
+    "SOURCES_STAMP",
+    "c_function",
+    "cache_folder",
+    "cached_njit",
+    "compile_target",
+    "describe_here",
+    "is_stamped",
+]
+
+# What one function takes to compile, and much more on a machine that is busy; a process that holds a place longer has
+# failed at it, and each compiles for itself.
+_WAIT_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+_LOCK_FILE = "dkgp.lock"
+
+
+def _stamp_of_sources() -> str:
+    digest = hashlib.sha256()
+    # The whole room: what is inlined from one file into another is known to no one else.
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+SOURCES_STAMP = _stamp_of_sources()
+# Now: the first compiled function settles which processor this process compiles for.
+FILLED_FOLDER = kept_folder(SOURCES_STAMP)
+
+
+class _Places:
+    """Places in one folder's cache that one process at a time may be at: bytes of a file, locked.
+
+    Such locks end with their process, and network file systems know them. A process holds one descriptor for good:
+    closing any other of the same file would let go of its locks. Where a file system has no locks nobody waits.
+    """
+
+    _of_folder: ClassVar[dict[str, _Places]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._file = os.open(os.path.join(folder, _LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._process = os.getpid()
+
+    @classmethod
+    def of(cls, folder: str) -> _Places | None:
+        """The folder's; None where nothing can be written."""
+        with cls._lock:
+            places = cls._of_folder.get(folder)
+            if places is None or places._process != os.getpid():
+                try:
+                    places = cls._of_folder[folder] = cls(folder)
+                except OSError:
+                    return None
+            return places
+
+    def take(self, name: str) -> bool:
+        """Wait for a place; whether anybody else had it meanwhile."""
+        place, deadline, waited = self._number(name), time.monotonic() + _WAIT_SECONDS, False
+        while time.monotonic() < deadline:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except (BlockingIOError, PermissionError):
+                waited = True
+                time.sleep(_POLL_SECONDS)
+            except OSError:
+                break
+            else:
+                break
+        return waited
+
+    def leave(self, name: str) -> None:
+        """Let the next one in."""
+        with suppress(OSError):
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._number(name))
+
+    @staticmethod
+    def _number(name: str) -> int:
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") % 2**40
+
+
+class _SharedFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """A function's files, whose index several processes may write: none loses another's entry, or takes its name."""
+
+    def save(self, key: Any, data: Any) -> None:
+        with self._alone():
+            super().save(key, data)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        places = _Places.of(self._cache_path)
+        if places is None:
+            yield
+            return
+        places.take(self._index_name)
+        try:
+            yield
+        finally:
+            places.leave(self._index_name)
+
+
+class _KeptCode(FunctionCache):  # type: ignore[misc]
+    """Numba's cache of one function's code, shared between processes, behind the folder filled beforehand."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        base, own = self._impl.filename_base, Path(inspect.getfile(function))
+        # Content alone: the time of a file is another one in every layer of an image.
+        stamp = (hashlib.sha256(own.read_bytes()).hexdigest(), SOURCES_STAMP)
+        self._cache_file = _SharedFiles(self._cache_path, base, stamp)
+        self._filled: IndexDataCacheFile | None = None
+        if FILLED_FOLDER is not None:
+            path = FILLED_FOLDER / self._impl.locator.get_suitable_cache_subpath(str(own))
+            self._filled = IndexDataCacheFile(str(path), base, stamp)
+
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        key = self._index_key(sig, target_context.codegen())
+        if self._filled is not None:
+            data = self._filled.load(key)
+            if data is not None:
+                return self._impl.rebuild(target_context, data)
+        data = self._cache_file.load(key)
+        if data is None:
+            places = _Places.of(self._cache_path)
+            # Held until it is saved; left at once where whoever had it has saved it.
+            if places is not None and places.take(self._place(sig)):
+                data = self._cache_file.load(key)
+                if data is not None:
+                    places.leave(self._place(sig))
+        return None if data is None else self._impl.rebuild(target_context, data)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        finally:
+            places = _Places.of(self._cache_path)
+            if places is not None:
+                places.leave(self._place(sig))
+
+    def _place(self, sig: Any) -> str:
+        return f"{self._impl.filename_base} {sig}"
+
+
+def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` with a cache on disk that notices changes in every file of the compiled kernels."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(**options)(function)
+        _keep(dispatcher, function)
+        return dispatcher
+
+    return decorate
+
+
+def c_function(function: Callable[..., Any], signature: Any, *, cache: bool = True, **options: Any) -> Any:
+    """Compile `function` to what C can call; `.address` is valid as long as the result lives."""
+    if not cache:
+        return cfunc(signature, **options)(function)
+    compiled = CFunc(function, normalize_signature(signature), locals={}, options=options)
+    _keep(compiled, function)
+    compiled.compile()
+    return compiled
+
+
+def is_stamped(dispatcher: Any) -> bool:
+    """Whether a compiled function's cache notices changes in the files of the compiled kernels."""
+    stamp = getattr(getattr(getattr(dispatcher, "_cache", None), "_cache_file", None), "_source_stamp", None)
+    return isinstance(stamp, tuple) and stamp[1] == SOURCES_STAMP
+
+
+def describe_here(target: str) -> str:
+    """What a folder has to say of itself that this process has filled for `target`, as JSON."""
+    return json.dumps(describe(target, SOURCES_STAMP), indent=2)
+
+
+def _keep(compiled: Any, function: Callable[..., Any]) -> None:
+    # Where there is no folder that this process may write to, it compiles for itself alone.
+    with suppress(RuntimeError):
+        compiled._cache = _KeptCode(function)
+
+
+@cached_njit(nogil=True)
+def _nothing() -> None:
+    """Has a place in the cache, and tells where that is."""
+
+
+def cache_folder() -> Path | None:
+    """The folder that this process keeps compiled code of this package in; None where there is none to write to."""
+    return Path(_nothing._cache.cache_path) if isinstance(_nothing._cache, _KeptCode) else None

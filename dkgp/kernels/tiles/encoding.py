@@ -1,0 +1,376 @@
+"""From a kernel's tile program to the table of stages that the compiled loops run.
+
+The steps become an expression first. Constants are folded into the terms that they multiply, so a sum of two scaled
+kernels costs one pass over the tile beside its two profiles, and factors of the whole kernel cost nothing. A product of
+squared exponentials, periodic ones among them, is one squared exponential of all their inputs. The larger operand of a
+sum or product comes first, which keeps the stack of tiles short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import InputError
+from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
+from dkgp.kernels.tiles.profiles import PROFILE_ROUNDING, greatest_relative_slope, greatest_slope, slope_at_zero
+from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
+from dkgp.kernels.tiles.user_functions import user_stage
+
+__all__ = ["EncodedProgram", "Group", "Sensitivity", "encode"]
+
+# From this many inputs on single precision takes 2ab - (|a|^2 + |b|^2), half the arithmetic of differences: it shows
+# where a processor adds with its multipliers, and costs nothing where it does not. The form loses |x|^2 times the
+# precision's epsilon. Standardised inputs have an expected |x|^2 of sum(scale^2); where that is larger (many short
+# length scales) single precision keeps to differences, and double precision, in which things are proven, always does.
+EXPANDED_FROM_INPUTS = 10
+EXPANDED_UP_TO_SQUARED_NORM = 64.0
+# The smallest exponent of two, shared by all exponentials that are multiplied with each other, and the largest floor
+# that one of them may get: beside values of one, 2**-24 is a rounding of float32.
+LOWEST_EXPONENT = {4: -96.0, 8: -960.0}
+HIGHEST_FLOOR = -24.0
+_STAGE_OF = {
+    Profile.EXP2: "power_of_two",
+    Profile.MATERN12: "matern12",
+    Profile.MATERN32: "matern32",
+    Profile.MATERN52: "matern52",
+    Profile.RATIONAL_QUADRATIC: "rational_quadratic",
+    Profile.POLYNOMIAL: "polynomial",
+}
+_NUMBER_OF_PARAMETERS = {Profile.RATIONAL_QUADRATIC: 1, Profile.POLYNOMIAL: 2}
+_USERS = (Profile.USER, Profile.USER_PAIR)
+# Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and of
+# what is not counted input by input.
+SCALE_ROUNDINGS = 12
+
+
+@dataclass(frozen=True)
+class Group:
+    """Inputs of one leaf, as the loops lay them out.
+
+    Attributes
+    ----------
+    parts : tuple of InputGroup
+        Whose inputs stand one below the other; several where squared exponentials were multiplied.
+    expanded : bool
+        Whether squared distances are taken by |a|^2 + |b|^2 - 2ab.
+    centred : bool
+        Whether differences of inputs are all that matters, so that a common centre may be taken off first.
+    """
+
+    parts: tuple[InputGroup, ...]
+    expanded: bool = False
+    centred: bool = False
+
+    @property
+    def product(self) -> bool:
+        """Whether it is dot products that the leaf reads."""
+        return self.parts[0].product
+
+    @property
+    def inputs(self) -> int:
+        """Rows of features: one for each feature, two for a periodic one."""
+        return sum(len(part.features) * (1 if part.periods is None else 2) for part in self.parts)
+
+    @property
+    def squared_norm(self) -> float:
+        """Expected squared norm of standardised inputs; a periodic feature's is its scale's square exactly."""
+        return float(sum(np.sum(np.asarray(part.scale) ** 2) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What errors of a leaf's inputs do to its values.
+
+    Attributes
+    ----------
+    group : Group
+    slope : float
+        The greatest |dk/dr|, r the scaled distance.
+    bend : float
+        The greatest |dk/d r^2| where r^2 is had from the expanded form; zero elsewhere.
+    """
+
+    group: Group
+    slope: float
+    bend: float
+
+
+@dataclass(frozen=True)
+class EncodedProgram:
+    """What a `TileEvaluator` runs.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+        Their rows of features follow each other in this order.
+    amplitude : float
+        Factor on the tiles that the loops leave.
+    depth : int
+        Tiles on the stack.
+    radial : tuple of (Profile, float) or None
+        Profile and parameter of a kernel that is one decreasing function of one distance.
+    entry_error : float
+        See `TileEvaluator.entry_error`.
+    sensitivities : tuple of Sensitivity
+        Of the leaves; see `TileEvaluator.row_errors`.
+    stages : tuple
+        (stage, tile, group or -1, parameters) of each step; a stage is a name, or a user's function.
+    """
+
+    groups: tuple[Group, ...]
+    amplitude: float
+    depth: int
+    radial: tuple[Profile, float] | None
+    entry_error: float
+    sensitivities: tuple[Sensitivity, ...]
+    stages: tuple[_Stage, ...]
+
+    @property
+    def inputs(self) -> int:
+        """Rows of features of all groups."""
+        return sum(group.inputs for group in self.groups)
+
+    def table(self, dtype: np.dtype[Any]) -> NDArray[np.int64]:
+        """Program for the compiled loops, as `dkgp.kernels.tiles.loops` says; compiles what no kernel needed before."""
+        table = np.zeros((1 + len(self.groups) + len(self.stages), PROGRAM_WIDTH), np.int64)
+        table[0, :2] = len(self.groups), self.depth
+        feature = norm = packed = 0
+        for row, group in zip(table[1:], self.groups, strict=False):
+            width = group.inputs + group.expanded
+            row[:5] = feature, group.inputs, norm if group.expanded else -1, packed, width
+            feature, norm, packed = feature + group.inputs, norm + (not group.product), packed + width
+        for row, stage in zip(table[1 + len(self.groups) :], self.stages, strict=True):
+            row[:3] = stage.address(dtype), stage.slot, stage.group
+            row[3 : 3 + len(stage.parameters)].view(np.float64)[:] = stage.parameters
+        return table
+
+
+@dataclass(frozen=True)
+class _Stage:
+    name: str | Callable[..., Any]
+    slot: int
+    group: int = -1
+    parameters: tuple[float, ...] = ()
+
+    def address(self, dtype: np.dtype[Any]) -> int:
+        if isinstance(self.name, str):
+            return stage_address(self.name, dtype)
+        return user_stage(self.name, dtype, pair=self.group >= 0)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """An expression: a leaf; an operand times a factor plus an offset; or two operands' sum or product."""
+
+    kind: Literal["leaf", "shift", "add", "multiply"]
+    leaf: Leaf | None = None
+    parts: tuple[InputGroup, ...] = ()
+    operands: tuple[_Tree, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        if len(self.operands) == 2:
+            return max(self.operands[0].depth, self.operands[1].depth + 1)
+        return self.operands[0].depth if self.operands else 1
+
+    @property
+    def exponentials(self) -> int:
+        """The most exponentials that are multiplied with each other."""
+        if self.kind == "leaf":
+            return int(self.leaf is not None and self.leaf.profile < Profile.POLYNOMIAL)
+        counts = [operand.exponentials for operand in self.operands]
+        return sum(counts) if self.kind == "multiply" else max(counts)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A factor times an expression; a constant where there is none."""
+
+    factor: float
+    tree: _Tree | None = None
+
+
+def encode(program: TileProgram, itemsize: int, expanded: bool | None, n_features: int) -> EncodedProgram:
+    """Check a program and arrange its stages for tiles of 4 or 8 bytes an entry.
+
+    Raises
+    ------
+    InputError
+        The program is malformed.
+    """
+    term = _expression(program, n_features)
+    amplitude = float(program.amplitude) * term.factor
+    if term.tree is None:
+        return EncodedProgram((), amplitude, 1, None, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
+    emission = _Emission(itemsize, expanded)
+    error = emission.emit(term.tree, 0, term.tree.exponentials)
+    leaf = term.tree.leaf
+    radial = None
+    if leaf is not None and leaf.profile < Profile.POLYNOMIAL:
+        radial = (leaf.profile, leaf.parameters[0] if leaf.parameters else 0.0)
+    # The amplitude and its rounding; and each step may have rounded a constant that was folded into another.
+    return EncodedProgram(
+        tuple(emission.groups),
+        amplitude,
+        term.tree.depth,
+        radial,
+        error + 1.0 + len(program.steps),
+        tuple(emission.sensitivities),
+        tuple(emission.stages),
+    )
+
+
+def _expression(program: TileProgram, n_features: int) -> _Term:
+    """Fold the steps into one expression with all constants drawn together."""
+    for number, group in enumerate(program.groups):
+        _check_group(number, group, n_features)
+    stack: list[_Term] = []
+    for step in program.steps:
+        needed = 2 if isinstance(step, Add | Multiply) else 1 if isinstance(step, Scale) else 0
+        if len(stack) < needed:
+            raise InputError(f"a tile program's {step!r} needs {needed} tiles on the stack; there are {len(stack)}")
+        if isinstance(step, Leaf):
+            stack.append(_Term(1.0, _Tree("leaf", step, _parts_of(step, program.groups))))
+        elif isinstance(step, Constant):
+            stack.append(_Term(float(step.value)))
+        elif isinstance(step, Scale):
+            top = stack.pop()
+            stack.append(replace(top, factor=top.factor * float(step.factor)))
+        else:
+            second, first = stack.pop(), stack.pop()
+            stack.append(_multiplied(first, second) if isinstance(step, Multiply) else _added(first, second))
+    if len(stack) != 1:
+        raise InputError(f"a tile program must leave one tile on the stack; this one leaves {len(stack)}")
+    return stack[0]
+
+
+def _added(first: _Term, second: _Term) -> _Term:
+    if first.tree is None:
+        first, second = second, first
+    if first.tree is None:
+        return _Term(first.factor + second.factor)
+    if second.tree is None:
+        return _Term(1.0, _Tree("shift", operands=(first.tree,), numbers=(first.factor, second.factor)))
+    if second.tree.depth > first.tree.depth:
+        first, second = second, first
+    assert first.tree is not None
+    assert second.tree is not None
+    return _Term(1.0, _Tree("add", operands=(first.tree, second.tree), numbers=(first.factor, second.factor)))
+
+
+def _multiplied(first: _Term, second: _Term) -> _Term:
+    factor = first.factor * second.factor
+    if first.tree is None or second.tree is None:
+        return _Term(factor, first.tree or second.tree)
+    left, right = first.tree, second.tree
+    if all(tree.leaf is not None and tree.leaf.profile == Profile.EXP2 for tree in (left, right)):
+        return _Term(factor, replace(left, parts=left.parts + right.parts))
+    if right.depth > left.depth:
+        left, right = right, left
+    return _Term(factor, _Tree("multiply", operands=(left, right)))
+
+
+class _Emission:
+    """Stages in the order in which they run, and the groups that they read."""
+
+    def __init__(self, itemsize: int, expanded: bool | None) -> None:
+        self.itemsize, self.expanded = itemsize, expanded
+        self.groups: list[Group] = []
+        self.sensitivities: list[Sensitivity] = []
+        self.stages: list[_Stage] = []
+
+    def emit(self, tree: _Tree, slot: int, exponentials: int) -> float:
+        """Leave the expression in tile `slot`; return the bound on an entry's error."""
+        if tree.kind == "leaf":
+            return self._emit_leaf(tree, slot, exponentials)
+        errors = [self.emit(operand, slot + place, exponentials) for place, operand in enumerate(tree.operands)]
+        self.stages.append(_Stage(tree.kind, slot, parameters=tree.numbers))
+        # Of a sum: two products, the addition, and constants that are ratios of constants.
+        return sum(errors) + 1.0 if tree.kind == "multiply" else max(errors) + 3.0
+
+    def _emit_leaf(self, tree: _Tree, slot: int, exponentials: int) -> float:
+        leaf = tree.leaf
+        assert leaf is not None
+        group = Group(tree.parts)
+        centred = not group.product and leaf.profile != Profile.USER_PAIR
+        group = replace(group, expanded=self._is_expanded(leaf, group), centred=centred)
+        if centred:
+            parameter = leaf.parameters[0] if leaf.parameters else 0.0
+            slope = greatest_slope(int(leaf.profile), parameter)
+            bend = slope_at_zero(int(leaf.profile), parameter) if group.expanded else 0.0
+            self.sensitivities.append(Sensitivity(group, slope, bend))
+        # Equal inputs are held once.
+        if group in self.groups:
+            number = self.groups.index(group)
+        else:
+            number = len(self.groups)
+            self.groups.append(group)
+        if leaf.profile == Profile.USER_PAIR:
+            assert leaf.function is not None
+            self.stages.append(_Stage(leaf.function, slot, number))
+            return _leaf_error(leaf, group, 0.0, self.itemsize)
+        form = "products" if group.product else "expanded" if group.expanded else "differences"
+        self.stages.append(_Stage(form, slot, number))
+        if leaf.profile == Profile.USER:
+            assert leaf.function is not None
+            self.stages.append(_Stage(leaf.function, slot))
+            return _leaf_error(leaf, group, 0.0, self.itemsize)
+        floor = min(LOWEST_EXPONENT[self.itemsize] / max(exponentials, 1), HIGHEST_FLOOR)
+        numbers = (*leaf.parameters, 0.0, 0.0)[: PARAMETERS - 1]
+        self.stages.append(_Stage(_STAGE_OF[leaf.profile], slot, parameters=(*numbers, floor)))
+        return _leaf_error(leaf, group, floor, self.itemsize)
+
+    def _is_expanded(self, leaf: Leaf, group: Group) -> bool:
+        slope = slope_at_zero(int(leaf.profile), leaf.parameters[0] if leaf.parameters else 0.0)
+        if group.product or not group.inputs or not math.isfinite(slope):
+            return False
+        if self.expanded is not None:
+            return self.expanded
+        # A squared exponential's slope at zero is ln 2.
+        squared_norm = group.squared_norm * (1.0 if leaf.profile == Profile.EXP2 else slope / math.log(2.0))
+        few_digits_lost = group.inputs >= EXPANDED_FROM_INPUTS and squared_norm <= EXPANDED_UP_TO_SQUARED_NORM
+        return self.itemsize == 4 and few_digits_lost
+
+
+def _leaf_error(leaf: Leaf, group: Group, floor: float, itemsize: int) -> float:
+    """Bound on a leaf's error, in units of the precision's epsilon, which is two roundings; `row_errors` go on top."""
+    parameter = leaf.parameters[0] if leaf.parameters else 0.0
+    profile = int(leaf.profile)
+    floored = 2.0**floor if floor and leaf.profile < Profile.POLYNOMIAL else 0.0
+    relative = group.inputs + SCALE_ROUNDINGS
+    roundings = greatest_relative_slope(profile, parameter) * relative + PROFILE_ROUNDING[profile]
+    return 0.5 * roundings + floored / (2.0**-23 if itemsize == 4 else 2.0**-52)
+
+
+def _parts_of(leaf: Leaf, groups: tuple[InputGroup, ...]) -> tuple[InputGroup, ...]:
+    """The leaf's inputs, once the leaf is known to be sound."""
+    if not 0 <= leaf.group < len(groups):
+        raise InputError(f"a leaf reads group {leaf.group} of a tile program that has {len(groups)}")
+    wanted = _NUMBER_OF_PARAMETERS.get(leaf.profile, 0)
+    if len(leaf.parameters) != wanted:
+        raise InputError(f"{leaf.profile.name} takes {wanted} parameters; got {leaf.parameters}")
+    if leaf.profile in _USERS and not callable(leaf.function):
+        raise InputError(f"{leaf.profile.name} needs a function; got {leaf.function!r}")
+    if groups[leaf.group].product != (leaf.profile == Profile.POLYNOMIAL) and leaf.profile != Profile.USER_PAIR:
+        raise InputError(f"{leaf.profile.name} was given a group with product={groups[leaf.group].product}")
+    if leaf.profile == Profile.POLYNOMIAL and not (leaf.parameters[0] >= 1 and float(leaf.parameters[0]).is_integer()):
+        raise InputError(f"a polynomial's degree is a whole number from 1; got {leaf.parameters[0]!r}")
+    return (groups[leaf.group],)
+
+
+def _check_group(number: int, group: InputGroup, n_features: int) -> None:
+    lengths = {len(group.features), len(group.scale), len(group.features if group.periods is None else group.periods)}
+    if len(lengths) > 1:
+        raise InputError(f"group {number} of a tile program needs a scale, and a period if any, for each feature")
+    if any(not 0 <= feature < n_features for feature in group.features):
+        raise InputError(f"group {number} of a tile program reads features {group.features} of {n_features}")
+    if not all(math.isfinite(value) and value > 0.0 for value in (*group.scale, *(group.periods or ()))):
+        raise InputError(f"scales and periods must be finite and positive; got {group.scale} and {group.periods}")

@@ -1,0 +1,348 @@
+"""Kernel tiles behind one call: `K(A, B) @ W` and `K(A, B)` from prepared features, compiled, without the GIL.
+
+`TileEvaluator` hides how a kernel is evaluated: which precision, differences or the expanded form, how large a tile.
+Another array backend can stand in its place by offering the same four methods.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dkgp.errors import InputError
+from dkgp.kernels.base import Kernel
+from dkgp.kernels.program import InputGroup, Profile
+from dkgp.kernels.tiles import loops
+from dkgp.kernels.tiles.circle import cosine_and_sine
+from dkgp.kernels.tiles.encoding import EncodedProgram, encode
+from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
+from dkgp.kernels.tiles.processor import require_fused_multiply_add
+
+__all__ = ["Features", "Precision", "TileEvaluator"]
+
+Precision = Literal["single", "double"]
+
+_TILE_BYTES = 48 * 1024
+# A coordinate is rounded when the centre is taken off and when it is scaled: one epsilon, and a little for the second
+# order and for evaluating the bound itself.
+ROUNDED_TWICE = 1.01
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rows of a data set as the tile loops want them: scaled, feature-major, padded to whole vectors.
+
+    Attributes
+    ----------
+    values : (inputs, n_padded) float32 or float64
+        Scaled features, those of all the kernel's groups one below the other, two rows for a periodic one; the padding
+        repeats the last sample.
+    squared_norms : (groups, n_padded) same type
+        Of each group whose kernel is a function of the distance.
+    n : int
+        Number of real rows.
+    """
+
+    values: NDArray[Any]
+    squared_norms: NDArray[Any]
+    n: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes + self.squared_norms.nbytes
+
+    def take(self, indices: NDArray[np.intp]) -> Features:
+        """Return the chosen rows, in the order given."""
+        padded = _padded(len(indices))
+        values = np.empty((self.values.shape[0], padded), self.values.dtype)
+        norms = np.empty((self.squared_norms.shape[0], padded), self.values.dtype)
+        if len(indices):
+            loops.gather_columns(self.values, indices, values)
+            loops.gather_columns(self.squared_norms, indices, norms)
+        return Features(values, norms, len(indices))
+
+    def slice(self, start: int, stop: int) -> Features:
+        """Return rows start:stop; a view where `start` and `stop` fall on whole vectors, a copy elsewhere."""
+        if start % loops.LANES == 0 and (stop % loops.LANES == 0 or stop == self.n):
+            end = start + _padded(stop - start)
+            return Features(self.values[:, start:end], self.squared_norms[:, start:end], stop - start)
+        return self.take(np.arange(start, stop, dtype=np.intp))
+
+    def first(self, n: int) -> Features:
+        """Return the first n rows; the arrays stay as they are, and the rows after them are padding."""
+        return Features(self.values, self.squared_norms, n)
+
+    def put(self, start: int, rows: Features) -> None:
+        """Write rows over those from `start` on."""
+        stop = start + rows.n
+        self.values[:, start:stop] = rows.values[:, : rows.n]
+        self.squared_norms[:, start:stop] = rows.squared_norms[:, : rows.n]
+
+
+class TileEvaluator:
+    """Evaluates one kernel's tiles in one precision.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    precision : {"single", "double"}
+        Type of the tile entries. Results of `matmat` are float64 either way.
+    expanded : bool, optional
+        Force (or forbid) the expanded form of the squared distances; chosen for each group of inputs by their number
+        and the profile by default. A profile that is steep at zero (Matern 1/2, a user's function) keeps to
+        differences whatever is asked for: the expanded form would cost it half of all digits.
+    entries : EntryCount, optional
+        Where evaluated entries are counted; by default in the `counting` that is open, if any.
+    centre : (d,) array_like, optional
+        Taken off inputs of which only differences matter, lest digits go where they lie far from the origin. One and
+        the same for all evaluators whose features meet; none by default, for inputs that have mean zero already.
+
+    Raises
+    ------
+    InputError
+        An unknown precision, a kernel whose tile program is malformed, or a processor without fused multiply-adds.
+
+    Notes
+    -----
+    A row's result depends on that row, the columns and their order alone, not on the rows evaluated with it. Evaluators
+    with and without the expanded form can read each other's features.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        precision: Precision = "single",
+        *,
+        expanded: bool | None = None,
+        entries: EntryCount | None = None,
+        centre: ArrayLike | None = None,
+    ) -> None:
+        if precision not in ("single", "double"):
+            raise InputError(f'precision must be "single" or "double"; got {precision!r}')
+        require_fused_multiply_add()
+        self.kernel = kernel
+        self.precision: Precision = precision
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if precision == "single" else np.float64)
+        self._expanded, self._entries = expanded, entries
+        self._centre = None if centre is None else np.asarray(centre, dtype=np.float64)
+        if self._centre is not None and self._centre.shape != (kernel.n_features,):
+            raise InputError(f"expected a centre of {kernel.n_features} features; got shape {self._centre.shape}")
+        self._encoded: EncodedProgram = encode(kernel.tile_program(), self.dtype.itemsize, expanded, kernel.n_features)
+        self._inputs = self._encoded.inputs
+        entry_bytes = self.dtype.itemsize * (loops.TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24))
+        self.tile_rows = int(np.clip(_TILE_BYTES // entry_bytes // 64 * 64, 64, 512))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The table holds addresses of this process.
+        return _evaluator, (self.kernel, self.precision, self._expanded, self._centre)
+
+    @cached_property
+    def program(self) -> NDArray[np.int64]:
+        """The kernel's program for the loops of `dkgp.kernels.tiles.loops`; holds in this process alone."""
+        return self._encoded.table(self.dtype)
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """The stages that the kernel takes of those that dkgp has; users' functions are none of them."""
+        return tuple(sorted({stage.name for stage in self._encoded.stages if isinstance(stage.name, str)}))
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on what the loops leave in a tile."""
+        return self._encoded.amplitude
+
+    @property
+    def radial(self) -> tuple[Profile, float] | None:
+        """Profile and parameter of a kernel that is one decreasing function of one distance; None for any other."""
+        return self._encoded.radial
+
+    @property
+    def inputs(self) -> int:
+        """Rows of features that a sample takes: those that the kernel looks at, two for a periodic one."""
+        return self._inputs
+
+    @property
+    def entry_error(self) -> float:
+        """Bound on |computed - exact| of one entry, `row_errors` apart, in units of epsilon times the kernel's scale.
+
+        The scale is the largest value that the kernel's terms, each taken by its absolute value, reach together: the
+        amplitude of a stationary kernel, the sum of the amplitudes of a sum; of a linear or polynomial kernel the value
+        at the largest |x||x'| that occurs. It counts the differences and squares, the profile, and the arithmetic
+        between terms. Of a user's function it is assumed that it is good to sixteen roundings and changes by no more
+        than its scale when the squared distance changes in proportion, or the distance by one.
+        """
+        return self._encoded.entry_error
+
+    def row_errors(self, X: ArrayLike) -> NDArray[np.float64]:
+        """What rows add to the errors of their entries: (n,), in units of epsilon.
+
+        With e of rows x and x', the computed k(x, x') is within epsilon times the scale times (e + e') of the exact one
+        at the rows as they are given; `entry_error` is part of it, half on either side. The rest is what the rounding
+        of scaled inputs, 2u a coordinate, does by way of the kernel's slope in the distance, and what the expanded form
+        does by way of its slope in the squared distance: (3 d + 10) u (|a|^2 + |b|^2). Errors of factors multiply;
+        since exp(a + b) - 1 <= (exp(2a) - 1) / 2 + (exp(2b) - 1) / 2, they are apart all the same.
+        """
+        rows, centred = self._checked(X)
+        eps = float(np.finfo(self.dtype).eps)
+        own = np.full(len(rows), 0.5 * self.entry_error)
+        for sensitivity in self._encoded.sensitivities:
+            group = sensitivity.group
+            displaced, squared_norm = np.zeros(len(rows)), np.zeros(len(rows))
+            for part in group.parts:
+                for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
+                    column = centred[:, feature]
+                    if part.periods is None:
+                        squares = (scale * column) ** 2
+                        displaced += squares
+                        squared_norm += squares
+                    else:
+                        # Of the angle, two roundings of the turns; of its cosine and sine, a few each.
+                        turns = np.abs(column / part.periods[number])
+                        displaced += (scale * (2.0 * math.pi * turns + 10.0)) ** 2
+                        squared_norm += scale * scale
+            own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
+            own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
+        # exp(t) - 1 <= t / (1 - t / 2) below t = 2: a quotient has the same bits everywhere, NumPy's exponential not.
+        share = np.minimum(eps * own, 1.0)
+        with np.errstate(divide="ignore"):
+            errors: NDArray[np.float64] = own / (1.0 - share)
+        return errors
+
+    def prepare(self, X: ArrayLike) -> Features:
+        """Centre and scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
+        rows, centred = self._checked(X)
+        n, groups = rows.shape[0], self._encoded.groups
+        values = np.empty((self._inputs, _padded(n)), self.dtype)
+        norms = np.zeros((sum(not group.product for group in groups), values.shape[1]), self.dtype)
+        if n:
+            place = norm = 0
+            for group in groups:
+                first = place
+                for part in group.parts:
+                    place = _write(part, centred if group.centred else rows, values, place)
+                values[first:place, n:] = values[first:place, n - 1 : n]
+                if not group.product:
+                    loops.squared_norms(values[first:place], norms[norm])
+                    norm += 1
+        return Features(values, norms, n)
+
+    def _checked(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rows (n, d) as they are, and off the centre."""
+        rows = np.asarray(X, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.kernel.n_features:
+            raise InputError(f"expected rows of {self.kernel.n_features} features; got an array of shape {rows.shape}")
+        return rows, rows if self._centre is None else rows - self._centre
+
+    def matmat(self, A: Features, B: Features, W: NDArray[np.float64]) -> NDArray[np.float64]:
+        """K(A, B) @ W without ever holding more of K than a tile.
+
+        Parameters
+        ----------
+        A, B : Features
+            a rows and b rows, from `prepare` of this evaluator.
+        W : (b, t) float64
+
+        Returns
+        -------
+        (a, t) float64
+            Tile sums run in the evaluator's precision, their total in float64.
+        """
+        self._require_own(A, B)
+        if W.ndim != 2 or W.shape[0] != B.n:
+            raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
+        weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
+        self.count(A.n * B.n)
+        out = np.empty((W.shape[1], A.values.shape[1]))
+        loops.tile_matmat(*_plain(A), *_plain(B), B.n, weights, out, self.program, self.tile_rows)
+        return out[:, : A.n].T
+
+    def pair(
+        self, A: Features, B: Features, W_B: NDArray[np.float64], W_A: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """K(A, B) @ W_B and K(B, A) @ W_A from one evaluation of the entries: half the work of a symmetric product.
+
+        Parameters
+        ----------
+        A, B : Features
+            a rows and b rows.
+        W_B, W_A : (b, t) and (a, t) float64
+
+        Returns
+        -------
+        (a, t) and (b, t) float64
+        """
+        self._require_own(A, B)
+        if W_B.ndim != 2 or W_A.ndim != 2 or W_B.shape[0] != B.n or W_A.shape != (A.n, W_B.shape[1]):
+            raise InputError(f"expected weights ({B.n}, t) and ({A.n}, t); got {W_B.shape} and {W_A.shape}")
+        self.count(A.n * B.n)
+        targets, padded = W_B.shape[1], A.values.shape[1]
+        weights_b = np.ascontiguousarray(W_B * self.amplitude, dtype=self.dtype)
+        weights_a = np.zeros((targets, padded), self.dtype)
+        weights_a[:, : A.n] = W_A.T * self.amplitude
+        out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
+        loops.tile_pair(
+            *_plain(A), *_plain(B), B.n, weights_b, weights_a, out_a, out_b, self.program, self.tile_rows,
+        )  # fmt: skip
+        return out_a[:, : A.n].T, out_b.T
+
+    def tile(self, A: Features, B: Features) -> NDArray[Any]:
+        """K(A, B): (a, b) in the evaluator's precision (a transposed view of column-major storage)."""
+        self._require_own(A, B)
+        self.count(A.n * B.n)
+        out = np.empty((B.n, A.values.shape[1]), self.dtype)
+        loops.tile_into(
+            *_plain(A), *_plain(B), B.n, out, self.program, self.tile_rows, self.dtype.type(self.amplitude),
+        )  # fmt: skip
+        return out[:, : A.n].T
+
+    def count(self, entries: int) -> None:
+        """Count evaluated entries; compiled code that takes the `program` for loops of its own says so by this."""
+        count_entries(entries, self._entries)
+
+    def _require_own(self, *features: Features) -> None:
+        """Refuse what another kernel's evaluator prepared: compiled code would read past its arrays."""
+        for rows in features:
+            if rows.values.dtype != self.dtype or rows.values.shape[0] != self._inputs:
+                raise InputError(
+                    f"expected features of {self._inputs} inputs in {self.dtype}, from `prepare` of this kernel's "
+                    f"evaluator; got {rows.values.shape[0]} in {rows.values.dtype}"
+                )
+
+
+def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Values and norms in the one layout that the loops are compiled for; a copy of a slice, or of what is read-only.
+
+    The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
+    """
+    return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
+
+
+def _evaluator(
+    kernel: Kernel, precision: Precision, expanded: bool | None, centre: NDArray[np.float64] | None
+) -> TileEvaluator:
+    return TileEvaluator(kernel, precision, expanded=expanded, centre=centre)
+
+
+def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
+    """Write a group's scaled inputs from row `place` on; return the row after them."""
+    n = len(rows)
+    for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
+        if part.periods is None:
+            np.multiply(rows[:, feature], scale, out=values[place, :n], casting="same_kind")
+            place += 1
+        else:
+            cosine, sine = cosine_and_sine(rows[:, feature] / part.periods[number])
+            np.multiply(cosine, scale, out=values[place, :n], casting="same_kind")
+            np.multiply(sine, scale, out=values[place + 1, :n], casting="same_kind")
+            place += 2
+    return place
+
+
+def _padded(n: int) -> int:
+    return -(-n // loops.LANES) * loops.LANES

@@ -1,0 +1,7 @@
+"""Predicted means, streamed or one by one, and draws from the posterior."""
+
+from __future__ import annotations
+
+from dkgp.models.prediction.predict import PredictSummary, predict
+
+__all__ = ["PredictSummary", "predict"]

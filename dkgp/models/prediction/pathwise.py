@@ -1,0 +1,156 @@
+"""Functions drawn from the posterior: a draw from the prior, corrected by what the samples say (Matheron's rule).
+
+    f(x) = f0(x) + k_x' Kbar^-1 (y - f0(X) - e),        f0 from the prior, e ~ N(0, s2 I),
+
+is a draw from the posterior. It costs one solve for each function, after which the function can be evaluated anywhere,
+and is the same function wherever and whenever it is. Where the prior cannot be drawn as a function, values at few
+points are drawn jointly.
+
+References
+----------
+J. T. Wilson, V. Borovitskiy, A. Terenin, P. Mostowsky, M. P. Deisenroth, Efficiently sampling functions from Gaussian
+process posteriors (2020).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import ModelRecord
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel, fold_white, kernel_from_json
+from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
+from dkgp.models.support import SupportInputs, cross_products
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.solvers import GradientInfNorm, solve
+
+__all__ = ["PosteriorFunctions"]
+
+# Training samples and points at which values are drawn jointly: a dense factor of as many rows.
+MOST_JOINT_SAMPLES = 4000
+PIECE_ROWS = 512
+
+
+class PosteriorFunctions:
+    """Functions drawn from a model's posterior, without noise; `functions(inputs)` evaluates them.
+
+    Parameters
+    ----------
+    model : ModelRecord
+    version : str
+        Under which this process's cache keeps what belongs to the model.
+    count : int
+        How many functions, for each target.
+    seed : int
+        The same seed gives the same functions.
+    tolerance : float
+        Of the solves: max |g|.
+    executor : BlockExecutor, optional
+        Who solves; this process's threads by default. Not closed, and not used after this.
+    """
+
+    def __init__(
+        self,
+        model: ModelRecord,
+        version: str,
+        *,
+        count: int,
+        seed: int,
+        tolerance: float = 1e-4,
+        executor: BlockExecutor | None = None,
+    ) -> None:
+        if count < 1:
+            raise InputError(f"the number of samples must be at least 1; got {count}")
+        self._model, self._count, self._seed = model, count, seed
+        self._kernel, self._noise = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        source = SupportInputs.of(model, version)
+        self._context = BlockContext(version, source, self._kernel, model.n_samples)
+        rng = np.random.default_rng(seed)
+        self._prior: PriorFunctions | None = draw_prior_functions(
+            self._kernel, model.n_features, count * model.n_targets, rng
+        )
+        if self._prior is not None:
+            self._weights = self._solved(rng, tolerance, executor)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether values at different times belong to one function; otherwise those of one call do."""
+        return self._prior is not None
+
+    def __call__(self, inputs: FloatArray) -> FloatArray:
+        """Values at standardised inputs (r, d), in the targets' units: (r, p, count).
+
+        Raises
+        ------
+        InputError
+            Too many points for values that have to be drawn jointly.
+        """
+        r, p = len(inputs), self._model.n_targets
+        with single_threaded_blas():
+            if self._prior is None:
+                values = self._joint(inputs)
+            else:
+                values = self._prior(inputs)
+                for start in range(0, r, PIECE_ROWS):
+                    rows = slice(start, start + PIECE_ROWS)
+                    values[rows] += cross_products(self._context, inputs[rows], self._weights)
+        standardisation = self._model.standardisation
+        paths = values.reshape(r, p, self._count)
+        scaled: FloatArray = paths * standardisation.target_std[:, None] + standardisation.target_mean[:, None]
+        return scaled
+
+    def _solved(self, rng: np.random.Generator, tolerance: float, executor: BlockExecutor | None) -> FloatArray:
+        """Kbar^-1 (y - f0(X) - e) for each function, targets first: (n, p count)."""
+        assert self._prior is not None
+        model = self._model
+        drawn = np.concatenate([self._prior(model.inputs(start, stop)) for start, stop in model.row_chunks()])
+        drawn += np.sqrt(self._noise) * rng.standard_normal(drawn.shape)
+        runner = executor or LocalExecutor()
+        try:
+            source = self._context.source
+            with BlockedKernelOperator(self._kernel, self._noise, source, runner) as operator:
+                solution = solve(operator, drawn, stopping=GradientInfNorm(tolerance))
+        finally:
+            if executor is None:
+                runner.close()
+        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - solution.alpha)
+
+    def _joint(self, inputs: FloatArray) -> FloatArray:
+        """Values at these inputs, drawn from their joint posterior: (r, p count)."""
+        model, kernel = self._model, self._kernel
+        n, r = model.n_samples, len(inputs)
+        if n + r > MOST_JOINT_SAMPLES:
+            raise InputError(
+                f"functions of this kernel ({_shown(kernel)}) cannot be drawn as such, and joint draws are for at most "
+                f"{MOST_JOINT_SAMPLES:,} samples and points together; got {n:,} and {r:,}. Ask for fewer points, or "
+                "use a sum of linear kernels and products of stationary ones"
+            )
+        training = np.concatenate([model.inputs(start, stop) for start, stop in model.row_chunks()])
+        covariance = np.asarray(kernel(training, training))
+        covariance[np.diag_indices(n)] += self._noise
+        lower = scipy.linalg.cholesky(covariance, lower=True, overwrite_a=True, check_finite=False)
+        cross = np.asarray(kernel(training, inputs))
+        half = scipy.linalg.solve_triangular(lower, cross, lower=True, check_finite=False)
+        posterior = np.asarray(kernel(inputs, inputs)) - half.T @ half
+        scale = float(np.max(kernel.diagonal(inputs), initial=0.0))
+        for jitter in (1e-12, 1e-10, 1e-8, 1e-6):
+            posterior[np.diag_indices(r)] += jitter * scale
+            try:
+                root = np.linalg.cholesky(posterior)
+                break
+            except np.linalg.LinAlgError:
+                continue
+        else:
+            raise NumericalError("the points' posterior covariance is not positive definite; ask for fewer points")
+        draws = root @ np.random.default_rng(self._seed).standard_normal((r, model.n_targets * self._count))
+        return np.asarray(np.repeat(cross.T @ model.alpha, self._count, axis=1) + draws)
+
+
+def _shown(kernel: Kernel) -> str:
+    text = kernel.type_name
+    return f"{text} of {', '.join(part.type_name for part in kernel.children)}" if kernel.children else text

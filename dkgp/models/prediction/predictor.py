@@ -1,0 +1,226 @@
+"""Predictions of rows in memory: from a model, made ready once, to means and variances block by block.
+
+A predictor belongs to one process and serves all its threads. Nothing travels but a `PredictorSource`, a few hundred
+bytes: each process makes its own predictor from it, and keeps that in its worker cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, split_evenly
+from dkgp.cluster.threads import process_threads, single_threaded_blas
+from dkgp.data import ModelRecord, standardised_inputs
+from dkgp.errors import InputError
+from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.certificate import Certificate
+from dkgp.models.prediction.predict import PREDICTION_PIECE_ROWS, mean_task
+from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.support import SupportInputs
+from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+__all__ = ["Predicted", "Predictor", "PredictorSource", "standardised"]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions in the targets' own units, float64.
+
+    Attributes
+    ----------
+    mean, mean_error : (r, p)
+        And by how much the mean can miss that of the exact solution.
+    variance_lower, variance_upper : (r, p) or None
+        The proven interval of the variance; None where variances were not asked for.
+    """
+
+    mean: FloatArray
+    mean_error: FloatArray
+    variance_lower: FloatArray | None = None
+    variance_upper: FloatArray | None = None
+
+
+class _ThisThread:
+    """Runs rounds where they are submitted: for blocks that a scheduler's threads share between them already."""
+
+    overlaps = False
+    overlap_evaluations = 0
+    least_task_evaluations = 0
+    # Each thread's batches take memory of their own.
+    shares_memory = False
+    dashboard_link: str | None = None
+    parallelism = 1
+
+    @property
+    def threads_per_process(self) -> int:
+        return process_threads()
+
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
+        return _Done([value for group in groups for value in task(*arguments, group)])
+
+    def require_one_arithmetic(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Done:
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        return self._values
+
+
+class Predictor:
+    """Predicts rows in memory.
+
+    Parameters
+    ----------
+    model : ModelRecord
+        In a store, or in this process's memory.
+    version : str
+        Under which this process's cache keeps what belongs to the model; see `forget`.
+    variance : VarianceSettings, optional
+        Predict variances too.
+    n_test : int
+        About how many rows will be predicted in all; what variances are planned for.
+    every_thread : bool
+        Whether a call may use all of this process's threads; otherwise it uses the one that makes it.
+    """
+
+    nbytes = 0  # in a worker's cache: what is large is there by itself
+
+    def __init__(
+        self,
+        model: ModelRecord,
+        version: str,
+        variance: VarianceSettings | None = None,
+        *,
+        n_test: int = 1,
+        every_thread: bool = True,
+    ) -> None:
+        self._model = model
+        kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        source = SupportInputs.of(model, version)
+        self._context = BlockContext(version, source, kernel, model.n_samples)
+        self._executor: BlockExecutor = LocalExecutor() if every_thread else _ThisThread()
+        self._certificate = Certificate.from_json(dict(model.certificate))
+        self._variance: VarianceRun | None = None
+        if variance is not None:
+            none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
+            with single_threaded_blas():
+                self._variance = VarianceRun(
+                    model,
+                    kernel,
+                    self._context,
+                    self._certificate,
+                    none,
+                    self._executor,
+                    variance,
+                    n_test=max(1, n_test),
+                )
+
+    def __call__(self, inputs: FloatArray) -> Predicted:
+        """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
+
+        Raises
+        ------
+        InputError
+            Another number of features, or values that are not finite.
+        """
+        scale, offset = self._model.standardisation.target_std, self._model.standardisation.target_mean
+        test = standardised_inputs(standardised(self._model, inputs), self._model.feature_names)
+        if test.n_samples == 0:
+            return self._nothing()
+        with single_threaded_blas():
+            if self._variance is None:
+                pieces = [
+                    (start, min(start + PREDICTION_PIECE_ROWS, test.n_samples))
+                    for start in range(0, test.n_samples, PREDICTION_PIECE_ROWS)
+                ]
+                groups = split_evenly(pieces, self._executor.parallelism)
+                arguments = (self._context, self._certificate, test)
+                results = self._executor.submit("kmean", mean_task, arguments, groups).result()
+                mean, bound = (np.concatenate(parts) for parts in zip(*results, strict=True))
+                return Predicted(*mean_in_units(mean, bound, scale, offset))
+            run = self._variance.at(test)
+            mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
+        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
+
+    def _nothing(self) -> Predicted:
+        empty = np.empty((0, self._model.n_targets))
+        return Predicted(empty, empty) if self._variance is None else Predicted(empty, empty, empty, empty)
+
+    @staticmethod
+    def forget(version: str) -> None:
+        """Drop what this process keeps under a version."""
+        worker_cache().discard_run(version)
+
+
+@dataclass(frozen=True)
+class PredictorSource:
+    """What a process needs to make its predictor; travels with tasks.
+
+    Attributes
+    ----------
+    url : str
+        Of the model: a store that the process can read, or a model in its own memory.
+    version, variance, n_test
+        As for `Predictor`.
+    reference : str
+        As of `SupportInputs`.
+    """
+
+    url: str
+    version: str
+    variance: VarianceSettings | None
+    n_test: int
+    reference: str
+
+    def predictor(self) -> Predictor:
+        """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
+        source = SupportInputs(self.url, self.version, 0, 0, self.reference)
+        return worker_cache().get(
+            (self.version, "predictor", self.variance, self.n_test),
+            lambda: Predictor(source.record(), self.version, self.variance, n_test=self.n_test, every_thread=False),
+        )
+
+
+def standardised(model: ModelRecord, inputs: FloatArray) -> FloatArray:
+    """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
+
+    Raises
+    ------
+    InputError
+        Another number of features, or values that are not finite.
+    """
+    standardisation = model.standardisation
+    if inputs.ndim == 2 and inputs.shape[1] == standardisation.n_raw_features:
+        inputs = standardisation.keep(inputs)
+    elif inputs.ndim != 2 or inputs.shape[1] != model.n_features:
+        raise InputError(
+            f"inputs have shape {inputs.shape}; expected (rows, {standardisation.n_raw_features}), or the "
+            f"{model.n_features} features that vary"
+        )
+    result: FloatArray = (inputs - standardisation.input_mean) / standardisation.input_std
+    if not np.isfinite(result).all():
+        row, column = np.argwhere(~np.isfinite(result))[0]
+        raise InputError(
+            f"the feature '{model.feature_names[column]}' is {inputs[row, column]} in row {row}; predictions need "
+            "finite inputs. Remove or fill in such rows"
+        )
+    return result

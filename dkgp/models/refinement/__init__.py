@@ -1,0 +1,1 @@
+"""Hyperparameters refined on all samples, by stochastic gradients of the marginal likelihood."""

@@ -1,0 +1,252 @@
+"""The gradient of the log marginal likelihood on all samples, its trace estimated with frozen random probes.
+
+With alpha = Kbar^-1 Y, p targets that share the hyperparameters, and probes z_1 .. z_S of independent random signs,
+v_s = Kbar^-1 z_s,
+
+    d log p / d theta = 1/2 tr(alpha' dK alpha) - p/2 tr(Kbar^-1 dK),    tr(Kbar^-1 dK) = E z' Kbar^-1 dK z
+                     ~= 1/S sum_s 1/2 (tr(alpha' dK alpha) - p v_s' dK z_s),
+
+theta the logarithms of the kernel's parameters and of the noise variance. What the S terms, each by itself an unbiased
+estimate, differ by gives the standard error. The probes stay the same while theta moves, so that the estimate is a
+smooth function of theta, and its zero is found to any accuracy; that zero lies within the standard error of the exact
+one's.
+
+Compared with the pathwise estimator (Lin et al. 2024: z ~ N(0, Kbar), tr = E v' dK v), standard deviation of one
+probe, n = 1,500, the two shortest length scales and the noise, in nats: kin40k 59, 59 and 8 with random signs, 36, 36
+and 12 pathwise; California 22, 22 and 14, against 15, 16 and 47. Neither is the better one, both are small beside the
+gradients that count, and pathwise probes are samples of the prior at all n inputs, which there is no general way to
+draw for any kernel; random signs need nothing.
+
+References
+----------
+M. F. Hutchinson, A stochastic estimator of the trace of the influence matrix (1990).
+J. A. Lin, S. Padhy, B. Mlodozeniec, J. Antoran, J. M. Hernandez-Lobato, Improving linear system solvers for
+hyperparameter optimisation in iterative Gaussian processes (2024): warm starts with frozen probes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.models.refinement.solve import BlockConjugateGradient, FrozenLandmarks
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.operators.contract_tasks import contract
+from dkgp.operators.inputs import InputSource
+from dkgp.solvers import MaxIterations, MaxPasses, RelativeResidual, solve
+from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+
+__all__ = ["GradientEstimate", "GradientEstimator", "draw_probes"]
+
+# More probes than this are taken together in as many groups: each group costs a contraction of its own.
+MOST_GROUPS = 8
+# From which multiple of the tolerance on the change of the solutions is taken as a measure of what is left.
+REMEMBERED_AT = 4.0
+
+
+def draw_probes(n: int, count: int, seed: int) -> FloatArray:
+    """Random signs: (n, count), the same for the same seed."""
+    if count < 2:
+        raise InputError(f"a standard error needs at least 2 probes; got {count}")
+    return np.random.default_rng([seed, 2]).choice(np.array([-1.0, 1.0]), (n, count))
+
+
+@dataclass(frozen=True)
+class GradientEstimate:
+    """The gradient at one point, and how far it may be off; (q + 1,) arrays, the noise variance last.
+
+    Attributes
+    ----------
+    gradient : (q + 1,) float64
+        With respect to the logarithms of the kernel's parameters and of the noise variance, in nats.
+    standard_error : (q + 1,) float64
+        Of the trace's estimate.
+    solver_error : (q + 1,) float64
+        What the solutions may still change it by: what their last passes did, extrapolated.
+    curvature : (q + 1,) float64
+        Of the log likelihood in each direction by itself, an estimate of the Fisher information's diagonal: random
+        signs in the place of data vary as much as data do.
+    solutions : (n, p + S) float64
+        alpha and V, to start from next time.
+    column_passes : float
+        Of the solve, every full product counted.
+    contractions : int
+        Passes over the kernel matrix's derivatives.
+    relative_residual : float
+        Largest of all right-hand sides, evaluated in float64.
+    converged : bool
+        Whether it met the tolerance.
+    seconds : float
+    """
+
+    gradient: FloatArray
+    standard_error: FloatArray
+    solver_error: FloatArray
+    curvature: FloatArray
+    solutions: FloatArray
+    column_passes: float
+    contractions: int
+    relative_residual: float
+    converged: bool
+    seconds: float
+
+    @property
+    def error(self) -> FloatArray:
+        """Both errors together: (q + 1,)."""
+        return np.asarray(np.hypot(self.standard_error, self.solver_error))
+
+
+class GradientEstimator:
+    """Estimates gradients at one point after another, on the same samples with the same probes.
+
+    Parameters
+    ----------
+    source : InputSource
+        Standardised inputs of the n samples.
+    targets : (n, p) float64
+    probes : (n, S) float64
+        Independent columns with E z z' = 1; see `draw_probes`.
+    executor : BlockExecutor
+    preconditioner : PartialCholesky
+    tolerance : float
+        On ||r|| / ||b|| of every right-hand side.
+    max_passes : float
+        Of one solve; a solve that ends there counts all the same, with its error.
+    coordinator_input_bytes : int
+        See `BlockedKernelOperator`.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        targets: FloatArray,
+        probes: FloatArray,
+        executor: BlockExecutor,
+        *,
+        preconditioner: PartialCholesky,
+        tolerance: float = 0.01,
+        max_passes: float = 100.0,
+        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+    ) -> None:
+        if probes.ndim != 2 or probes.shape[0] != targets.shape[0] or probes.shape[1] < 2:
+            raise InputError(f"expected at least 2 probes of {targets.shape[0]} samples; got shape {probes.shape}")
+        self._source, self._targets, self._probes, self._executor = source, targets, probes, executor
+        self.landmarks = FrozenLandmarks(preconditioner)
+        self._tolerance, self._max_passes = tolerance, max_passes
+        self._coordinator_input_bytes = coordinator_input_bytes
+        self._rhs = np.hstack([targets, probes])
+        self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
+
+    def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
+        """Kbar of the samples; to be closed."""
+        return BlockedKernelOperator(
+            kernel,
+            noise_variance,
+            self._source,
+            self._executor,
+            coordinator_input_bytes=self._coordinator_input_bytes,
+        )
+
+    def __call__(
+        self,
+        kernel: Kernel,
+        noise_variance: float,
+        initial: FloatArray | None = None,
+        interrupted: Callable[[], bool] | None = None,
+    ) -> GradientEstimate:
+        """Estimate the gradient at one point.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        noise_variance : float
+        initial : (n, p + S) float64, optional
+            Solutions at a point nearby.
+        interrupted : callable, optional
+            See `dkgp.solvers.solve`.
+
+        Raises
+        ------
+        NumericalError
+            Kbar is not numerically positive definite.
+        InterruptedRunError
+        """
+        started = time.perf_counter()
+        with self.operator(kernel, noise_variance) as operator:
+            method = BlockConjugateGradient(
+                self.landmarks.preconditioner(operator), remember_at=REMEMBERED_AT * self._tolerance
+            )
+            # At least one iteration: from no change at all nothing could be told of the error.
+            solution = solve(
+                operator,
+                self._rhs,
+                solver=method,
+                stopping=(RelativeResidual(self._tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
+                initial=initial,
+                interrupted=interrupted,
+            )
+            residual = solution.progress.relative_residual
+            assert method.remembered is not None
+            values, change = self._contract(operator, solution.alpha, method.remembered)
+        shrunk = max(0.5, method.remembered_residual / max(residual, 1e-300) - 1.0)
+        sizes = np.array([len(group) for group in self._groups])
+        spread = np.sqrt(np.average((values - np.average(values, axis=0, weights=sizes)) ** 2, axis=0, weights=sizes))
+        count, p = len(sizes), self._targets.shape[1]
+        standard_error = spread / math.sqrt(count - 1)
+        curvature = standard_error**2 * self._probes.shape[1] / p
+        # Known better for the noise: p/2 s2^2 tr(Kbar^-2).
+        v = solution.alpha[:, p:]
+        curvature[-1] = 0.5 * p * noise_variance**2 * float(np.einsum("is,is->", v, v)) / v.shape[1]
+        return GradientEstimate(
+            gradient=np.average(values, axis=0, weights=sizes),
+            standard_error=standard_error,
+            solver_error=np.abs(change) / shrunk,
+            curvature=curvature,
+            solutions=solution.alpha,
+            column_passes=solution.progress.column_passes + solution.refreshes + (initial is not None),
+            contractions=count + 1,
+            relative_residual=residual,
+            converged=residual <= self._tolerance,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _contract(
+        self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Each group's estimate, (groups, q + 1), and what all of them changed by since `before`, (q + 1,)."""
+        p, t = self._targets.shape[1], solutions.shape[1]
+        count = t - p
+        vectors = np.hstack([solutions, before, self._probes])  # [alpha, V, alpha before, V before, Z]
+        matrices = []
+        for group in self._groups:
+            matrices.append(np.zeros((vectors.shape[1],) * 2))
+            matrices[-1][range(p), range(p)] = 1.0
+            for s in group:
+                _pair(matrices[-1], p + s, 2 * t + s, -p / len(group))
+        change = np.zeros((vectors.shape[1],) * 2)
+        change[range(p), range(p)] = 1.0
+        change[range(t, t + p), range(t, t + p)] = -1.0
+        for s in range(count):
+            _pair(change, p + s, 2 * t + s, -p / count)
+            _pair(change, t + p + s, 2 * t + s, p / count)
+        matrices.append(change)
+        found = contract(operator, vectors, matrices)
+        # dKbar / d log s2 = s2 I: the same contraction with the unit matrix.
+        inner = vectors.T @ vectors
+        noise = [operator.noise_variance * float(np.sum(matrix * inner)) for matrix in matrices]
+        all_of_them = 0.5 * np.column_stack([found, noise])
+        return all_of_them[:-1], all_of_them[-1]
+
+
+def _pair(matrix: FloatArray, i: int, j: int, value: float) -> None:
+    matrix[i, j] += 0.5 * value
+    matrix[j, i] += 0.5 * value

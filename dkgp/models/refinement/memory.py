@@ -1,0 +1,132 @@
+"""The memory of a refinement, planned before it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dkgp.errors import MemoryBudgetError
+from dkgp.models.memory import MEBIBYTE, RUNTIME_BYTES
+from dkgp.models.refinement.record import RefineSettings
+from dkgp.models.refinement.validation import held_out_samples, variance_batch_bytes
+from dkgp.models.variance.nystrom import factor_bytes
+from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.contract_tasks import piece_bytes
+
+__all__ = ["RefineMemory", "plan_refinement"]
+
+# (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
+# remembered, a product on its way in two halves, and one in passing.
+ARRAYS_OF_A_SOLVE = 12
+# A factor's landmarks are drawn from 4,000 samples at least, one and a half for each.
+LEAST_SUBSET, SAMPLES_PER_LANDMARK = 4000, 1.5
+
+
+@dataclass(frozen=True)
+class RefineMemory:
+    """Projected peak of a refinement, in bytes.
+
+    Attributes
+    ----------
+    resident_bytes : int
+        What this process held when the plan was made.
+    vectors_bytes, inputs_bytes, landmarks_bytes : int
+        At the coordinator: arrays of the solves and contractions, inputs, and what landmarks are drawn with.
+    factor_bytes, batch_bytes, cache_bytes : int
+        Of the workers: the factors that precondition and bound variances; batches of variances, or pieces of
+        derivatives; features and inputs.
+    shares_process : bool
+        Whether the workers share the coordinator's process.
+    """
+
+    resident_bytes: int
+    vectors_bytes: int
+    inputs_bytes: int
+    landmarks_bytes: int
+    factor_bytes: int
+    batch_bytes: int
+    cache_bytes: int
+    shares_process: bool
+
+    @property
+    def coordinator_bytes(self) -> int:
+        """Projected peak of the coordinator's process."""
+        own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
+        return own + (self.factor_bytes + self.batch_bytes + self.cache_bytes if self.shares_process else 0)
+
+    def require(self, budget_bytes: int) -> None:
+        """Refuse where the projection exceeds the budget.
+
+        Raises
+        ------
+        MemoryBudgetError
+            Names the parts and the knobs.
+        """
+        if self.coordinator_bytes <= budget_bytes:
+            return
+        raise MemoryBudgetError(
+            f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
+            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller --refine-probes), inputs "
+            f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
+            f"(smaller with --refine-rank), batches {_mib(self.batch_bytes)} (none with --refine-holdout 0), workers' "
+            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere with --cluster "
+            "processes or a scheduler"
+        )
+
+    def to_json(self) -> dict[str, int | bool]:
+        """Plain JSON types."""
+        return {**self.__dict__, "coordinator_bytes": self.coordinator_bytes}
+
+
+def plan_refinement(
+    n: int,
+    d: int,
+    p: int,
+    settings: RefineSettings,
+    *,
+    resident_bytes: int,
+    shares_process: bool,
+    threads: int,
+    holds_inputs: bool,
+    cache_bytes: int,
+) -> RefineMemory:
+    """Project the peak of a refinement.
+
+    Parameters
+    ----------
+    n, d, p : int
+        Samples, features, targets.
+    settings : RefineSettings
+    resident_bytes : int
+        What this process holds now.
+    shares_process : bool
+        Whether the workers share it.
+    threads : int
+        Tasks that run at once in one process.
+    holds_inputs : bool
+        Whether the coordinator holds all inputs.
+    cache_bytes : int
+        Budget of a worker's cache.
+
+    Raises
+    ------
+    InputError
+        A rank that does not fit the memory that the settings give the preconditioner.
+    """
+    rank = int(settings.preconditioner().resolved(n, d).rank)
+    t = p + settings.probes
+    held_out = held_out_samples(n, settings.held_out)
+    contraction = 2 * t + settings.probes
+    return RefineMemory(
+        resident_bytes=resident_bytes,
+        vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
+        inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
+        landmarks_bytes=8 * rank * (4 * rank + max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))),
+        factor_bytes=rank * (4 * n + 16 * rank) + (factor_bytes(n, rank, "double") if held_out else 0),
+        batch_bytes=max(piece_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
+        cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
+        shares_process=shares_process,
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / MEBIBYTE:,.0f} MiB"

@@ -1,0 +1,305 @@
+"""`tune --refine`: hyperparameters on all samples, from a start that a subset gave.
+
+The subset's optimum is near, so a few steps do (`dkgp.models.refinement.optimiser`) on stochastic gradients of the full
+log marginal likelihood (`dkgp.models.refinement.gradient`), each with its error, until it is within its error.
+Nothing of size n x n is ever there, and solutions of one step start the next. Samples held out of all this say in the
+end whether the refined values predict better (`dkgp.models.refinement.validation`); if they do not, the start is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, InterruptedRunError, NumericalError
+from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
+from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
+from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep, StepCallback
+from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, held_out_rows, score_held_out
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.operators.inputs import InputSource
+
+__all__ = ["refine"]
+
+INTERRUPTED = "interrupted"
+
+
+class RefinedDataset(InputSource, Protocol):
+    """What `refine` needs of a dataset: inputs as an operator reads them, targets, and names."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows to read at a time."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the d features kept."""
+
+    def input_rows(self, indices: Any, /) -> FloatArray:
+        """Rows of the standardised inputs: (len(indices), d)."""
+
+    def targets(self, start: int, stop: int, /) -> FloatArray:
+        """Standardised targets of the samples from `start` up to `stop`: (stop - start, p)."""
+
+
+def refine(
+    dataset: RefinedDataset,
+    space: RefineSpace,
+    executor: BlockExecutor,
+    settings: RefineSettings | None = None,
+    *,
+    progress: StepCallback | None = None,
+    note: Callable[[str], None] | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+) -> Refinement:
+    """Refine hyperparameters on all samples of a dataset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The training set; read by range, under its own standardisation.
+    space : RefineSpace
+        Where to start, and what may move.
+    executor : BlockExecutor
+    settings : RefineSettings, optional
+    progress : callable, optional
+        Called with a `RefineStep` after each evaluation.
+    note : callable, optional
+        Called with a line on what is being done.
+    interrupted : callable, optional
+        Asked between passes; when it answers true the best so far is returned, not validated.
+    coordinator_input_bytes : int
+        See `BlockedKernelOperator`.
+
+    Returns
+    -------
+    Refinement
+
+    Raises
+    ------
+    InputError
+        No targets, or too few samples.
+    NumericalError
+        Kbar is not numerically positive definite at the start.
+    """
+    # Pieces of derivatives are worked on side by side, one thread each.
+    with single_threaded_blas():
+        run = _Run(dataset, space, executor, settings or RefineSettings(), note, coordinator_input_bytes)
+        return run.run(progress, interrupted)
+
+
+class _Run:
+    def __init__(
+        self,
+        dataset: RefinedDataset,
+        space: RefineSpace,
+        executor: BlockExecutor,
+        settings: RefineSettings,
+        note: Callable[[str], None] | None,
+        coordinator_input_bytes: int,
+    ) -> None:
+        self._started = time.perf_counter()
+        self._space, self._settings, self._note = space, settings, note
+        n = dataset.n_samples
+        rows = held_out_rows(n, settings.held_out, settings.seed)
+        starts = range(0, n, dataset.chunk_rows)
+        targets = np.concatenate([dataset.targets(start, min(start + dataset.chunk_rows, n)) for start in starts])
+        if targets.shape[1] == 0:
+            raise InputError("there are no targets to refine hyperparameters on; ingest the data again with --target")
+        self._targets = np.delete(targets, rows, axis=0)
+        self._held_out = HeldOut(dataset.input_rows(rows), targets[rows]) if len(rows) else None
+        self._n, self._n_held_out = n, len(rows)
+        self._estimator = GradientEstimator(
+            ExceptRows(dataset, rows) if len(rows) else dataset,
+            self._targets,
+            draw_probes(n - len(rows), settings.probes, settings.seed),
+            executor,
+            preconditioner=settings.preconditioner(),
+            tolerance=settings.tolerance,
+            max_passes=settings.max_passes,
+            coordinator_input_bytes=coordinator_input_bytes,
+        )
+        self._history: list[RefineStep] = []
+        self._passes, self._contractions = 0.0, 0
+        self._gain = self._gain_error = 0.0
+        self._best = space.first
+
+    def run(self, progress: StepCallback | None, interrupted: Callable[[], bool] | None) -> Refinement:
+        first = self._space.first
+        p = self._targets.shape[1]
+        try:
+            estimate = self._estimate(first, None, interrupted)
+            start_alpha = estimate.solutions[:, :p].copy()
+            estimate, reason = self._climb(first, estimate, progress, interrupted)
+            if np.array_equal(first, self._best):
+                return self._result(None, reason, f"nothing was gained: {reason} at the start")
+            if self._held_out is None:
+                return self._result(self._best, reason, "the refined values are kept, not validated")
+            if self._note is not None:
+                self._note(
+                    f"{reason}; predicting {self._n_held_out:,} held-out samples with the old and the new values"
+                )
+            before = self._score(first, start_alpha, interrupted)
+            after = self._score(self._best, estimate.solutions[:, :p], interrupted)
+            return self._judge(reason, before, after)
+        except InterruptedRunError:
+            return self._interrupted()
+
+    def _climb(
+        self,
+        first: FloatArray,
+        estimate: GradientEstimate,
+        progress: StepCallback | None,
+        interrupted: Callable[[], bool] | None,
+    ) -> tuple[GradientEstimate, str]:
+        """Go uphill from the start; the gradient where that ended, and why it did."""
+        search = QuasiNewton(self._space.space.bounds, self._space.select(estimate.curvature), self._space.space.free)
+        start = point = self._point(first, estimate)
+        self._record(point, estimate, search, progress, accepted=True)
+        while point.significance(search.free(point)) > 1.0:
+            if len(self._history) > self._settings.steps:
+                return estimate, f"{self._settings.steps} steps were taken"
+            if search.stuck:
+                return estimate, "steps became too short to matter"
+            proposed = search.propose(point)
+            try:
+                there = self._estimate(proposed, estimate.solutions, interrupted)
+            except NumericalError:
+                search.retreat()
+                continue
+            new = self._point(proposed, there)
+            accepted = search.learn(point, new)
+            if accepted:
+                self._gain, self._gain_error = self._gain + estimated_gain(point, new), gain_error(start, new)
+                point, estimate, self._best = new, there, new.parameters
+            self._record(new, there, search, progress, accepted=accepted)
+        return estimate, "the gradient is within its standard error"
+
+    def _estimate(
+        self, parameters: FloatArray, initial: FloatArray | None, interrupted: Callable[[], bool] | None
+    ) -> GradientEstimate:
+        if interrupted is not None and interrupted():
+            raise InterruptedRunError("interrupted between two steps")
+        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        estimate = self._estimator(kernel, noise_variance, initial, interrupted)
+        self._passes += estimate.column_passes
+        self._contractions += estimate.contractions
+        return estimate
+
+    def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
+        _, slope = self._space.space.log_prior(parameters)
+        gradient = self._space.select(estimate.gradient) + slope
+        return Point(parameters, gradient, self._space.select(estimate.error))
+
+    def _record(
+        self,
+        point: Point,
+        estimate: GradientEstimate,
+        search: QuasiNewton,
+        progress: StepCallback | None,
+        *,
+        accepted: bool,
+    ) -> None:
+        free = search.free(point)
+        names = self._space.space.names
+        solver = self._space.select(estimate.solver_error)
+        step = RefineStep(
+            step=len(self._history),
+            steps=self._settings.steps,
+            accepted=accepted,
+            gradient_norm=float(np.linalg.norm(point.gradient[free])),
+            error_norm=float(np.linalg.norm(point.error[free])),
+            significance=point.significance(free),
+            solver_share=float(np.max(solver[free] / np.maximum(point.error[free], 1e-300), initial=0.0)),
+            gain=self._gain,
+            gain_error=self._gain_error,
+            noise_variance=self._space.noise_variance(point.parameters),
+            values=self._space.named(point.parameters),
+            gradient=dict(zip(names, point.gradient.tolist(), strict=True)),
+            error=dict(zip(names, point.error.tolist(), strict=True)),
+            column_passes=estimate.column_passes,
+            contractions=estimate.contractions,
+            relative_residual=estimate.relative_residual,
+            seconds=estimate.seconds,
+        )
+        self._history.append(step)
+        if progress is not None:
+            progress(step)
+
+    def _judge(self, reason: str, before: HeldOutScore, after: HeldOutScore) -> Refinement:
+        """Keep the values that predicted the held-out samples better."""
+        improvement = before.losses - after.losses
+        mean = float(improvement.mean())
+        spread = float(improvement.std(ddof=1)) / math.sqrt(len(improvement)) if len(improvement) > 1 else math.inf
+        figures = (
+            f"NLPD {before.nlpd:.4f} before, {after.nlpd:.4f} after, on {self._n_held_out:,} held-out samples "
+            f"({abs(mean):.4f} {'better' if mean > 0.0 else 'worse'}, standard error {spread:.2g}; RMSE "
+            f"{before.rmse:.4f} and {after.rmse:.4f})"
+        )
+        if mean > 0.0:
+            return self._result(self._best, reason, f"the refined values are kept: {figures}", before, after)
+        verdict = f"refining did not improve predictions, the values to start from are kept: {figures}"
+        return self._result(None, reason, verdict, before, after)
+
+    def _score(
+        self, parameters: FloatArray, initial: FloatArray, interrupted: Callable[[], bool] | None
+    ) -> HeldOutScore:
+        assert self._held_out is not None
+        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        with self._estimator.operator(kernel, noise_variance) as operator:
+            score = score_held_out(
+                operator,
+                self._targets,
+                self._held_out,
+                self._estimator.landmarks,
+                initial=initial,
+                interrupted=interrupted,
+            )
+        self._passes += score.column_passes
+        return score
+
+    def _interrupted(self) -> Refinement:
+        done = max(0, len(self._history) - 1)
+        if self._gain > self._gain_error:
+            verdict = (
+                f"interrupted after {done} steps: the values so far are kept, likelier by {self._gain:.1f} nats (error "
+                f"{self._gain_error:.2g}), but not validated"
+            )
+            return self._result(self._best, INTERRUPTED, verdict)
+        return self._result(None, INTERRUPTED, f"interrupted after {done} steps: the values to start from are kept")
+
+    def _result(
+        self,
+        parameters: FloatArray | None,
+        reason: str,
+        verdict: str,
+        before: HeldOutScore | None = None,
+        after: HeldOutScore | None = None,
+    ) -> Refinement:
+        found = self._space.unmoved() if parameters is None else self._space.hyperparameters(parameters)
+        return Refinement(
+            hyperparameters=replace(found, n_samples=self._n),
+            kept="start" if parameters is None else "refined",
+            reason=reason,
+            verdict=verdict,
+            history=self._history,
+            before=before,
+            after=after,
+            settings=self._settings,
+            n_samples=self._n,
+            n_held_out=self._n_held_out,
+            column_passes=self._passes,
+            contractions=self._contractions,
+            seconds=time.perf_counter() - self._started,
+            interrupted=reason == INTERRUPTED,
+        )

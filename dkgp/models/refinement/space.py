@@ -1,0 +1,132 @@
+"""What a refinement may move: the parameters of a kernel and the noise variance, as a search on a subset has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dkgp.kernels import Kernel
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuning.kernel_family import family_of
+from dkgp.models.tuning.priors import LogNormal
+from dkgp.models.tuning.search_space import SearchSpace, search_space
+from dkgp.operators.base import FloatArray, IndexArray
+
+__all__ = ["RefineSpace"]
+
+
+@dataclass(frozen=True)
+class RefineSpace:
+    """Log parameters, those of the kernel in its own order and the noise variance last, and what they stand for.
+
+    Attributes
+    ----------
+    start : Hyperparameters
+    space : SearchSpace
+        Of the parameters that a search may move or holds fixed: q.
+    positions : (q - 1,) int
+        Where the kernel's of these are among all its `parameters`; an amplitude that is not learnt is not there.
+    feature_names : tuple of d str
+    """
+
+    start: Hyperparameters
+    space: SearchSpace
+    positions: IndexArray
+    feature_names: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        start: Hyperparameters,
+        feature_names: tuple[str, ...],
+        *,
+        learn_variance: bool = False,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        fixed: Mapping[str, float] | None = None,
+        priors: Mapping[str, LogNormal | str] | None = None,
+    ) -> RefineSpace:
+        """Of the hyperparameters to start from; the rest as for `dkgp.models.tune`.
+
+        Raises
+        ------
+        InputError
+            As for `tune`.
+        """
+        family = family_of(start.kernel, np.zeros((2, len(feature_names))), learn_variance, feature_names)
+        space = search_space(family, feature_names, bounds=bounds, fixed=fixed, priors=priors)
+        count = len(start.kernel.parameters())
+        positions = np.arange(count)
+        if len(space.names) == count and start.kernel.amplitude_index is not None:
+            positions = np.delete(positions, start.kernel.amplitude_index)
+        assert len(positions) == len(space.names) - 1
+        return cls(start, space, positions, feature_names)
+
+    @property
+    def first(self) -> FloatArray:
+        """Log parameters of `start`: (q,), within the bounds; fixed ones at their values."""
+        return np.asarray(self.space.within(self._given()))
+
+    def _given(self) -> FloatArray:
+        values = np.array([parameter.value for parameter in self.start.kernel.parameters()])
+        return np.asarray(np.log(np.append(values[self.positions], self.start.noise_variance)))
+
+    def kernel(self, parameters: FloatArray) -> Kernel:
+        """The kernel that the log parameters stand for."""
+        values = np.array([parameter.value for parameter in self.start.kernel.parameters()])
+        values[self.positions] = np.exp(parameters[:-1])
+        return self.start.kernel.with_parameters(values)
+
+    def noise_variance(self, parameters: FloatArray) -> float:
+        """s2."""
+        return math.exp(parameters[-1])
+
+    def select(self, values: FloatArray) -> FloatArray:
+        """Of something that is given for all of the kernel's parameters and the noise: what belongs to these, (q,)."""
+        return np.asarray(np.append(values[:-1][self.positions], values[-1]))
+
+    def named(self, parameters: FloatArray) -> dict[str, float]:
+        """Values by name."""
+        return dict(zip(self.space.names, np.exp(parameters).tolist(), strict=True))
+
+    def unmoved(self) -> Hyperparameters:
+        """`start` itself, or the nearest to it that respects bounds and fixed values; with its parameters by name."""
+        if not np.allclose(self.first, self._given(), rtol=0.0, atol=1e-9):
+            return self.hyperparameters(self.first)
+        return replace(self.start, parameters=self.start.parameters or self._tuned(self.first))
+
+    def hyperparameters(self, parameters: FloatArray) -> Hyperparameters:
+        """`start` with other values; what was measured at the old ones left out."""
+        return replace(
+            self.start,
+            kernel=self.kernel(parameters),
+            noise_variance=self.noise_variance(parameters),
+            parameters=self._tuned(parameters),
+            log_marginal_likelihood=None,
+            leave_one_out_log_likelihood=None,
+            log_prior=None,
+            scores=None,
+        )
+
+    def _tuned(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
+        """Each by name, with where it started, in a search before this one if there was one."""
+        before = {parameter.name: parameter.start for parameter in self.start.parameters or ()}
+        found = []
+        for index, name in enumerate(self.space.names):
+            lower, upper = np.exp(self.space.bounds[index]).tolist()
+            feature = self.space.features[index]
+            found.append(
+                TunedParameter(
+                    name,
+                    value=math.exp(parameters[index]),
+                    start=before.get(name, math.exp(self.first[index])),
+                    lower=lower,
+                    upper=upper,
+                    feature=None if feature is None else self.feature_names[feature],
+                    fixed=not self.space.free[index],
+                )
+            )
+        return tuple(found)

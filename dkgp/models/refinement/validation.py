@@ -1,0 +1,247 @@
+"""Whether refined hyperparameters predict better: samples held out of the refinement, predicted with both.
+
+The held-out samples take part neither in gradients nor in what they are predicted from. Means are of a solve to the
+tolerance of training, variances the upper ends of proven intervals, as in a prediction store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.models.metrics import NORMAL_95
+from dkgp.models.refinement.solve import BlockConjugateGradient, FrozenLandmarks
+from dkgp.models.variance.batch import batch_bytes, relative_gap, solve_batch
+from dkgp.models.variance.nystrom import FactorSource
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.inputs import InputSource
+from dkgp.solvers import GradientInfNorm, MaxPasses, solve
+
+__all__ = ["ExceptRows", "HeldOut", "HeldOutScore", "held_out_rows", "held_out_samples", "score_held_out"]
+
+LARGEST_SHARE = 0.1
+LEAST_TRAINING_SAMPLES = 2
+TOLERANCE, MOST_PASSES = 1e-4, 300.0
+GAP, MOST_VARIANCE_PASSES = 0.02, 30.0
+# Test samples that share a pass: fixed by n alone, lest a score depend on who computes it.
+BATCH = 256
+BATCH_BYTES = 512 * 1024**2
+
+
+class ExceptRows:
+    """All rows of a source but some: an input source itself.
+
+    Parameters
+    ----------
+    source : InputSource
+    excluded : (h,) int
+        Sorted and distinct.
+    """
+
+    def __init__(self, source: InputSource, excluded: IndexArray) -> None:
+        if excluded.size and (np.any(np.diff(excluded) <= 0) or excluded[0] < 0 or excluded[-1] >= source.n_samples):
+            raise InputError(f"rows to leave out must be sorted, distinct and in 0..{source.n_samples - 1}")
+        self._source, self._excluded = source, excluded
+        # How many rows are kept before each excluded one.
+        self._kept_before = excluded - np.arange(len(excluded))
+
+    @property
+    def n_samples(self) -> int:
+        """Rows that are left."""
+        return self._source.n_samples - len(self._excluded)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self._source.n_features
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop of those that are left: (stop - start, d) float64."""
+        if start >= stop:
+            return self._source.inputs(0, 0)
+        first, last = self._position(start), self._position(stop - 1) + 1
+        inside = self._excluded[(self._excluded >= first) & (self._excluded < last)] - first
+        return np.asarray(np.delete(self._source.inputs(first, last), inside, axis=0))
+
+    def _position(self, row: int) -> int:
+        return row + int(np.searchsorted(self._kept_before, row, side="right"))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The samples held out.
+
+    Attributes
+    ----------
+    inputs : (h, d) float64
+    targets : (h, p) float64
+        Standardised, both.
+    """
+
+    inputs: FloatArray
+    targets: FloatArray
+
+
+def held_out_samples(n: int, most: int) -> int:
+    """How many of n samples are held out: a tenth, `most` at most."""
+    return min(most, int(LARGEST_SHARE * n), max(0, n - LEAST_TRAINING_SAMPLES))
+
+
+def held_out_rows(n: int, most: int, seed: int) -> IndexArray:
+    """Draw the rows: sorted, the same for the same seed."""
+    count = held_out_samples(n, most)
+    return np.sort(np.random.default_rng([seed, 4]).choice(n, count, replace=False)).astype(np.intp)
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """How the held-out samples were predicted, on the standardised scale.
+
+    Attributes
+    ----------
+    nlpd : float
+        Mean negative log predictive density, in nats.
+    rmse, coverage_95 : float
+    gap_max : float
+        Largest relative gap of the variances' proven intervals.
+    column_passes : float
+        Of the solve, and of the variances (passes of a batch, added up).
+    losses : (h,) float64
+        Of each sample, averaged over its targets.
+    """
+
+    nlpd: float
+    rmse: float
+    coverage_95: float
+    gap_max: float
+    column_passes: float
+    losses: FloatArray = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, without the single losses."""
+        return {name: value for name, value in self.__dict__.items() if name != "losses"}
+
+
+def means_task(
+    context: BlockContext, inputs: FloatArray, alpha: dict[int, FloatArray], blocks: list[int]
+) -> list[FloatArray]:
+    """K(x, X_block) @ alpha_block for the rows of `inputs`: (h, p) for each block."""
+    evaluator = context.evaluator("double")
+    rows = evaluator.prepare(inputs)
+    return [evaluator.matmat(rows, context.block_features(block, "double"), alpha[block]) for block in blocks]
+
+
+@needs_one_arithmetic
+def variances_task(
+    source: FactorSource, inputs: FloatArray, together: int, batches: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray, float]]:
+    """Bounds of the variances of each batch of the rows of `inputs`, and the passes they took."""
+    results = []
+    for start, stop in batches:
+        bounds = solve_batch(
+            source.factor(), inputs[start:stop], gap=GAP, max_passes=MOST_VARIANCE_PASSES, together=together
+        )
+        results.append((bounds.lower, bounds.upper, float(bounds.passes.max(initial=0.0))))
+    return results
+
+
+def variance_batch_bytes(n: int, held_out: int, threads: int) -> int:
+    """Bytes that the variances' batches take in a process where this many run at once."""
+    return threads * batch_bytes(n, min(_together(n), held_out))
+
+
+def score_held_out(
+    operator: BlockedKernelOperator,
+    targets: FloatArray,
+    held_out: HeldOut,
+    landmarks: FrozenLandmarks,
+    *,
+    initial: FloatArray | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> HeldOutScore:
+    """Predict the held-out samples from all others with the operator's hyperparameters.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+        Of the samples that are left.
+    targets : (n, p) float64
+        Of these.
+    held_out : HeldOut
+    landmarks : FrozenLandmarks
+        Of the preconditioner, and of the variances' factor.
+    initial : (n, p) float64, optional
+        Coefficients to start from.
+    interrupted : callable, optional
+        See `dkgp.solvers.solve`.
+
+    Returns
+    -------
+    HeldOutScore
+
+    Raises
+    ------
+    NumericalError, InterruptedRunError
+    """
+    solution = solve(
+        operator,
+        targets,
+        solver=BlockConjugateGradient(landmarks.preconditioner(operator)),
+        stopping=GradientInfNorm(TOLERANCE) | MaxPasses(MOST_PASSES),
+        initial=initial,
+        interrupted=interrupted,
+    )
+    context, executor, alpha = operator.context, operator.executor, solution.alpha
+    mean = _means(context, executor, held_out.inputs, alpha)
+    assert landmarks.indices is not None
+    largest = float(operator.diagonal().max())
+    hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
+    precision: Precision = "double" if hopeless else "single"
+    source = FactorSource(context, operator.noise_variance, operator.inputs(landmarks.indices), precision)
+    rows = [(start, min(start + BATCH, len(mean))) for start in range(0, len(mean), BATCH)]
+    pending = executor.submit(
+        "kvariance", variances_task, (source, held_out.inputs, _together(operator.n)), [[batch] for batch in rows]
+    )
+    parts = pending.result()
+    lower, upper = (np.concatenate([part[index] for part in parts]) for index in (0, 1))
+    squares = (held_out.targets - mean) ** 2 / upper[:, None]
+    losses = 0.5 * (np.log(2.0 * math.pi * upper)[:, None] + squares)
+    return HeldOutScore(
+        nlpd=float(losses.mean()),
+        rmse=float(np.sqrt(np.mean((held_out.targets - mean) ** 2))),
+        coverage_95=float(np.mean(squares <= NORMAL_95**2)),
+        gap_max=float(relative_gap(lower, upper).max()),
+        column_passes=solution.progress.column_passes + solution.refreshes + sum(part[2] for part in parts),
+        losses=losses.mean(axis=1),
+    )
+
+
+def _means(context: BlockContext, executor: BlockExecutor, inputs: FloatArray, alpha: FloatArray) -> FloatArray:
+    total = np.zeros((len(inputs), alpha.shape[1]))
+    pending = [
+        executor.submit(
+            "kmean",
+            means_task,
+            (context, inputs, {block: alpha[slice(*context.bounds(block))] for block in group}),
+            [group],
+        )
+        for group in split_evenly(range(context.n_blocks), executor.parallelism)
+    ]
+    for round_ in pending:
+        for part in round_.result():
+            total += part
+    return total
+
+
+def _together(n: int) -> int:
+    return int(min(BATCH, max(1, BATCH_BYTES // batch_bytes(n, 1))))

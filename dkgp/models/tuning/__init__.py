@@ -1,0 +1,1 @@
+"""Hyperparameters by maximum marginal likelihood, or leave-one-out, on random subsets."""

@@ -1,0 +1,274 @@
+"""One tuning run: from subsets and choices to hyperparameters, over an executor."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.threads import available_cores, single_threaded_blas
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel, fold_white, parse_kernel
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuning.kernel_family import family_bytes, family_of
+from dkgp.models.tuning.likelihood_search import (
+    LikelihoodSearch,
+    Optimum,
+    SearchSettings,
+    fallback_starting_points,
+    first_point,
+    starting_points,
+)
+from dkgp.models.tuning.marginal_likelihood import KernelFamily, projected_peak_bytes
+from dkgp.models.tuning.priors import LogNormal
+from dkgp.models.tuning.scores import check_folds, fold_task, holdout_task, scores_of
+from dkgp.models.tuning.search_space import SearchSpace, search_space
+from dkgp.models.tuning.subsets import SubsetPlan, SubsetSource
+from dkgp.models.tuning.tasks import OBJECTIVES, Objective, TuningContext, evaluate_task, summary_task
+from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
+
+__all__ = ["Choices", "check_tuning", "projected_tuning_bytes", "run_tuning"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What `tune` documents under the same names; `InputError` for an objective that does not exist."""
+
+    kernel: Kernel | str | None = None
+    objective: Objective = "likelihood"
+    bounds: Mapping[str, tuple[float, float]] | None = None
+    fixed: Mapping[str, float] | None = None
+    priors: Mapping[str, LogNormal | str] | None = None
+    start: Hyperparameters | None = None
+    folds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}")
+
+
+def run_tuning(
+    source: SubsetSource,
+    plan: SubsetPlan,
+    feature_names: tuple[str, ...],
+    choices: Choices,
+    settings: SearchSettings,
+    executor: BlockExecutor | None,
+) -> Hyperparameters:
+    """Search, score, and say what was found; parameters and errors are those of `tune`."""
+    started = time.perf_counter()
+    kernel, family, space, first = _prepared(plan, feature_names, choices, settings)
+    context = TuningContext(
+        f"tune-{uuid.uuid4().hex[:12]}",
+        source,
+        kernel,
+        settings.learn_variance,
+        feature_names,
+        choices.objective,
+    )
+    with ExitStack() as stack:
+        # A second BLAS thread gains a tenth; on a busy machine BLAS threads waiting for each other cost many times
+        # that.
+        stack.enter_context(single_threaded_blas())
+        stack.callback(context.forget)
+        rounds = _Rounds(context, _own(plan.count, stack) if executor is None else executor)
+        summaries = rounds.run(summary_task)
+        search = LikelihoodSearch(rounds.likelihood, space, settings)
+        for parameters in starting_points(first, space, settings):
+            search.run(parameters)
+        if is_mere_noise(search.best, summaries):
+            for parameters in fallback_starting_points(first, space):
+                search.run(parameters)
+                if not is_mere_noise(search.best, summaries):
+                    break
+        best = search.best
+        if best is None:
+            raise NumericalError(
+                "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
+                "standardised, or give the hyperparameters yourself"
+            )
+        scores = _scores(rounds, best, plan, choices)
+    is_likelihood = choices.objective == "likelihood"
+    messages = tuning_warnings(space, best, summaries, settings, amplitude=_held_amplitude(kernel, settings))
+    if plan.overlaps:
+        messages.append(
+            f"{plan.count} subsets of {plan.size} samples share some of the {plan.n_samples} samples; fewer or smaller "
+            "subsets would not"
+        )
+    return Hyperparameters(
+        kernel=family.kernel(best.parameters[:-1]),
+        noise_variance=math.exp(best.parameters[-1]),
+        log_marginal_likelihood=best.log_likelihood if is_likelihood else None,
+        evaluations=search.evaluations,
+        seconds=time.perf_counter() - started,
+        converged=best.converged,
+        subset_size=plan.size,
+        n_samples=plan.n_samples,
+        subsets=plan.count,
+        objective=choices.objective,
+        leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
+        log_prior=best.log_prior if space.priors else None,
+        parameters=_parameters(space, best, space.within(first), feature_names),
+        scores=scores or None,
+        seed=settings.seed,
+        feature_names=feature_names,
+        warnings=tuple(messages),
+    )
+
+
+def check_tuning(plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings) -> None:
+    """Refuse what `tune` would refuse, before anything is read or started; errors as there."""
+    _prepared(plan, feature_names, choices, settings)
+
+
+def _prepared(
+    plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings
+) -> tuple[Kernel, KernelFamily, SearchSpace, FloatArray]:
+    """Return the kernel to tune, its parameters, what may be moved, and where the search starts."""
+    check_folds(choices.folds, plan.size)
+    kernel, noise_variance = _start(choices, feature_names)
+    # Names, bounds and starting values do not depend on the rows, which only workers hold.
+    family = family_of(kernel, np.zeros((2, len(feature_names))), settings.learn_variance, feature_names)
+    space = search_space(family, feature_names, bounds=choices.bounds, fixed=choices.fixed, priors=choices.priors)
+    return kernel, family, space, first_point(family.initial(), noise_variance)
+
+
+def projected_tuning_bytes(
+    subset_size: int,
+    n_targets: int,
+    feature_names: tuple[str, ...],
+    *,
+    kernel: Kernel | str | None = None,
+    start: Hyperparameters | None = None,
+    objective: Objective = "likelihood",
+    subsets: int = 1,
+    at_once: int = 1,
+) -> int:
+    """Bytes that `tune` holds at its peak in one process that evaluates `at_once` subsets at the same time.
+
+    The other parameters are those of `tune`, and so are the errors.
+    """
+    chosen, _ = _start(Choices(kernel, objective, start=start), feature_names)
+    matrices = OBJECTIVES[objective].n_matrices
+    common = projected_peak_bytes(
+        subset_size, len(feature_names), n_targets, subsets=subsets, at_once=at_once, matrices=matrices
+    )
+    return common + at_once * family_bytes(chosen, subset_size)
+
+
+class _Rounds:
+    """Runs one task for each subset and hands the results back in the subsets' order."""
+
+    def __init__(self, context: TuningContext, executor: BlockExecutor | None) -> None:
+        self._context, self._executor = context, executor
+
+    def run(self, task: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        """Return one result for each subset."""
+        subsets = list(range(self._context.source.n_subsets))
+        if self._executor is None:
+            return task(self._context, *arguments, subsets)
+        groups = [[index] for index in subsets]
+        name = f"tune-{task.__name__.removesuffix('_task')}"
+        return self._executor.submit(name, task, (self._context, *arguments), groups).result()
+
+    def likelihood(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """Sum of the subsets' values and gradients, or None where one of them does not exist."""
+        outcomes = self.run(evaluate_task, parameters)
+        if any(outcome is None for outcome in outcomes):
+            return None
+        value, gradient = outcomes[0]
+        for more, its_gradient in outcomes[1:]:
+            value, gradient = value + more, gradient + its_gradient
+        return value, gradient
+
+
+def _own(subsets: int, stack: ExitStack) -> BlockExecutor | None:
+    """Threads of this process, where there is something to do side by side."""
+    threads = min(subsets, available_cores())
+    if threads < 2:
+        return None
+    executor = LocalExecutor(threads)
+    stack.callback(executor.close)
+    return executor
+
+
+def _start(choices: Choices, feature_names: tuple[str, ...]) -> tuple[Kernel, float | None]:
+    """Return the kernel to tune, whose values are where it starts, and the noise variance to start from, if known.
+
+    Raises
+    ------
+    InputError
+        A kernel or a start that is for other features, or a start of another kernel.
+    """
+    start = choices.start
+    if start is not None:
+        start.check_features(len(feature_names), feature_names)
+    if choices.kernel is None:
+        if start is not None:
+            return start.kernel, start.noise_variance
+        return parse_kernel("rbf", len(feature_names)), None
+    is_text = isinstance(choices.kernel, str)
+    kernel = choices.kernel
+    if isinstance(kernel, str):
+        kernel = parse_kernel(kernel, len(feature_names), feature_names)
+    kernel, white = fold_white(kernel, 0.0)
+    if start is None:
+        return kernel, None if is_text or white == 0.0 else white
+    if not _same_structure(kernel, start.kernel):
+        raise InputError(
+            "the start is of another kernel than the one to tune; leave the kernel out to go on with the start's, or "
+            "leave the start out"
+        )
+    return start.kernel, start.noise_variance
+
+
+def _same_structure(first: Kernel, second: Kernel) -> bool:
+    names = [[(item.name, item.feature) for item in kernel.parameters()] for kernel in (first, second)]
+    return first.type_name == second.type_name and names[0] == names[1]
+
+
+def _held_amplitude(kernel: Kernel, settings: SearchSettings) -> float | None:
+    """Return the amplitude that `learn_variance` would have set free."""
+    if settings.learn_variance or not kernel.stationary or kernel.amplitude_index is None:
+        return None
+    return kernel.parameters()[kernel.amplitude_index].value
+
+
+def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
+    found: dict[str, dict[str, float | int]] = {}
+    if choices.folds is not None:
+        parts = rounds.run(fold_task, best.parameters, choices.folds, plan.seed)
+        found["folds"] = {"folds": choices.folds, **scores_of(parts)}
+    if plan.holdout:
+        parts = rounds.run(holdout_task, best.parameters)
+        found["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
+    return found
+
+
+def _parameters(
+    space: SearchSpace, best: Optimum, first: FloatArray, feature_names: tuple[str, ...]
+) -> tuple[TunedParameter, ...]:
+    values, starts, bounds = np.exp(best.parameters), np.exp(first), np.exp(space.bounds)
+    return tuple(
+        TunedParameter(
+            name=name,
+            value=float(values[position]),
+            start=float(starts[position]),
+            lower=float(bounds[position, 0]),
+            upper=float(bounds[position, 1]),
+            feature=None if feature is None else feature_names[feature],
+            fixed=not bool(space.free[position]),
+        )
+        for position, (name, feature) in enumerate(zip(space.names, space.features, strict=True))
+    )

@@ -1,0 +1,183 @@
+"""What a search for hyperparameters may move: names, bounds, values held fixed, and what is known beforehand.
+
+All on the logarithms of the parameters, the kernel's in the order of its family and the noise variance last. A
+parameter is addressed by its name or by a pattern with * and ?: `gamma.lat` is the gamma of the feature 'lat', `gamma*`
+those of all features, `noise_variance` the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import InputError
+from dkgp.models.tuning.marginal_likelihood import KernelFamily
+from dkgp.models.tuning.priors import LogNormal, as_prior
+
+__all__ = ["NOISE_NAME", "NOISE_VARIANCE_BOUNDS", "SearchSpace", "search_space"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+NOISE_NAME = "noise_variance"
+NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
+_MOST_NAMES = 12
+# Near zero these change nothing, and they slide there for ever where a feature does not matter.
+_GAMMA_LIKE = ("gamma", "weight")
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """All q parameters of a search, those held fixed included.
+
+    Attributes
+    ----------
+    names : tuple of q str
+        What a parameter is addressed by.
+    labels : tuple of q str
+        What it is called in messages.
+    features : tuple of q (int or None)
+        The feature that it belongs to, where it belongs to one.
+    bounds : (q, 2) float64
+        Of the logarithms.
+    gamma_like : (q,) bool
+        Whether it is an inverse squared length scale or a weight, of which below 1 the absolute change is what matters.
+    fixed : (q,) float64
+        The logarithm of the value it is held at, or NaN where it is free.
+    priors : tuple of (int, LogNormal)
+        The position of a parameter and its prior.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    features: tuple[int | None, ...]
+    bounds: FloatArray
+    gamma_like: NDArray[np.bool_]
+    fixed: FloatArray
+    priors: tuple[tuple[int, LogNormal], ...] = field(default=())
+
+    @property
+    def free(self) -> NDArray[np.bool_]:
+        """Which parameters are searched for: (q,)."""
+        return np.isnan(self.fixed)
+
+    def full(self, free_parameters: FloatArray) -> FloatArray:
+        """All q parameters, given the free ones in order."""
+        parameters = self.fixed.copy()
+        parameters[self.free] = free_parameters
+        return parameters
+
+    def within(self, parameters: FloatArray) -> FloatArray:
+        """The nearest point that respects bounds and fixed values: (q,)."""
+        inside = np.clip(parameters, self.bounds[:, 0], self.bounds[:, 1])
+        return np.where(self.free, inside, self.fixed)
+
+    def log_prior(self, parameters: FloatArray) -> tuple[float, FloatArray]:
+        """Sum of the log densities at all q parameters, and its gradient (q,)."""
+        value, gradient = 0.0, np.zeros(len(parameters))
+        for position, prior in self.priors:
+            density, derivative = prior.log_density(float(parameters[position]))
+            value += density
+            gradient[position] += derivative
+        return value, gradient
+
+
+def search_space(
+    family: KernelFamily,
+    feature_names: Sequence[str],
+    *,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    priors: Mapping[str, LogNormal | str] | None = None,
+) -> SearchSpace:
+    """Return the space of a family's parameters and the noise variance.
+
+    Parameters
+    ----------
+    family : KernelFamily
+    feature_names : sequence of d str
+    bounds, fixed, priors : mapping, optional
+        By name or pattern: (lower, upper), a value, a prior; on the parameters themselves, not on logarithms. Where
+        several patterns fit one name the last one counts.
+
+    Raises
+    ------
+    InputError
+        A pattern that fits no parameter, values that are not positive, bounds in the wrong order, or a parameter that
+        is both fixed and given bounds or a prior.
+    """
+    addresses = [*_addresses(family, feature_names), _Address(NOISE_NAME)]
+    names = tuple(address.name for address in addresses)
+    logs = np.vstack([family.bounds, np.log(np.array([NOISE_VARIANCE_BOUNDS]))])
+    held = np.full(len(names), np.nan)
+    given: dict[int, str] = {}
+    for pattern, (lower, upper) in (bounds or {}).items():
+        low, high = _positive("bounds", pattern, lower), _positive("bounds", pattern, upper)
+        if not low < high:
+            raise InputError(f"the bounds of '{pattern}' must be low:high with low < high; got {low:g}:{high:g}")
+        for position in _matching(pattern, names):
+            logs[position] = math.log(low), math.log(high)
+            given[position] = "bounds"
+    known: dict[int, LogNormal] = {}
+    for pattern, prior in (priors or {}).items():
+        for position in _matching(pattern, names):
+            known[position] = as_prior(prior)
+            given[position] = "a prior"
+    for pattern, value in (fixed or {}).items():
+        number = _positive("value", pattern, value)
+        for position in _matching(pattern, names):
+            if position in given:
+                raise InputError(
+                    f"'{names[position]}' is held fixed and also given {given[position]}; choose one of the two"
+                )
+            held[position] = math.log(number)
+    return SearchSpace(
+        names=names,
+        labels=(*family.names, "the noise variance"),
+        features=tuple(address.feature for address in addresses),
+        bounds=logs,
+        gamma_like=np.array([address.gamma_like for address in addresses]),
+        fixed=held,
+        priors=tuple(sorted(known.items(), key=lambda item: item[0])),
+    )
+
+
+@dataclass(frozen=True)
+class _Address:
+    name: str
+    feature: int | None = None
+    gamma_like: bool = False
+
+
+def _addresses(family: KernelFamily, feature_names: Sequence[str]) -> list[_Address]:
+    """The kernel's parameters in the family's order."""
+    kernel = family.kernel(family.initial())
+    parameters = list(kernel.parameters())
+    if kernel.amplitude_index is not None and len(parameters) == len(family.names) + 1:
+        del parameters[kernel.amplitude_index]  # held
+    found = []
+    for parameter in parameters:
+        suffix = "" if parameter.feature is None else f".{feature_names[parameter.feature]}"
+        gamma_like = parameter.name.rpartition(".")[2] in _GAMMA_LIKE
+        found.append(_Address(f"{parameter.name}{suffix}", parameter.feature, gamma_like))
+    return found
+
+
+def _matching(pattern: str, names: Sequence[str]) -> list[int]:
+    found = [position for position, name in enumerate(names) if name == pattern or fnmatchcase(name, pattern)]
+    if not found:
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        raise InputError(f"no hyperparameter is called '{pattern}'; there are {shown}")
+    return found
+
+
+def _positive(what: str, name: str, value: float) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number > 0.0):
+        raise InputError(f"the {what} of '{name}' must be positive and finite; got {value!r}")
+    return number

@@ -1,0 +1,167 @@
+"""What tuning runs on workers: an objective of one subset at given parameters, and a subset's scores.
+
+Tasks are stateless functions of (context, arguments, subsets). A worker reads a subset's rows when it first meets it
+and keeps them, and the matrices it works in, in its cache; both can be had again at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.threads import process_threads
+from dkgp.kernels import Kernel
+from dkgp.models.tuning.kernel_family import family_of
+from dkgp.models.tuning.leave_one_out import LeaveOneOut
+from dkgp.models.tuning.marginal_likelihood import KernelFamily, LogMarginalLikelihood
+from dkgp.models.tuning.subsets import SubsetSource, require_finite
+
+__all__ = ["OBJECTIVES", "Objective", "SubsetSummary", "TuningContext", "evaluate_task", "summary_task"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+Outcome: TypeAlias = tuple[float, FloatArray] | None
+Objective: TypeAlias = Literal["likelihood", "loo"]
+
+OBJECTIVES: dict[Objective, type[LogMarginalLikelihood] | type[LeaveOneOut]] = {
+    "likelihood": LogMarginalLikelihood,
+    "loo": LeaveOneOut,
+}
+
+
+@dataclass(frozen=True)
+class SubsetSummary:
+    """What the search has to know of a subset.
+
+    Attributes
+    ----------
+    n_samples : int
+    mean_squares, deviations : (p,) float64
+        Of the targets: means of their squares, and standard deviations.
+    """
+
+    n_samples: int
+    mean_squares: FloatArray
+    deviations: FloatArray
+
+
+@dataclass(frozen=True)
+class _CachedSubset:
+    inputs: FloatArray
+    targets: FloatArray
+    family: KernelFamily
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the family's own arrays estimated."""
+        return 4 * self.inputs.nbytes + self.targets.nbytes
+
+
+class _Matrices:
+    """Lends (n, n) arrays, as many sets of them as threads ask at the same time: new pages cost as much as a product.
+
+    Parameters
+    ----------
+    n : int
+    count : int
+        Arrays of a set.
+    """
+
+    def __init__(self, n: int, count: int) -> None:
+        self._n, self._count = n, count
+        self._free: list[list[FloatArray]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held when every thread of this process has asked."""
+        return 8 * self._n**2 * self._count * process_threads()
+
+    @contextmanager
+    def lent(self) -> Iterator[list[FloatArray]]:
+        """A set, not initialised, in Fortran order."""
+        with self._lock:
+            matrices = self._free.pop() if self._free else None
+        if matrices is None:
+            matrices = [np.empty((self._n, self._n), order="F") for _ in range(self._count)]
+        try:
+            yield matrices
+        finally:
+            with self._lock:
+                self._free.append(matrices)
+
+
+@dataclass(frozen=True)
+class TuningContext:
+    """Everything a task needs to know besides the parameters.
+
+    Attributes
+    ----------
+    run_id : str
+    source : SubsetSource
+    kernel : Kernel
+        Its structure; its values are where the search starts.
+    learn_variance : bool
+    feature_names : tuple of d str
+    objective : {"likelihood", "loo"}
+    """
+
+    run_id: str
+    source: SubsetSource
+    kernel: Kernel
+    learn_variance: bool
+    feature_names: tuple[str, ...]
+    objective: Objective
+
+    def family(self, inputs: FloatArray) -> KernelFamily:
+        """The kernel with its parameters, on these inputs (n, d)."""
+        return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
+
+    def subset(self, index: int) -> _CachedSubset:
+        """A subset's rows, from this worker's cache or their source."""
+
+        def build() -> _CachedSubset:
+            inputs, targets = self.source.rows(index)
+            require_finite("inputs", inputs)
+            require_finite("targets", targets)
+            return _CachedSubset(inputs, targets, self.family(inputs))
+
+        return worker_cache().get((self.run_id, index), build)
+
+    def matrices(self, n: int) -> _Matrices:
+        """Lend this worker's matrices of order n."""
+        count = OBJECTIVES[self.objective].n_matrices
+        return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, count))
+
+    def forget(self) -> None:
+        """Let go of what this process keeps; a worker's own goes as new runs need room."""
+        worker_cache().discard_run(self.run_id)
+
+
+@needs_one_arithmetic
+def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSummary]:
+    """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
+    found = []
+    for index in subsets:
+        targets = context.subset(index).targets
+        found.append(SubsetSummary(len(targets), np.mean(targets * targets, axis=0), targets.std(axis=0)))
+    return found
+
+
+@needs_one_arithmetic
+def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[Outcome]:
+    """The objective's value and gradient on each subset, or None where it does not exist."""
+    outcomes = []
+    for index in subsets:
+        subset = context.subset(index)
+        with context.matrices(len(subset.inputs)).lent() as matrices:
+            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices)
+            outcomes.append(objective(parameters))
+    return outcomes

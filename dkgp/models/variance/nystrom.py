@@ -1,0 +1,344 @@
+"""A model's partial Cholesky factor on a worker: starting point, preconditioner and minorant for variances.
+
+With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F F' <= K, and
+
+    M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
+
+F is kept in float32: it only has to be close. What is *proven* is evaluated elsewhere from kernel columns in float64
+(`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that is to precondition is float32
+throughout, at half the time and memory; one that is to certify variances by itself has the rest in float64.
+
+An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by eps times that times the two rows' errors
+(`TileEvaluator.row_errors`). Both are covered by weights: with t the rows' errors, t_0 their median and m = max(t /
+t_0, 1), t + t' <= 2 t_0 m m', so with weights w_i = sqrt(Kbar_ii / max Kbar) m_i an entry of Kbar is at most largest
+w_i w_j and off by `entry_error` eps largest w_i w_j, entry_error = 2 t_0. A few samples far out, or where a polynomial
+kernel is huge, so do not spoil what is proven of the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.threads import in_parallel, process_threads
+from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.variance.whitening import Whitening
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.inputs import centre_of
+from dkgp.operators.low_rank.pivots import counted, jitter, jittered, regularised_factor
+
+if TYPE_CHECKING:
+    from dkgp.data import FactorRecord
+
+__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landmark_jitter"]
+
+# Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
+PIECE_ROWS = 512
+GRAM_TILE = 512
+
+
+def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
+    """Bytes that a worker process holds of a factor: F in float32, two triangles, the diagonal of K - Q and weights."""
+    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 16 * n
+
+
+def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
+    """Return the share of its k(x, x) by which each landmark's diagonal entry is raised; see `jitter` of the pivots."""
+    errors = TileEvaluator(kernel, "double", expanded=False, centre=centre).row_errors(inputs)
+    return jitter(len(inputs), 1.0, 2.0 * float(errors.max()))
+
+
+@dataclass(frozen=True)
+class FactorSource:
+    """What a worker needs to build, or load, the factor; travels with every task.
+
+    Attributes
+    ----------
+    context : BlockContext
+        The model's support inputs and kernel.
+    noise_variance : float
+        s2.
+    landmark_inputs : (R, d) float64
+        Standardised inputs of the landmarks.
+    precision : {"single", "double"}
+        Of its triangles and diagonal; "double" for a factor that certifies by itself.
+    stored : FactorRecord or None
+        Where the factor is kept, if it is.
+    """
+
+    context: BlockContext
+    noise_variance: float
+    landmark_inputs: FloatArray
+    precision: Precision = "single"
+    stored: FactorRecord | None = None
+
+    def factor(self) -> NystromFactor:
+        """Return this process's factor, built by whichever task needs it first."""
+        rank = len(self.landmark_inputs)
+        digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
+        key = (self.context.run_id, "factor", self.precision, rank, digest)
+        cache = worker_cache()
+        # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
+        features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
+        cache.budget_bytes = max(cache.budget_bytes, factor_bytes(self.context.n, rank, self.precision) + features)
+        return cache.get(key, lambda: NystromFactor.of(self))
+
+
+class NystromFactor:
+    """The factor, in memory.
+
+    Attributes
+    ----------
+    evaluator : TileEvaluator
+        Of the kernel, in float64.
+    entry_error : float
+        Bound on an entry's rounding error, in units of eps largest w_i w_j.
+    landmarks : Features
+        Prepared landmark inputs.
+    lower : (R, R)
+        L with L L' = K_II + jitter, in the factor's precision.
+    gram_lower : (R, R)
+        Cholesky factor of F'F + s2 I, in the factor's precision.
+    columns : (n, R) float32
+        F.
+    residual_diagonal : (n,) float64
+        diag(K - Q): of a float64 factor never less than the exact one, of a float32 one with the error of that.
+    largest : float
+        What no entry of Kbar exceeds.
+    weights : (n,) float64
+        w_i; see above.
+    landmark_scale : (R,) float64
+        sqrt(k(x, x) / largest) of the landmarks, times their m.
+    whitening : Whitening or None
+        How errors grow on their way through L; None where L is too ill-conditioned, or float32, to prove anything.
+    """
+
+    def __init__(
+        self,
+        source: FactorSource,
+        lower: NDArray[Any],
+        gram_lower: NDArray[Any],
+        columns: NDArray[np.float32],
+        residual_diagonal: FloatArray,
+    ) -> None:
+        self.context = source.context
+        self.noise_variance = source.noise_variance
+        self.evaluator = _evaluator(source.context)
+        self.landmarks = self.evaluator.prepare(source.landmark_inputs)
+        self.lower, self.gram_lower = lower, gram_lower
+        self.columns, self.residual_diagonal = columns, residual_diagonal
+        kernel, context = source.context.kernel, source.context
+        blocks = [context.bounds(block) for block in range(context.n_blocks)]
+        errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
+        self._typical_error = float(np.median(errors))
+        self.entry_error = 2.0 * self._typical_error
+        diagonal = _diagonal(context) * (1.0 + 2.0 * EPS * errors)
+        self.largest = float(diagonal.max()) + source.noise_variance
+        excess = self._excess(errors)
+        self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
+        own = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
+        self.landmark_scale: FloatArray = np.sqrt(own) * self._excess(self.evaluator.row_errors(source.landmark_inputs))
+        self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
+
+    @classmethod
+    def of(cls, source: FactorSource) -> NystromFactor:
+        """Load the factor where it is kept, or build it."""
+        stored = source.stored
+        if stored is None:
+            return cls._build(source)
+        # Kept in float64 either way; what is proven depends on which precision it was computed in.
+        dtype = np.float32 if source.precision == "single" else np.float64
+        columns = np.empty((stored.n, stored.rank), np.float32)
+        for start, stop in stored.row_chunks():
+            columns[start:stop] = stored.columns(start, stop)
+        return cls(
+            source,
+            np.asfortranarray(stored.lower(), dtype=dtype),
+            np.asfortranarray(stored.gram_lower(), dtype=dtype),
+            columns,
+            stored.residual_diagonal(),
+        )
+
+    @classmethod
+    def _build(cls, source: FactorSource) -> NystromFactor:
+        """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
+        context = source.context
+        evaluator = _evaluator(context)
+        landmarks = evaluator.prepare(source.landmark_inputs)
+        rank, n = landmarks.n, context.n
+        dtype = np.float32 if source.precision == "single" else np.float64
+        errors = evaluator.row_errors(source.landmark_inputs)
+        matrix = jittered(np.array(evaluator.tile(landmarks, landmarks)), 2.0 * float(errors.max()))
+        lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False).astype(dtype, order="F")
+        del matrix
+        columns = np.empty((n, rank), np.float32)
+        diagonal = np.empty(n)
+        prior = _diagonal(context)
+        pieces = list(_pieces(context))
+
+        def fill(index: int) -> None:
+            rows, start, stop = pieces[index]
+            right = np.asfortranarray(evaluator.tile(rows(), landmarks).T, dtype=dtype)
+            block = scipy.linalg.solve_triangular(lower, right, lower=True, overwrite_b=True, check_finite=False)
+            columns[start:stop] = block.T
+            own = prior[start:stop]
+            diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
+            if dtype == np.float64:
+                of_rows = evaluator.row_errors(context.source.inputs(start, stop))
+                diagonal[start:stop] += residual_slack(lower, block, own, of_rows, errors)
+
+        in_parallel(fill, len(pieces), process_threads())
+        gram = np.zeros((rank, rank), order="F")
+        edges = [*range(0, rank, GRAM_TILE), rank]
+        tiles = [(i, j) for i in range(len(edges) - 1) for j in range(i + 1)]
+
+        def multiply(index: int) -> None:
+            i, j = tiles[index]
+            left, right = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
+            total = gram[left, right]
+            for start in range(0, n, 4 * PIECE_ROWS):
+                part = columns[start : start + 4 * PIECE_ROWS]
+                total += part[:, left].astype(dtype, copy=False).T @ part[:, right].astype(dtype, copy=False)
+
+        in_parallel(multiply, len(tiles), process_threads())
+        gram_lower = regularised_factor(gram, source.noise_variance)
+        return cls(source, lower, gram_lower.astype(dtype, order="F", copy=False), columns, diagonal)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights)
+        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
+
+    @property
+    def weight_norm(self) -> float:
+        """Length of the vector of weights."""
+        return float(np.linalg.norm(self.weights))
+
+    @property
+    def unit(self) -> float:
+        """Errors of a product with Kbar, of entries and sums, in units of largest w_i sum_j w_j |v_j|."""
+        context = self.context
+        runs = sum(-(-(stop - start) // PIECE_ROWS) for start, stop in map(context.bounds, range(context.n_blocks)))
+        return sum_roundings(self.n, PIECE_ROWS, runs) * UNIT + self.entry_error * EPS
+
+    def share(self, highest: FloatArray, inputs: FloatArray) -> FloatArray:
+        """The weights of test samples whose k(x, x) is at most `highest`: (t,).
+
+        |k(x, x_i)| is at most largest share w_i, and off by `entry_error` eps of that.
+        """
+        return np.asarray(np.sqrt(highest / self.largest) * self._excess(self.evaluator.row_errors(inputs)))
+
+    def _excess(self, errors: FloatArray) -> FloatArray:
+        return np.asarray(np.maximum(errors / self._typical_error, 1.0))
+
+    @property
+    def rank(self) -> int:
+        """Number of landmarks, R."""
+        return self.landmarks.n
+
+    @property
+    def n(self) -> int:
+        """Number of training samples."""
+        return self.context.n
+
+    def pieces(self) -> list[tuple[Features, slice]]:
+        """Training inputs in short runs, in order: prepared features and the rows that they are."""
+        return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
+
+    def solve_gram(self, projected: FloatArray) -> FloatArray:
+        """Return z = (F'F + s2 I)^-1 a for a (R, t), in the factor's precision."""
+        return np.asarray(
+            scipy.linalg.cho_solve((self.gram_lower, True), projected.astype(self.lower.dtype), check_finite=False)
+        )
+
+    def project(self, residual: FloatArray, threads: int = 1) -> FloatArray:
+        """F' r for r (n, t), in float32 arithmetic a run of rows at a time: (R, t)."""
+        total = np.zeros((self.rank, residual.shape[1]))
+        single = residual.astype(np.float32)
+
+        def multiply(index: int) -> None:
+            part = slice(index * GRAM_TILE, (index + 1) * GRAM_TILE)
+            for start in range(0, self.n, PIECE_ROWS):
+                rows = slice(start, start + PIECE_ROWS)
+                total[part] += self.columns[rows, part].T @ single[rows]
+
+        in_parallel(multiply, -(-self.rank // GRAM_TILE), threads)
+        return total
+
+    def precondition(self, residual: FloatArray, threads: int = 1) -> tuple[FloatArray, FloatArray]:
+        """M^-1 r for r (n, t), and the z that it came from: (n, t) and (R, t)."""
+        z = self.solve_gram(self.project(residual, threads))
+        single = z.astype(np.float32)
+        result = np.empty_like(residual)
+
+        def expand(index: int) -> None:
+            rows = slice(index * PIECE_ROWS, (index + 1) * PIECE_ROWS)
+            np.subtract(residual[rows], self.columns[rows] @ single, out=result[rows])
+            result[rows] /= self.noise_variance
+
+        in_parallel(expand, -(-self.n // PIECE_ROWS), threads)
+        return result, z
+
+    def landmark_weights(self, z: FloatArray) -> FloatArray:
+        """Return beta = L^-T z, so that F z = K_nI beta: (R, t) float64."""
+        right = np.asfortranarray(z, dtype=self.lower.dtype)
+        beta = scipy.linalg.solve_triangular(self.lower, right, lower=True, trans=1, check_finite=False)
+        return np.asarray(beta, dtype=np.float64)
+
+
+def residual_slack(
+    lower: NDArray[Any], f: NDArray[Any], prior: FloatArray, errors: FloatArray, landmark_errors: FloatArray
+) -> FloatArray:
+    """By how much k(x, x) - |f|^2 as computed may be below k(x, x) - k'(LL')^-1 k, for f = L^-1 k as computed: (r,).
+
+    For any w, k'(LL')^-1 k >= 2 w'k - |L'w|^2. With w = L^-T f as computed, both triangular solves within gamma_R |L|
+    (Higham 2002, theorem 8.5) and S = sum |w_j| |L_j| over the rows of L, the right side is at least |f|^2 - 6 gamma S
+    |f| - (gamma S)^2 - 2 |w|'|dk|, dk the roundings of k. S is a sum of interpolation weights; a bound by the norm of
+    L^-1 would be larger by orders of magnitude.
+    """
+    rank = len(lower)
+    gamma = (rank + 2) * UNIT
+    w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
+    lengths = np.linalg.norm(lower, axis=1)
+    size, length, scale = gamma * (lengths @ w), np.linalg.norm(f, axis=0), np.sqrt(prior)
+    slack = 6.0 * size * length + size**2 + (rank + 4) * UNIT * length**2
+    slack += 2.0 * EPS * scale * (errors * (lengths @ w) + (lengths * landmark_errors) @ w)
+    slack += (2.0 * EPS * errors + UNIT) * prior
+    return np.asarray(EVALUATION * slack)
+
+
+def _evaluator(context: BlockContext) -> TileEvaluator:
+    # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
+    return TileEvaluator(context.kernel, "double", expanded=False, centre=centre_of(context.source))
+
+
+def _diagonal(context: BlockContext) -> FloatArray:
+    """k(x, x) of all training samples: (n,)."""
+    kernel = context.kernel
+    if kernel.stationary:
+        return np.full(context.n, float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0]))
+    bounds = [context.bounds(block) for block in range(context.n_blocks)]
+    return np.concatenate([kernel.diagonal(context.source.inputs(*rows)) for rows in bounds])
+
+
+def _pieces(context: BlockContext) -> Iterator[tuple[Any, int, int]]:
+    for block in range(context.n_blocks):
+        first, last = context.bounds(block)
+        for start in range(first, last, PIECE_ROWS):
+            stop = min(start + PIECE_ROWS, last)
+
+            def rows(block: int = block, start: int = start - first, stop: int = stop - first) -> Features:
+                return context.block_features(block, "double").slice(start, stop)
+
+            yield rows, start, stop

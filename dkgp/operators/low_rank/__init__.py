@@ -1,0 +1,1 @@
+"""A partial Cholesky factor of the kernel matrix, spread over the workers."""

@@ -1,0 +1,168 @@
+"""A partial Cholesky factor F of K that lies with the workers, a row block each: K is about F F'.
+
+With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T. A block of F is built by whichever worker is asked
+for it first and kept in its cache; lost, it is built again. What travels is the landmarks' inputs and vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import split_evenly
+from dkgp.kernels import Features
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.pivots import jittered
+from dkgp.operators.low_rank.products import PIECE_ROWS, factor_times, factor_transposed_times
+
+__all__ = ["LowRankFactor"]
+
+
+@dataclass(frozen=True)
+class _Triangle:
+    """L of the landmarks, and their prepared inputs."""
+
+    lower: FloatArray
+    features: Features
+
+    @property
+    def nbytes(self) -> int:
+        return self.lower.nbytes + self.features.nbytes
+
+
+@dataclass(frozen=True)
+class _FactorBlock:
+    """Some rows of F."""
+
+    values: NDArray[np.float32]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def gram(self) -> FloatArray:
+        """F_b' F_b: (R, R) float64."""
+        total = np.zeros((self.values.shape[1],) * 2)
+        for start in range(0, len(self.values), PIECE_ROWS):
+            piece = self.values[start : start + PIECE_ROWS].astype(np.float64)
+            total += piece.T @ piece
+        return total
+
+
+@dataclass(frozen=True)
+class _FactorContext:
+    """What a task needs to build its blocks of F."""
+
+    context: BlockContext
+    landmark_inputs: FloatArray
+    label: str
+
+    def _triangle(self) -> _Triangle:
+        def build() -> _Triangle:
+            evaluator = self.context.evaluator("double")
+            features = evaluator.prepare(self.landmark_inputs)
+            matrix = jittered(np.array(evaluator.tile(features, features)))
+            return _Triangle(scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False), features)
+
+        return worker_cache().get((self.context.run_id, self.label, "triangle"), build)
+
+    def block(self, block: int) -> _FactorBlock:
+        """Rows of F, from this worker's cache or built anew."""
+
+        def build() -> _FactorBlock:
+            triangle = self._triangle()
+            evaluator = self.context.evaluator("double")
+            features = self.context.block_features(block, "double")
+            start, stop = self.context.bounds(block)
+            values = np.empty((stop - start, triangle.features.n), np.float32)
+            for first in range(0, stop - start, PIECE_ROWS):
+                last = min(first + PIECE_ROWS, stop - start)
+                right = evaluator.tile(features.slice(first, last), triangle.features).T
+                solved = scipy.linalg.solve_triangular(triangle.lower, right, lower=True, check_finite=False)
+                values[first:last] = solved.T
+            return _FactorBlock(values)
+
+        cache = worker_cache()
+        rank = len(self.landmark_inputs)
+        # Evicted, F would be built again for every product; its user planned with this memory.
+        cache.budget_bytes = max(cache.budget_bytes, 4 * self.context.n * rank + 16 * rank * rank)
+        return cache.get((self.context.run_id, self.label, block), build)
+
+
+@needs_one_arithmetic
+def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
+    """F_b' F_b for each block: (R, R) float64."""
+    return [factor.block(block).gram() for block in blocks]
+
+
+@needs_one_arithmetic
+def project_task(factor: _FactorContext, vectors: dict[int, FloatArray], blocks: list[int]) -> list[FloatArray]:
+    """F_b' V_b for each block: (R, t) float64."""
+    return [factor_transposed_times(factor.block(block).values, vectors[block]) for block in blocks]
+
+
+@needs_one_arithmetic
+def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) -> list[FloatArray]:
+    """F_b Z for each block: (rows, t) float64."""
+    return [factor_times(factor.block(block).values, weights) for block in blocks]
+
+
+class LowRankFactor:
+    """F F', never as a whole in one place unless there is one place only.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+        Of the kernel; its executor does the work.
+    landmarks : (R,) int
+        Samples that F is built on.
+    """
+
+    def __init__(self, operator: BlockedKernelOperator, landmarks: IndexArray) -> None:
+        context = operator.context
+        self._factor = _FactorContext(context, operator.inputs(landmarks), f"factor-{len(landmarks)}")
+        self._operator, self._executor = operator, operator.executor
+        self._bounds = [context.bounds(block) for block in range(context.n_blocks)]
+        self.n, self.rank = context.n, len(landmarks)
+
+    def gram(self) -> FloatArray:
+        """F' F: (R, R)."""
+        total = np.zeros((self.rank, self.rank))
+        # A few blocks at a time: each answer is a matrix.
+        for group in split_evenly(
+            range(len(self._bounds)), -(-len(self._bounds) // max(1, self._executor.parallelism))
+        ):
+            parts = self._operator.submit("kgram", gram_task, (self._factor,), [[block] for block in group]).result()
+            for part in parts:
+                total += part
+        return total
+
+    def project(self, vectors: FloatArray) -> FloatArray:
+        """F' V for V (n, t): (R, t)."""
+        pending = [
+            self._operator.submit("kproject", project_task, (self._factor, self._rows_of(vectors, group)), [group])
+            for group in self._groups()
+        ]
+        total = np.zeros((self.rank, vectors.shape[1]))
+        for round_ in pending:
+            for part in round_.result():
+                total += part
+        return total
+
+    def expand(self, weights: FloatArray) -> FloatArray:
+        """F Z for Z (R, t): (n, t)."""
+        parts = self._operator.submit("kexpand", expand_task, (self._factor, weights), self._groups()).result()
+        return np.concatenate(parts)
+
+    def _groups(self) -> list[list[int]]:
+        return split_evenly(range(len(self._bounds)), self._executor.parallelism)
+
+    def _rows_of(self, vectors: FloatArray, blocks: list[int]) -> dict[int, FloatArray]:
+        return {block: vectors[slice(*self._bounds[block])] for block in blocks}

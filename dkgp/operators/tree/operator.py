@@ -1,0 +1,270 @@
+"""Tree-augmented kernel sums: Kbar by a kd-tree that prunes what hardly contributes, for few features.
+
+With short length scales in two or three dimensions most pairs of samples have nothing to do with each other. The
+operator sums near ones in dense tiles and takes far ones as a whole, each entry of a product within the error asked for
+(kernel CG paper, section 6; Gray and Moore). Any solver takes it in place of the blocked operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.program import Profile
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.inputs import InputSource
+from dkgp.operators.tree.kd_tree import LEAF_ROWS, KDTree, node_sums, sum_queries
+from dkgp.operators.tree.memory import require_room
+
+__all__ = ["TreeKernelOperator"]
+
+# Boxes in more dimensions than this have too many neighbours for anything to be pruned.
+MOST_FEATURES = 6
+# Queries of one result; which go together depends on nothing else.
+QUERIES_A_GROUP = 16
+# Regions differ in how many neighbours their samples have. Where tasks travel, each takes all weights with it.
+TASKS_PER_THREAD = {True: 4, False: 2}
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class _Forest:
+    """A tree over all samples, its queries, and where each sample stands in it."""
+
+    tree: KDTree
+    queries: IndexArray
+    place: IndexArray
+    coordinate: float
+
+    @classmethod
+    def of(cls, points: FloatArray) -> _Forest:
+        tree = KDTree.of(points)
+        place = np.empty_like(tree.order)
+        place[tree.order] = np.arange(len(place))
+        return cls(tree, tree.queries(), place, float(np.abs(points).max(axis=0).sum()))
+
+    @property
+    def nbytes(self) -> int:
+        return self.tree.nbytes + self.queries.nbytes + self.place.nbytes
+
+    @property
+    def n_groups(self) -> int:
+        return -(-len(self.queries) // QUERIES_A_GROUP)
+
+    def group(self, number: int) -> tuple[IndexArray, int]:
+        """Queries of a group, and how many points they hold."""
+        queries = self.queries[number * QUERIES_A_GROUP : (number + 1) * QUERIES_A_GROUP]
+        start, stop = self.tree.first[queries[0]], self.tree.last[queries[-1]]
+        return queries, min(int(stop) * LEAF_ROWS, len(self.place)) - int(start) * LEAF_ROWS
+
+
+def _forest(context: BlockContext) -> _Forest:
+    """The tree over all samples, from this process's cache or built anew."""
+
+    def build() -> _Forest:
+        evaluator = context.evaluator("double")
+        parts = []
+        for block in range(context.n_blocks):
+            features = evaluator.prepare(context.source.inputs(*context.bounds(block)))
+            # A kernel that looks at no feature finds all samples in one place.
+            values = features.values if evaluator.inputs else np.zeros((1, features.n))
+            parts.append(values[:, : features.n].T)
+        return _Forest.of(np.concatenate(parts))
+
+    return worker_cache().get((context.run_id, "tree"), build)
+
+
+def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
+    if evaluator.radial is None:
+        raise InputError(
+            "tree sums are for one kernel that falls with the distance (squared exponential, Matern, rational "
+            f"quadratic, periodic, times a constant); got one of type {evaluator.kernel.type_name!r}. Use the blocked "
+            "operator"
+        )
+    return evaluator.radial
+
+
+@needs_one_arithmetic
+def tree_task(
+    context: BlockContext,
+    active: IndexArray | None,
+    weights: FloatArray,
+    errors: FloatArray,
+    precision: Precision,
+    groups: list[int],
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Sums for groups of queries, in the tree's order (rows, t), and bounds on their errors (t,).
+
+    `weights` (m, t) are of the points `active` (all of them if None), in the tree's order.
+    """
+    forest, evaluator = _forest(context), TileEvaluator(context.kernel, precision, expanded=False)
+    profile, parameter = _radial(evaluator)
+    program = evaluator.program
+    tree, targets = forest.tree, weights.shape[1]
+    # What came in a message may be read-only, and another type to compiled code.
+    weights = np.require(weights, requirements=["C", "W"])
+    active = np.arange(context.n) if active is None else np.require(active, requirements=["C", "W"])
+    starts = tree.leaf_starts(active)
+    sums, magnitudes = np.empty((2, len(tree.right), targets))
+    node_sums(starts, weights, tree.first, tree.right, sums, magnitudes)
+    like = np.empty(0, evaluator.dtype)
+    results = []
+    for number in groups:
+        queries, rows = forest.group(number)
+        out, bounds = np.empty((targets, rows)), np.zeros(targets)
+        evaluated = sum_queries(
+            queries, tree.points, tree.low, tree.high, tree.first, tree.last, tree.right, forest.coordinate,
+            active, starts, weights, sums, magnitudes, errors.copy(), int(profile), parameter, program, like, out,
+            bounds,
+        )  # fmt: skip
+        evaluator.count(evaluated)
+        results.append((np.ascontiguousarray(out.T), bounds))
+    return results
+
+
+class TreeKernelOperator(BlockedKernelOperator):
+    """Kbar by pruned sums; every entry of a product is within `error` of the exact one, rounding aside.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        One that falls with the distance: squared exponential, Matern, rational quadratic or periodic, maybe scaled.
+    noise_variance : float
+    source : InputSource
+        Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds
+        those of all samples.
+    executor : BlockExecutor
+    error : float
+        Largest error of an entry of K V that pruning may cause, in the units of K V. Where the entries of a column of V
+        are all below one, the error is in proportion to the largest of them, so that the short steps near the end of a
+        solve are as good as the first. A tenth of the tolerance on the gradient, say.
+    coordinator_input_bytes : int, optional
+        As for `BlockedKernelOperator`.
+
+    Attributes
+    ----------
+    error_bound : float
+        Proven bound on the entries' errors in the last product, rounding included. In double precision that is hardly
+        more than `error`. In single it allows for the worst case of float32 sums, far above what they do in fact.
+
+    Raises
+    ------
+    InputError
+        An error that is not positive, a kernel that does not fall with the distance, or too many features.
+    MemoryBudgetError
+        The tree does not fit this process's cache.
+
+    Notes
+    -----
+    The approximate Kbar is not quite symmetric. It holds what it was asked for entry by entry, and solvers that refresh
+    their gradient take it as they take float32 tiles.
+
+    References
+    ----------
+    N. Ratliff and J. A. Bagnell (2007), section 6; A. Gray and A. Moore, N-body problems in statistical learning.
+    """
+
+    approximate = True
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        noise_variance: float,
+        source: InputSource,
+        executor: BlockExecutor,
+        *,
+        error: float = 1e-5,
+        **options: int,
+    ) -> None:
+        super().__init__(kernel, noise_variance, source, executor, **options)
+        if not error > 0.0 or not np.isfinite(error):
+            raise InputError(f"the error of tree sums must be finite and positive; got {error!r}")
+        _radial(self.double)
+        active = self.double.inputs
+        if active > MOST_FEATURES:
+            raise InputError(
+                f"tree sums are for up to {MOST_FEATURES} features; got {active}, where boxes have too many neighbours "
+                "to prune anything (a periodic feature counts twice). Use the blocked operator"
+            )
+        self.error = float(error)
+        self.error_bound = 0.0
+        require_room(self.n, active)
+        # What is far away is taken by the C library's exponential.
+        executor.require_one_arithmetic()
+
+    @property
+    def overlaps(self) -> bool:
+        """False: an entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit."""
+        return False
+
+    @property
+    def overlap_evaluations(self) -> int:
+        """None, then."""
+        return 0
+
+    def announce(self, indices: IndexArray) -> None:
+        """Nothing: no round brings inputs."""
+
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V, what is far away taken as a whole."""
+        if V.ndim != 2 or V.shape[0] != self.n:
+            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
+        rows = np.flatnonzero(V.any(axis=1))
+        product = self._sums(rows, V[rows], precision) + self.noise_variance * V
+        self._count_addition(product)
+        return product
+
+    def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
+        """Kbar[:, B] @ delta; only the parts of the tree that hold some of B are walked."""
+        check_columns(self.n, indices, delta)
+        product = self._sums(indices, delta, precision)
+        product[indices] += self.noise_variance * delta
+        self._count_addition(product)
+        return ReadyColumns(product)
+
+    def _count_addition(self, product: FloatArray) -> None:
+        self.error_bound += 2.0 * _EPS * float(np.max(np.abs(product), initial=0.0))
+
+    def _sums(self, indices: IndexArray, weights: FloatArray, precision: Precision) -> FloatArray:
+        """K[:, indices] @ weights."""
+        result = np.zeros((self.n, weights.shape[1]))
+        self.error_bound = 0.0
+        if not len(indices):
+            return result
+        forest = _forest(self.context)
+        given = np.full(self.n, -1, np.intp)
+        given[forest.place[indices]] = np.arange(len(indices))
+        active = np.flatnonzero(given >= 0)
+        sorting = given[active]
+        amplitude = self.double.amplitude
+        ordered = amplitude * weights[sorting]
+        # Weights that are not finite have no error to speak of: their targets come out as they would otherwise.
+        finite = np.isfinite(ordered).all(axis=0)
+        ordered[:, ~finite] = 0.0
+        errors = self.error * np.minimum(1.0, np.abs(weights).max(axis=0, initial=0.0, where=finite))
+        found = self.submit(
+            "ktree",
+            tree_task,
+            (self.context, None if len(active) == self.n else active, ordered, errors, precision),
+            self._tasks(forest.n_groups, self.n * len(indices)),
+        ).result()
+        result[forest.tree.order] = np.concatenate([rows for rows, _ in found])
+        result[:, ~finite] = np.nan
+        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in found))
+        return result
+
+    def _tasks(self, n_groups: int, evaluations: int) -> list[list[int]]:
+        parts = self._executor.parallelism * TASKS_PER_THREAD[self._executor.shares_memory]
+        least = self._executor.least_task_evaluations
+        if least:
+            parts = min(parts, max(1, round(evaluations / least)))
+        return split_evenly(range(n_groups), parts)

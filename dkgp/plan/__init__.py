@@ -1,0 +1,1 @@
+"""What training takes before it runs: passes, seconds and memory, on 1 to 256 workers."""

@@ -1,0 +1,90 @@
+"""What messages cost on a cluster, measured with tasks that do nothing: round trip, further tasks, bytes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.reporting.measurements import median
+from dkgp.plan.simulation import Network
+
+__all__ = ["ClusterFigures", "echo_task", "measure_cluster"]
+
+ROUND_TRIPS = 15
+MANY_TASKS = 24
+PAYLOAD_BYTES = 4 * 1024**2
+REPEATS = 5
+# Faster than any wire: what is assumed where the payload's own time is lost in the round trip's.
+MOST_BYTES_PER_SECOND = 2e10
+LEAST_SECONDS = 1e-5
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """What was found out about a cluster.
+
+    Attributes
+    ----------
+    network
+        What messages cost on it.
+    threads
+        Tasks that it runs at once, now.
+    worker_resident_bytes
+        What a worker process holds before it has any work; the coordinator's where they share a process.
+    """
+
+    network: Network
+    threads: int
+    worker_resident_bytes: int
+
+
+def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
+    """Return the payload for each block."""
+    return [payload for _ in blocks]
+
+
+def resident_task(blocks: list[int]) -> list[int]:
+    """Return the resident bytes of the process that runs this, for each block."""
+    return [int(psutil.Process().memory_info().rss) for _ in blocks]
+
+
+def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
+    """Measure a cluster by rounds of empty tasks, in a second or two.
+
+    Parameters
+    ----------
+    executor : BlockExecutor
+    """
+
+    def timed(payload: Any, tasks: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        pending = executor.submit("kprobe", echo_task, (payload,), [[index] for index in range(tasks)])
+        submitted = time.perf_counter()
+        pending.result()
+        return time.perf_counter() - began, submitted - began
+
+    resident_bytes = int(max(executor.submit("kprobe", resident_task, (), [[0]]).result()))
+    for tasks in (1, MANY_TASKS):
+        timed(None, tasks)  # connections are made
+    single = [timed(None, 1) for _ in range(ROUND_TRIPS)]
+    many = [timed(None, MANY_TASKS) for _ in range(REPEATS)]
+    # Noise, and pages never written, would compress or be shared.
+    payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, dtype=np.uint8)
+    heavy = [timed(payload, 1)[0] for _ in range(REPEATS)]
+    round_trip = median([seconds for seconds, _ in single])
+    submit = median([seconds for _, seconds in many]) / MANY_TASKS
+    task = (median([seconds for seconds, _ in many]) - round_trip) / (MANY_TASKS - 1)
+    wire = max(median(heavy) - round_trip, 2 * PAYLOAD_BYTES / MOST_BYTES_PER_SECOND)
+    network = Network(
+        round_trip_seconds=max(round_trip - submit, LEAST_SECONDS),
+        # The coordinator's own part is counted where it submits.
+        task_seconds=max(task - submit, LEAST_SECONDS),
+        submit_seconds=max(submit, LEAST_SECONDS / 10.0),
+        bytes_per_second=2 * PAYLOAD_BYTES / wire,
+    )
+    return ClusterFigures(network, executor.parallelism, resident_bytes)

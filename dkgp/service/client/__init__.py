@@ -1,0 +1,1 @@
+"""Talking to a service from the command line: requests, and patience where it is away."""

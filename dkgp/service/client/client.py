@@ -1,0 +1,378 @@
+"""The jobs service as its clients see it: one method for each call, with retries that never do a thing twice."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dkgp.errors
+from dkgp.commands.reporting.documents import Document
+from dkgp.errors import DkgpError, InputError, ServiceError, UsageError, WaitTimeoutError
+from dkgp.service.client.patience import Patience
+from dkgp.service.client.transport import TRANSIENT_STATUSES, open_connection, transport_error
+from dkgp.service.queue.records import TERMINAL, JobStateError, QueueFullError, UnknownJobError
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["ServiceClient", "exit_code_of"]
+
+ID_LENGTH = 12
+PAGE = 100
+# A service that follows says something every ten seconds.
+FOLLOW_SILENCE_SECONDS = 45.0
+WAIT_POLL_SECONDS = (0.1, 2.0)
+
+
+class ServiceClient:
+    """Calls a jobs service.
+
+    A call that finds nobody, a torn connection or a busy service is repeated, with growing pauses, up to a deadline.
+    Repeating is harmless: a submission carries a key by which the service knows it again.
+
+    Parameters
+    ----------
+    url : str
+        Where the service is: `http://host:port`, or https.
+    token : str, optional
+        The bearer token.
+    retry_seconds : float
+        How long one call is repeated for.
+    tell : callable, optional
+        Takes what the user should know, such as that there is no answer yet.
+    is_there : callable, optional
+        Says whether the service that the token belongs to still listens; else nothing is sent.
+    transport : httpx.BaseTransport, optional
+        Answers instead of the network.
+
+    Raises
+    ------
+    UsageError
+        The address is none.
+    MissingExtraError
+        httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        retry_seconds: float = 15.0,
+        tell: Callable[[str], None] = lambda message: None,
+        is_there: Callable[[], bool] | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._tell = tell
+        self._retry_seconds = retry_seconds
+        self._connection = open_connection(self.url, token, tell, transport, is_there)
+
+    def __enter__(self) -> ServiceClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+    # ---------------------------------------------------------------------------------------------------------- calls
+
+    def submit(
+        self,
+        command: str,
+        options: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        deadline_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Document:
+        """Submit a job; return its record.
+
+        Parameters
+        ----------
+        command : str
+        options : mapping
+            As the job's dataclass has them, in JSON types; local paths absolute.
+        name : str, optional
+            What people call the job.
+        deadline_seconds : float, optional
+            How long it may run.
+        idempotency_key : str, optional
+            The same key again returns the same job. Default: a fresh one.
+
+        Raises
+        ------
+        DkgpError
+            What the service says is wrong with it.
+        ServiceError
+            No answer.
+        """
+        body: Document = {"command": command, "options": dict(options)}
+        if name is not None:
+            body["name"] = name
+        if deadline_seconds is not None:
+            body["deadline_seconds"] = deadline_seconds
+        return self._call(
+            "POST", "/v1/jobs", json=body, headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        )
+
+    def job(self, job_id: str) -> Document:
+        """Return the record of a job; `UnknownJobError` where there is none."""
+        return self._call("GET", f"/v1/jobs/{job_id}")
+
+    def jobs(self, *, states: Sequence[str] = (), limit: int = 50, before: str | None = None) -> Document:
+        """Return `{"jobs": [...], "counts": {...}}`, the newest jobs first."""
+        parameters: list[tuple[str, str | int | float | bool | None]] = [("state", state) for state in states]
+        parameters.append(("limit", limit))
+        if before is not None:
+            parameters.append(("before", before))
+        return self._call("GET", "/v1/jobs", params=parameters)
+
+    def service(self) -> Document:
+        """Return what the service says of itself."""
+        return self._call("GET", "/v1/service")
+
+    def cancel(self, job_id: str) -> Document:
+        """Ask for the end of a job; return its record. `JobStateError` where it has ended."""
+        return self._change(
+            job_id, "cancel", lambda record: record["cancel_requested"] or record["state"] == "cancelled"
+        )
+
+    def resume(self, job_id: str) -> Document:
+        """Put a job that ended short back into the queue; return its record. `JobStateError` where it cannot be."""
+        return self._change(job_id, "resume", lambda record: record["state"] not in TERMINAL)
+
+    def find(self, prefix: str) -> str:
+        """Return the id that begins so.
+
+        Raises
+        ------
+        UsageError
+            Several do, or the prefix is none.
+        UnknownJobError
+            None does.
+        """
+        if not prefix or len(prefix) > ID_LENGTH or not set(prefix) <= set("0123456789abcdef"):
+            raise UsageError(
+                f"{prefix!r} is no job id; expected its {ID_LENGTH} hexadecimal digits, or the first few of them "
+                "(`dkgp jobs` lists them)"
+            )
+        if len(prefix) == ID_LENGTH:
+            return prefix
+        found = [record["id"] for record in self._all_jobs() if record["id"].startswith(prefix)]
+        if not found:
+            raise UnknownJobError(f"no job's id begins with '{prefix}'; `dkgp jobs` lists them")
+        if len(found) > 1:
+            some = ", ".join(found[:5]) + (" ..." if len(found) > 5 else "")
+            raise UsageError(f"{len(found)} jobs' ids begin with '{prefix}' ({some}); give more digits")
+        return str(found[0])
+
+    # ---------------------------------------------------------------------------------------------- events and waiting
+
+    def events(self, job_id: str, after: int = -1) -> Iterator[Document]:
+        """Yield the events of a job so far whose sequence number is above `after`."""
+        return self._events(job_id, after, follow=False)
+
+    def follow(self, job_id: str, after: int = -1) -> Iterator[Document]:
+        """Yield a job's events as they come, until it rests; over torn connections and restarts of the service."""
+        while True:
+            for event in self._events(job_id, after, follow=True):
+                after = event["sequence"]
+                yield event
+            # The stream also ends where the service stops; then the job goes on when it is back.
+            if self.job(job_id)["state"] in TERMINAL:
+                yield from self._events(job_id, after, follow=False)
+                return
+            time.sleep(WAIT_POLL_SECONDS[0])
+
+    def wait(self, job_id: str, *, until: float | None = None) -> Document:
+        """Return the record of a job once it rests.
+
+        Parameters
+        ----------
+        job_id : str
+        until : float, optional
+            `time.monotonic()` at which to give up.
+
+        Raises
+        ------
+        WaitTimeoutError
+            It does not rest by then.
+        """
+        pause, longest = WAIT_POLL_SECONDS
+        left = float("inf")
+        while True:
+            patience = Patience(min(self._retry_seconds, max(0.0, left)), self._tell)
+            record = self._attempt("GET", f"/v1/jobs/{job_id}", patience)
+            if record["state"] in TERMINAL:
+                return record
+            if until is not None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeoutError(
+                        f"job {job_id} is still {record['state']} at the end of the time given; it goes on. "
+                        f"Wait again, or end it with `dkgp cancel {job_id}`"
+                    )
+                pause = min(pause, left)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    # ------------------------------------------------------------------------------------------------------- internals
+
+    def _call(self, method: str, path: str, **arguments: Any) -> Document:
+        return self._attempt(method, path, self._patience(), **arguments)
+
+    def _attempt(self, method: str, path: str, patience: Patience, **arguments: Any) -> Document:
+        """Call until there is an answer that counts."""
+        import httpx
+
+        while True:
+            try:
+                response = self._connection.request(method, path, **arguments)
+            except httpx.HTTPError as error:
+                patience.after_failure(transport_error(error, self.url))
+                continue
+            if response.status_code in TRANSIENT_STATUSES:
+                patience.after_failure(_error_of(response, self.url), _retry_after(response))
+                continue
+            return _document_of(response, self.url)
+
+    def _change(self, job_id: str, verb: str, is_done: Callable[[Document], bool]) -> Document:
+        patience = self._patience()
+        try:
+            return self._attempt("POST", f"/v1/jobs/{job_id}/{verb}", patience)
+        except JobStateError:
+            # The answer to an earlier attempt may have been lost on its way, and this refusal its consequence.
+            if patience.failures and is_done(record := self.job(job_id)):
+                return record
+            raise
+
+    def _events(self, job_id: str, after: int, *, follow: bool) -> Iterator[Document]:
+        import httpx
+
+        parameters: dict[str, Any] = {"after": after, "follow": "true" if follow else "false"}
+        patience = self._patience()
+        while True:
+            try:
+                with self._connection.stream(
+                    "GET",
+                    f"/v1/jobs/{job_id}/events",
+                    params=parameters,
+                    timeout=httpx.Timeout(20.0, read=FOLLOW_SILENCE_SECONDS),
+                ) as response:
+                    if response.status_code in TRANSIENT_STATUSES:
+                        response.read()
+                        patience.after_failure(_error_of(response, self.url), _retry_after(response))
+                        continue
+                    if response.status_code != 200:
+                        response.read()
+                        raise _error_of(response, self.url)
+                    for line in response.iter_lines():
+                        patience.reset()
+                        if not line.strip():
+                            continue  # keeps the connection alive
+                        try:
+                            event = json.loads(line)
+                            is_new = event["sequence"] > parameters["after"]
+                        except (ValueError, TypeError, KeyError):
+                            raise _not_a_service(response, self.url) from None
+                        if is_new:
+                            parameters["after"] = event["sequence"]
+                            yield event
+                    return
+            except httpx.HTTPError as error:
+                patience.after_failure(transport_error(error, self.url))
+
+    def _all_jobs(self) -> Iterator[Document]:
+        before = None
+        while found := self.jobs(limit=PAGE, before=before)["jobs"]:
+            yield from found
+            before = found[-1]["id"]
+
+    def _patience(self) -> Patience:
+        return Patience(self._retry_seconds, self._tell)
+
+
+def exit_code_of(record: Mapping[str, Any]) -> int:
+    """Return the exit code that the command itself would have ended with; that of an interruption for cancelled."""
+    if record["exit_code"] is not None:
+        return int(record["exit_code"])
+    code = dkgp.errors.ExitCode
+    return int(
+        {"done": code.DONE, "not_converged": code.NOT_CONVERGED, "cancelled": code.INTERRUPTED}.get(record["state"], 1)
+    )
+
+
+def _document_of(response: httpx.Response, url: str) -> Document:
+    if response.status_code not in (200, 201):
+        raise _error_of(response, url)
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise _not_a_service(response, url)
+    return document
+
+
+def _error_of(response: httpx.Response, url: str) -> DkgpError:
+    """The service's own words, in the class that they belong to."""
+    try:
+        error = response.json()["error"]
+        kind, message = str(error["type"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return _not_a_service(response, url)
+    status = response.status_code
+    if status == 401:
+        return UsageError(
+            f"{message}. Name the file that holds the service's token with --token-file (`dkgp serve` keeps its own in "
+            "its --folder, readable by who started it), or set DKGP_SERVICE_TOKEN"
+        )
+    by_status: dict[int, type[DkgpError]] = {
+        403: InputError,
+        404: UnknownJobError,
+        409: JobStateError,
+        413: InputError,
+        422: InputError,
+        429: QueueFullError,
+    }
+    expected = by_status.get(status, ServiceError)
+    named = getattr(dkgp.errors, kind, None)
+    # The same error has the same exit code here as where the command is run itself.
+    if (
+        status in (403, 422)
+        and kind in dkgp.errors.__all__
+        and isinstance(named, type)
+        and issubclass(named, DkgpError)
+    ):
+        try:
+            return named(message)
+        except TypeError:
+            pass  # its constructor wants more than a message
+    return expected(message)
+
+
+def _not_a_service(response: httpx.Response, url: str) -> ServiceError:
+    if response.is_redirect:
+        target = response.headers.get("location", "somewhere else")
+        return ServiceError(
+            f"{url} sends its callers on to {target}, and a token follows nobody; give the right address with --service"
+        )
+    kind = response.headers.get("content-type", "no type")
+    return ServiceError(
+        f"{url} answered with status {response.status_code} and {kind}, not as a dkgp service does; check the address "
+        "(--service, DKGP_SERVICE_URL) and whatever lies between, such as a proxy"
+    )
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    try:
+        return float(response.headers["retry-after"])
+    except (KeyError, ValueError):
+        return None

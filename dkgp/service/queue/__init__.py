@@ -1,0 +1,1 @@
+"""The queue of jobs in a folder: one SQLite database, locks, one file of events a job."""

@@ -1,0 +1,222 @@
+"""The queue's SQLite file: its place, schema, short transactions, and SQLite's errors in dkgp's words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import InputError, StorageError, StoreError
+
+__all__ = ["QueueDatabase", "Row", "Transaction", "prepare_folder"]
+
+Row = sqlite3.Row
+
+SCHEMA_VERSION = 1
+# "dkgp", so that another program's database is not taken for a queue.
+APPLICATION_ID = 0x646B6770
+BUSY_SECONDS = 30.0
+
+_OWN_NAMES = {
+    "queue.sqlite",
+    "queue.sqlite-wal",
+    "queue.sqlite-shm",
+    "cluster.json",
+    "token",
+    "jobs",
+    "services",
+    "lost+found",
+}
+
+_SCHEMA = """
+CREATE TABLE jobs (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    command TEXT NOT NULL,
+    options TEXT NOT NULL,
+    name TEXT,
+    owner TEXT,
+    owner_key TEXT NOT NULL,
+    idempotency_key TEXT,
+    outputs TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created TEXT NOT NULL,
+    started TEXT,
+    finished TEXT,
+    finished_at REAL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL DEFAULT 0,
+    deaths INTEGER NOT NULL DEFAULT 0,
+    resume INTEGER NOT NULL DEFAULT 0,
+    service TEXT,
+    stop TEXT,
+    cancel_requested INTEGER NOT NULL DEFAULT 0,
+    deadline_seconds REAL,
+    started_at REAL,
+    ran_seconds REAL NOT NULL DEFAULT 0,
+    exit_code INTEGER,
+    error TEXT,
+    document TEXT,
+    progress TEXT,
+    dashboard_link TEXT
+);
+CREATE INDEX jobs_by_state ON jobs (state, sequence);
+CREATE UNIQUE INDEX jobs_by_key ON jobs (owner_key, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE TABLE outputs (url TEXT PRIMARY KEY, job_id TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX outputs_by_job ON outputs (job_id);
+"""
+
+
+def prepare_folder(folder: Path) -> Path:
+    """Make the queue's folder, readable by its owner alone, or see that what is there is one.
+
+    Raises
+    ------
+    InputError
+        Something else is there.
+    StorageError
+        It cannot be written to.
+    """
+    folder = folder.expanduser().absolute()
+    with translate_write_errors(folder):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"the queue needs a folder; '{folder}' is a file")
+        folder.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(
+            entry.name for entry in folder.iterdir() if entry.name not in _OWN_NAMES and not entry.name.startswith(".")
+        )
+        if foreign:
+            raise InputError(
+                f"'{folder}' is no queue: it holds {foreign[0]!r}{' and other files' if len(foreign) > 1 else ''}. "
+                "Name a folder that is new or empty, or one that a service has used before"
+            )
+        # A volume's root may belong to somebody else, who has set its permissions.
+        with contextlib.suppress(PermissionError):
+            os.chmod(folder, 0o700)
+        for name in ("jobs", "services"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+class Transaction:
+    """One transaction under way."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def run(self, statement: str, *values: Any) -> int:
+        """Run a statement; return how many rows it changed."""
+        return self._connection.execute(statement, values).rowcount
+
+    def one(self, statement: str, *values: Any) -> Row | None:
+        """Return the first row, or None."""
+        row: Row | None = self._connection.execute(statement, values).fetchone()
+        return row
+
+    def all(self, statement: str, *values: Any) -> list[Row]:
+        """Return all rows."""
+        return self._connection.execute(statement, values).fetchall()
+
+
+class QueueDatabase:
+    """One connection, shared by the threads of this process in turn; every transaction is short.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._turn = threading.RLock()
+        with self._translated():
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._connection.row_factory = sqlite3.Row
+            try:
+                self._open()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._turn:
+            self._connection.close()
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """A transaction that holds the write lock from its beginning; an error inside takes all of it back."""
+        with self._turn, self._translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield Transaction(self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # A full disk makes SQLite roll back by itself, and then there is nothing to take back.
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read(self, statement: str, *values: Any) -> list[Row]:
+        """Return the rows of one query."""
+        with self._turn, self._translated():
+            return Transaction(self._connection).all(statement, *values)
+
+    def _open(self) -> None:
+        self._use_write_ahead_log()
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        with self.write() as transaction:
+            version, application = self._pragma("user_version"), self._pragma("application_id")
+            if version == 0 and application == 0 and transaction.one("SELECT name FROM sqlite_master") is None:
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    transaction.run(statement)
+                transaction.run(f"PRAGMA application_id = {APPLICATION_ID}")
+                transaction.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            elif application != APPLICATION_ID:
+                raise InputError(f"'{self._path}' is a database of another program; name another folder")
+            elif version != SCHEMA_VERSION:
+                raise InputError(
+                    f"the queue '{self._path}' has the format {version}; this version of dkgp reads {SCHEMA_VERSION}. "
+                    "Use the version that wrote it, or another folder"
+                )
+
+    def _pragma(self, name: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def _use_write_ahead_log(self) -> None:
+        # The change needs the file for itself for a moment, and SQLite does not wait for that.
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() >= until:
+                    raise
+                time.sleep(0.02)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"Cannot use the queue '{self._path}': {error}; free some space, or see that the folder may be "
+                "written to and that no program keeps it locked."
+            ) from error
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"The queue '{self._path}' is damaged: {error}. Start with a new folder.") from error

@@ -1,0 +1,214 @@
+"""A job's event file: one JSON object a line, written by a reporter, read from any point.
+
+Every event has a "sequence" that grows by one, across attempts too, a "time", and a "kind":
+
+==========  ==========================================================================================================
+"state"     {"state"}, and "attempt" where it runs
+"note"      {"message"}
+"warning"   {"message"}
+"progress"  {"label", ...}: of a solve also the figures of a round; of other work "done", "total", "unit", "phase"
+"log"       {"message"}: a line of standard error
+"document"  {"document"}: what the command prints with `--json`
+"error"     {"error"}: type, message, exit_code, checkpoint
+==========  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dkgp.commands.reporting.documents import plain
+
+__all__ = ["EventReader", "EventWriter", "latest_progress", "progress_pace_seconds"]
+
+TAIL_BYTES = 64 * 1024
+PIECE_BYTES = 1024 * 1024
+LONGEST_MESSAGE = 4000
+# Seconds between two progress events, by how many events there are: the file of a job of days stays small.
+PROGRESS_PACES = ((10_000, 0.2), (15_000, 1.0), (20_000, 5.0))
+SLOWEST_PROGRESS_SECONDS = 60.0
+# Lines of standard error beyond these are in log.txt alone.
+MOST_LOG_EVENTS = 5000
+
+
+class EventWriter:
+    """Appends events; several processes may write to one file, each event whole and with a number of its own.
+
+    What cannot be written (a full disk) is lost in silence: events tell of a job, they do not decide about it.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.RLock()
+        self._busy = False
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+        self._handle = -1
+        self._end = -1
+        self.next_sequence = 0
+        with contextlib.suppress(OSError):
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        """Force what was written to the disk, and close."""
+        with self._turn:
+            if self._handle >= 0:
+                with contextlib.suppress(OSError):
+                    os.fsync(self._handle)
+                os.close(self._handle)
+                self._handle = -1
+
+    def write(self, kind: str, **content: Any) -> None:
+        """Append one event."""
+        with self._turn:
+            self._waiting.append((kind, content))
+            # A signal's handler may speak while this very thread is writing: its event follows then.
+            if self._busy:
+                return
+            self._busy = True
+            try:
+                while self._waiting:
+                    self._append(*self._waiting.pop(0))
+            finally:
+                self._busy = False
+
+    def _append(self, kind: str, content: dict[str, Any]) -> None:
+        if self._handle < 0:
+            return
+        with contextlib.suppress(OSError), _locked(self._handle):
+            size = os.fstat(self._handle).st_size
+            if size != self._end:
+                size = self._catch_up(size)
+            event = {"sequence": self.next_sequence, "time": _now(), "kind": kind, **plain(content)}
+            line = json.dumps(event, allow_nan=False).encode() + b"\n"
+            try:
+                whole = os.write(self._handle, line) == len(line)
+            except OSError:
+                whole = False
+            if not whole:
+                os.ftruncate(self._handle, size)
+                self._end = -1
+                return
+            self._end = size + len(line)
+            self.next_sequence += 1
+
+    def _catch_up(self, size: int) -> int:
+        """Find the last whole line, cut off what was torn behind it, and go on with its number."""
+        tail = bytearray()
+        start = size
+        while start > 0:
+            piece = min(TAIL_BYTES, start)
+            start -= piece
+            tail[:0] = os.pread(self._handle, piece, start)
+            kept = tail.rfind(b"\n") + 1
+            event = _last_event(bytes(tail[:kept]), whole_from_start=start == 0)
+            if kept and event is not None:
+                self.next_sequence = int(event["sequence"]) + 1
+                break
+        else:
+            kept = tail.rfind(b"\n") + 1
+            self.next_sequence = 0
+        if start + kept < size:
+            os.ftruncate(self._handle, start + kept)
+        return start + kept
+
+
+class EventReader:
+    """Reads a job's events; one that goes on where it stopped reads each byte once.
+
+    Parameters
+    ----------
+    path : Path
+        May be missing still.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._last = -1
+
+    def read(self, after: int = -1, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return up to `limit` events with a sequence above `after`, in order; a line that is not whole is left out."""
+        if after < self._last:
+            self._offset, self._last = 0, -1
+        found: list[dict[str, Any]] = []
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset, self._last = 0, -1
+                file.seek(self._offset)
+                while len(found) < limit:
+                    line = file.readline()
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    event = _event(line)
+                    if event is None:
+                        continue
+                    self._last = max(self._last, event["sequence"])
+                    if event["sequence"] > after:
+                        found.append(event)
+        except OSError:
+            return found
+        return found
+
+
+def progress_pace_seconds(n_events: int) -> float:
+    """Return how far apart progress events come in a file of so many events."""
+    return next((seconds for most, seconds in PROGRESS_PACES if n_events < most), SLOWEST_PROGRESS_SECONDS)
+
+
+def latest_progress(path: Path) -> dict[str, Any] | None:
+    """Return the last progress event among the file's last ones, or None."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if b'"progress"' in line and (event := _event(line)) is not None and event["kind"] == "progress":
+            return event
+    return None
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("sequence"), int) or "kind" not in event:
+        return None
+    return event
+
+
+def _last_event(lines: bytes, *, whole_from_start: bool) -> dict[str, Any] | None:
+    # The first line of a piece may have begun before it.
+    whole = lines.splitlines() if whole_from_start else lines.splitlines()[1:]
+    return next((event for line in reversed(whole) if (event := _event(line)) is not None), None)
+
+
+@contextmanager
+def _locked(handle: int) -> Iterator[None]:
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,376 @@
+"""The queue: jobs in one SQLite file, claimed by whoever has room, each held by one lock while it runs.
+
+    FOLDER/queue.sqlite         the jobs
+    FOLDER/cluster.json         where they run
+    FOLDER/token                what commands show to the service, where it was given no other
+    FOLDER/services/ID.lock     held by a service as long as it lives
+    FOLDER/jobs/ID/lock         held by a job's process, from before it is `running` until it has ended
+    FOLDER/jobs/ID/             events.jsonl, log.txt, and what the attempts leave for each other
+
+A job in the state `running` whose lock is free has died. The folder must lie on a file system of this host: neither
+SQLite's write-ahead log nor these locks reach across a network.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import InputError
+from dkgp.service.queue.database import QueueDatabase, Row, Transaction, prepare_folder
+from dkgp.service.queue.events import latest_progress
+from dkgp.service.queue.ledger import Ledger, job_record, now_text
+from dkgp.service.queue.locks import FileLock
+from dkgp.service.queue.records import (
+    RESUMABLE,
+    STATES,
+    TERMINAL,
+    JobRecord,
+    JobStateError,
+    QueueFullError,
+    UnknownJobError,
+)
+
+__all__ = ["JobQueue"]
+
+ID_BYTES = 6
+# A job's folder without a row: its submission was cut off before it was recorded.
+ORPHAN_SECONDS = 3600.0
+LONGEST_NAME = 200
+
+
+class JobQueue:
+    """Jobs that wait, run, and have ended. Safe to share between threads, and the folder between processes.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it is missing, for its owner alone.
+    max_queued : int
+        How many may wait.
+    max_attempts : int
+        How often a job's process may die before the job has failed.
+
+    Raises
+    ------
+    InputError
+        The folder holds something else than a queue, or a queue of a later version.
+    StorageError
+        It cannot be written to.
+
+    Attributes
+    ----------
+    folder : Path
+    ledger : Ledger
+        The side of the queue that services and jobs' processes use.
+    """
+
+    def __init__(self, folder: Path, *, max_queued: int = 10_000, max_attempts: int = 5) -> None:
+        self.folder = prepare_folder(Path(folder))
+        self.max_queued, self.max_attempts = max_queued, max_attempts
+        self._database = QueueDatabase(self.folder / "queue.sqlite")
+        self.ledger = Ledger(self._database, self.folder, max_attempts)
+
+    def close(self) -> None:
+        """Close the database; the queue must not be used any more."""
+        self._database.close()
+
+    def submit(
+        self,
+        command: str,
+        options: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        idempotency_key: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> tuple[JobRecord, bool]:
+        """Add a job; return it, and whether it is new.
+
+        Parameters
+        ----------
+        command, options
+            As `dkgp.service.specification.job_from_options` reads them.
+        name, owner : str, optional
+        idempotency_key : str, optional
+            A second submission with the owner's same key returns the first one's job.
+        deadline_seconds : float, optional
+
+        Raises
+        ------
+        UsageError, InputError
+            Options that do not validate.
+        JobStateError
+            Another job under way writes to the same place, or the key was used for another job.
+        QueueFullError
+            Too many jobs wait.
+        StorageError
+            The disk is full; nothing was recorded.
+        """
+        from dkgp.service import specification
+
+        content = specification.options_from_job(specification.job_from_options(command, options))
+        paths = specification.job_paths(command, content)
+        outputs = [path.url for path in paths if path.field in specification.OUTPUT_FIELDS and path.access == "write"]
+        wanted = {"command": command, "options": content, "name": name, "deadline_seconds": deadline_seconds}
+        _check_labels(name, owner, idempotency_key, deadline_seconds)
+        job_id = secrets.token_hex(ID_BYTES)
+        try:
+            with self._database.write() as transaction:
+                earlier = _with_key(transaction, owner, idempotency_key)
+                if earlier is not None:
+                    return _same(earlier, wanted), False
+                self._require_room(transaction)
+                _reserve(transaction, job_id, outputs)
+                transaction.run(
+                    "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, command, "
+                    "options, name, deadline_seconds) VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?)",
+                    job_id,
+                    owner or "",
+                    idempotency_key,
+                    owner,
+                    json.dumps(outputs),
+                    now_text(),
+                    command,
+                    json.dumps(content),
+                    name,
+                    deadline_seconds,
+                )
+                # Before anybody can claim it.
+                with translate_write_errors(self.folder_of(job_id)):
+                    self.folder_of(job_id).mkdir(mode=0o700)
+                self.ledger.tell(job_id, "state", state="queued")
+                row = transaction.one("SELECT * FROM jobs WHERE id = ?", job_id)
+        except BaseException:
+            shutil.rmtree(self.folder_of(job_id), ignore_errors=True)
+            raise
+        return job_record(row), True
+
+    def get(self, job_id: str) -> JobRecord:
+        """Return a job; `UnknownJobError` where there is none."""
+        return self._with_progress(job_record(self._row(job_id)))
+
+    def list(
+        self, *, states: Collection[str] = (), limit: int = 100, before: str | None = None
+    ) -> builtins.list[JobRecord]:
+        """Return jobs, newest first.
+
+        Parameters
+        ----------
+        states : collection of str
+            Only jobs in these; all by default.
+        limit : int
+        before : str, optional
+            Only jobs that were submitted before this one: the last of the page before.
+        """
+        conditions: builtins.list[str] = ["1 = 1"]
+        values: builtins.list[Any] = []
+        if states:
+            conditions.append(f"state IN ({_marks(states)})")
+            values.extend(states)
+        if before is not None:
+            conditions.append("sequence < ?")
+            values.append(self._row(before)["sequence"])
+        rows = self._database.read(
+            f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT ?", *values, limit
+        )
+        return [self._with_progress(job_record(row)) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of jobs in each state."""
+        found = {
+            row["state"]: row["n"]
+            for row in self._database.read("SELECT state, COUNT(*) AS n FROM jobs GROUP BY state")
+        }
+        return {state: found.get(state, 0) for state in STATES}
+
+    def request_cancel(self, job_id: str) -> JobRecord:
+        """Cancel a job that waits; ask one that runs to end. `JobStateError` for one that has ended."""
+        with self._database.write() as transaction:
+            row = self._known(transaction, job_id)
+            if row["state"] in TERMINAL:
+                raise JobStateError(
+                    f"job {job_id} has ended ({row['state']}); only one that waits or runs is cancelled"
+                )
+            transaction.run("UPDATE jobs SET cancel_requested = 1 WHERE id = ?", job_id)
+            if row["state"] == "queued":
+                error = {"type": "JobCancelledError", "message": "cancelled before it ran", "exit_code": 130}
+                if row["attempt"]:
+                    error["message"] = "cancelled while it waited to go on"
+                transaction.run(
+                    "UPDATE jobs SET state = 'cancelled', exit_code = 130, error = ?, finished = ?, finished_at = ? "
+                    "WHERE id = ?",
+                    json.dumps(error),
+                    now_text(),
+                    time.time(),
+                    job_id,
+                )
+                transaction.run("DELETE FROM outputs WHERE job_id = ?", job_id)
+                self.ledger.tell(job_id, "state", state="cancelled")
+        return self.get(job_id)
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Queue a job again that ended short of its goal, to go on from what it left.
+
+        Raises
+        ------
+        JobStateError
+            It has not ended, or is done, or another job writes to the same place now.
+        QueueFullError
+            Too many jobs wait.
+        """
+        with self._database.write() as transaction:
+            row = self._known(transaction, job_id)
+            if row["state"] not in RESUMABLE:
+                raise JobStateError(
+                    f"job {job_id} is {row['state'].replace('_', ' ')}; only one that is {_listed(RESUMABLE)} can be "
+                    "resumed"
+                )
+            self._require_room(transaction)
+            _reserve(transaction, job_id, json.loads(row["outputs"]))
+            transaction.run(
+                "UPDATE jobs SET state = 'queued', resume = 1, generation = generation + 1, deaths = 0, "
+                "ran_seconds = 0, stop = NULL, cancel_requested = 0, finished = NULL, finished_at = NULL, "
+                "exit_code = NULL, error = NULL, document = NULL WHERE id = ?",
+                job_id,
+            )
+            self.ledger.tell(job_id, "state", state="queued")
+        return self.get(job_id)
+
+    def claim(self) -> JobRecord | None:
+        """Make the job that waits longest `running` and return it; None where none waits.
+
+        Its process has to take the job's lock by itself; `Supervisor` claims with the lock in hand.
+        """
+        claimed = self.ledger.claim()
+        if claimed is None:
+            return None
+        claimed.lock.release()
+        return claimed.record
+
+    def folder_of(self, job_id: str) -> Path:
+        """Return the folder of a job's own files."""
+        return self.folder / "jobs" / job_id
+
+    def prune(self, keep_seconds: float) -> int:
+        """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many."""
+        forgotten = 0
+        for row in self._database.read(
+            f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) AND finished_at <= ?",
+            *TERMINAL,
+            time.time() - keep_seconds,
+        ):
+            # Its process may still be on its way out.
+            if not FileLock.is_free(self.folder_of(row["id"]) / "lock"):
+                continue
+            with self._database.write() as transaction:
+                forgotten += transaction.run(
+                    f"DELETE FROM jobs WHERE id = ? AND state IN ({_marks(TERMINAL)})", row["id"], *TERMINAL
+                )
+        self._remove_orphans()
+        return forgotten
+
+    def _remove_orphans(self) -> None:
+        """Remove the folders of jobs that are forgotten, or were never recorded."""
+        for path in (self.folder / "jobs").iterdir():
+            with suppress(OSError):
+                # A lock is made when a job is claimed, and a job is recorded before that: in this order no job is lost.
+                given_up = (path / "lock").exists() or time.time() - path.stat().st_mtime > ORPHAN_SECONDS
+                if given_up and not self._database.read("SELECT id FROM jobs WHERE id = ?", path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _require_room(self, transaction: Transaction) -> None:
+        waiting = transaction.one("SELECT COUNT(*) AS n FROM jobs WHERE state = 'queued'")
+        if waiting is not None and waiting["n"] >= self.max_queued:
+            raise QueueFullError(
+                f"{waiting['n']:,} jobs wait already, as many as this service takes; try again when some have ended"
+            )
+
+    def _row(self, job_id: str) -> Row:
+        found = self._database.read("SELECT * FROM jobs WHERE id = ?", job_id)
+        if not found:
+            raise _unknown(job_id)
+        return found[0]
+
+    def _known(self, transaction: Transaction, job_id: str) -> Row:
+        row = transaction.one("SELECT * FROM jobs WHERE id = ?", job_id)
+        if row is None:
+            raise _unknown(job_id)
+        return row
+
+    def _with_progress(self, record: JobRecord) -> JobRecord:
+        """While a job runs its event file knows more than its row."""
+        if record.state != "running":
+            return record
+        latest = latest_progress(self.folder_of(record.id) / "events.jsonl")
+        return record if latest is None else replace(record, progress=latest)
+
+
+def _unknown(job_id: str) -> UnknownJobError:
+    return UnknownJobError(f"there is no job {job_id!r}; it never was, or is forgotten by now")
+
+
+def _check_labels(name: str | None, owner: str | None, key: str | None, deadline_seconds: float | None) -> None:
+    for what, text in (("name", name), ("owner", owner), ("idempotency key", key)):
+        if text is not None and not (0 < len(text) <= LONGEST_NAME and text.isprintable()):
+            raise InputError(
+                f"the {what} of a job is 1 to {LONGEST_NAME} characters without control characters; got {text[:80]!r}"
+            )
+    if deadline_seconds is not None and not (math.isfinite(deadline_seconds) and deadline_seconds > 0.0):
+        raise InputError(f"deadline_seconds: expected a positive number; got {deadline_seconds}")
+
+
+def _with_key(transaction: Transaction, owner: str | None, key: str | None) -> Row | None:
+    if key is None:
+        return None
+    return transaction.one("SELECT * FROM jobs WHERE owner_key = ? AND idempotency_key = ?", owner or "", key)
+
+
+def _same(earlier: Row, wanted: Mapping[str, Any]) -> JobRecord:
+    record = job_record(earlier)
+    different = [name for name, value in wanted.items() if getattr(record, name) != value]
+    if different:
+        raise JobStateError(
+            f"this idempotency key was used for job {record.id}, which has another {_listed(different)}. Use a new key "
+            "for a new job"
+        )
+    return record
+
+
+def _reserve(transaction: Transaction, job_id: str, outputs: list[str]) -> None:
+    """Keep every other job away from these places, and from what is above and below them, till this one has ended."""
+    for url in outputs:
+        parents = ["/".join(url.split("/")[:count]) for count in range(2, url.count("/") + 1)]
+        taken = transaction.one(
+            f"SELECT url, job_id FROM outputs WHERE job_id != ? AND (url IN ({_marks([url, *parents])}) "
+            "OR (url > ? AND url < ?))",
+            job_id,
+            url,
+            *parents,
+            f"{url}/",
+            f"{url}0",
+        )
+        if taken is not None:
+            raise JobStateError(
+                f"job {taken['job_id']} is to write to '{taken['url']}'; two jobs must not write to one place. Wait "
+                "for it, cancel it, or choose another output"
+            )
+        transaction.run("INSERT OR REPLACE INTO outputs (url, job_id) VALUES (?, ?)", url, job_id)
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _listed(names: Collection[str]) -> str:
+    return " or ".join(name.replace("_", " ") for name in names)

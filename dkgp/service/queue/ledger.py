@@ -1,0 +1,334 @@
+"""The running side of the queue: claiming jobs, recording how attempts end, and taking over from a dead service.
+
+Every change names the attempt that it is about, so that what comes too late changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dkgp.commands.reporting.documents import dump
+from dkgp.errors import ExitCode
+from dkgp.service.queue.database import QueueDatabase, Row, Transaction
+from dkgp.service.queue.events import EventWriter, latest_progress
+from dkgp.service.queue.locks import FileLock
+from dkgp.service.queue.records import JobRecord, State
+
+__all__ = ["Claim", "Ledger", "RunningJob", "StopReason", "job_record", "now_text"]
+
+StopReason = Literal["cancel", "deadline", "stop"]
+
+# Looked at for one whose lock is free; the lock of a waiting job is held for moments only, while its process ends.
+CLAIM_CANDIDATES = 20
+
+
+@dataclass
+class Claim:
+    """A job that is now `running`, and the lock that its process has to hold."""
+
+    record: JobRecord
+    lock: FileLock
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """What a service needs to know of a job under way.
+
+    Attributes
+    ----------
+    id, attempt, cancel_requested
+        As in the record.
+    generation : int
+        How often the user has resumed it.
+    service : str
+        The service that looks after it.
+    stop : {"cancel", "deadline", "stop"}, optional
+        Why its process was asked to end.
+    ran_seconds : float
+        How long it has run, attempts together.
+    deadline_seconds : float, optional
+        How long it may.
+    """
+
+    id: str
+    attempt: int
+    generation: int
+    service: str
+    cancel_requested: bool
+    stop: StopReason | None
+    ran_seconds: float
+    deadline_seconds: float | None
+
+
+class Ledger:
+    """Changes of jobs that run.
+
+    Parameters
+    ----------
+    database : QueueDatabase
+    folder : Path
+        The queue's.
+    max_attempts : int
+        How often a job's process may die before the job has failed.
+    """
+
+    def __init__(self, database: QueueDatabase, folder: Path, max_attempts: int) -> None:
+        self._database, self._folder, self._max_attempts = database, folder, max_attempts
+
+    def claim(self, service: str = "", limit: int | None = None) -> Claim | None:
+        """Make the job that waits longest `running`, and lock it; None where none waits or `limit` of them run."""
+        lock: FileLock | None = None
+        try:
+            with self._database.write() as transaction:
+                running = transaction.one("SELECT COUNT(*) AS n FROM jobs WHERE state = 'running'")
+                if limit is not None and running is not None and running["n"] >= limit:
+                    return None
+                for row in transaction.all(
+                    "SELECT id FROM jobs WHERE state = 'queued' ORDER BY sequence LIMIT ?", CLAIM_CANDIDATES
+                ):
+                    folder = self._job_folder(row["id"])
+                    # Somebody may have tidied up; the queue goes on all the same.
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                    lock = FileLock.acquire(folder / "lock")
+                    if lock is not None:
+                        break
+                else:
+                    return None
+                transaction.run(
+                    "UPDATE jobs SET state = 'running', attempt = attempt + 1, service = ?, stop = NULL, started = ?, "
+                    "started_at = ?, dashboard_link = NULL WHERE id = ?",
+                    service,
+                    now_text(),
+                    time.time(),
+                    row["id"],
+                )
+                claimed = transaction.one("SELECT * FROM jobs WHERE id = ?", row["id"])
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        return Claim(job_record(claimed), lock)
+
+    def finish(
+        self,
+        job_id: str,
+        attempt: int,
+        state: State,
+        exit_code: int,
+        *,
+        document: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Record the end of a job; False where this attempt is not the one that runs."""
+        with self._database.write() as transaction:
+            row = _running(transaction, job_id, attempt)
+            if row is None:
+                return False
+            self._close(transaction, row, state, exit_code, document, error)
+            self._tell_end(job_id, state, document, error)
+        return True
+
+    def interrupted(self, job_id: str, attempt: int, error: Mapping[str, Any]) -> State | None:
+        """Record that a job's process ended because it was asked to; return the state that follows.
+
+        Whether that is `queued`, `cancelled` or `failed` depends on why it was asked; a job that nobody asked (a signal
+        from outside) goes back to the queue.
+        """
+        return self._end_attempt(job_id, attempt, dict(error), died=False)
+
+    def died(self, job_id: str, attempt: int, how: str) -> State | None:
+        """Record that a job's process ended without a word; it goes back to the queue, but not for ever."""
+        error = {"type": "JobDiedError", "message": how, "exit_code": 1}
+        return self._end_attempt(job_id, attempt, error, died=True)
+
+    def mark_stop(self, job_id: str, attempt: int, reason: StopReason) -> bool:
+        """Record why a job's process is about to be asked to end; False where that was done before."""
+        with self._database.write() as transaction:
+            return bool(
+                transaction.run(
+                    "UPDATE jobs SET stop = ? WHERE id = ? AND attempt = ? AND state = 'running' AND stop IS NULL",
+                    reason,
+                    job_id,
+                    attempt,
+                )
+            )
+
+    def running(self) -> list[RunningJob]:
+        """Return the jobs under way, whoever looks after them."""
+        now = time.time()
+        return [
+            RunningJob(
+                id=row["id"],
+                attempt=row["attempt"],
+                generation=row["generation"],
+                service=row["service"] or "",
+                cancel_requested=bool(row["cancel_requested"]),
+                stop=row["stop"],
+                ran_seconds=row["ran_seconds"] + max(0.0, now - row["started_at"]),
+                deadline_seconds=row["deadline_seconds"],
+            )
+            for row in self._database.read("SELECT * FROM jobs WHERE state = 'running' ORDER BY sequence")
+        ]
+
+    def adopt(self, from_service: str, service: str) -> int:
+        """Look after the running jobs of a service that is gone, from now on; return how many there are."""
+        with self._database.write() as transaction:
+            return transaction.run(
+                "UPDATE jobs SET service = ? WHERE state = 'running' AND service = ?", service, from_service
+            )
+
+    def set_dashboard_link(self, job_id: str, attempt: int, link: str) -> None:
+        """Record where the cluster of a running job can be watched."""
+        with self._database.write() as transaction:
+            transaction.run(
+                "UPDATE jobs SET dashboard_link = ? WHERE id = ? AND attempt = ? AND state = 'running'",
+                link,
+                job_id,
+                attempt,
+            )
+
+    def attempt(self, job_id: str, attempt: int) -> RunningJob | None:
+        """Return the job, if this is the attempt that runs."""
+        return next((job for job in self.running() if job.id == job_id and job.attempt == attempt), None)
+
+    def _end_attempt(self, job_id: str, attempt: int, error: dict[str, Any], *, died: bool) -> State | None:
+        told: dict[str, Any] | None = None
+        with self._database.write() as transaction:
+            row = _running(transaction, job_id, attempt)
+            if row is None:
+                return None
+            counted = died and row["stop"] is None
+            deaths = row["deaths"] + int(counted)
+            state: State
+            if row["cancel_requested"] or row["stop"] == "cancel":
+                state, told = (
+                    "cancelled",
+                    {**error, "type": "JobCancelledError", "exit_code": int(ExitCode.INTERRUPTED)},
+                )
+                told["message"] = f"cancelled; {error['message']}"
+            elif row["stop"] == "deadline":
+                state, told = "failed", {**error, "type": "DeadlineExceededError"}
+                told["exit_code"] = int(ExitCode.INTERRUPTED)
+                told["message"] = (
+                    f"the job took longer than it may ({_seconds(row):.0f} seconds); {error['message']}. Resume it to "
+                    "go on, or submit it with a later deadline"
+                )
+            elif deaths >= self._max_attempts:
+                state, told = "failed", error
+                told["message"] = f"{error['message']}; that happened {deaths} times, and the job is given up"
+            else:
+                state = "queued"
+            if told is not None:
+                self._close(transaction, row, state, int(told["exit_code"]), None, told)
+            else:
+                transaction.run(
+                    "UPDATE jobs SET state = 'queued', resume = 1, deaths = ?, ran_seconds = ?, stop = NULL, "
+                    "service = NULL, progress = ? WHERE id = ?",
+                    deaths,
+                    _seconds(row),
+                    self._progress(job_id),
+                    job_id,
+                )
+            if told is None and died:
+                self.tell(job_id, "warning", message=f"{error['message']}; the job goes back to the queue")
+            self._tell_end(job_id, state, None, told)
+        return state
+
+    def _close(
+        self,
+        transaction: Transaction,
+        row: Row,
+        state: State,
+        exit_code: int,
+        document: Mapping[str, Any] | None,
+        error: Mapping[str, Any] | None,
+    ) -> None:
+        transaction.run(
+            "UPDATE jobs SET state = ?, exit_code = ?, document = ?, error = ?, finished = ?, finished_at = ?, "
+            "ran_seconds = ?, progress = ?, service = NULL WHERE id = ?",
+            state,
+            exit_code,
+            None if document is None else dump(document, indent=None),
+            None if error is None else dump(error, indent=None),
+            now_text(),
+            time.time(),
+            _seconds(row),
+            self._progress(row["id"]),
+            row["id"],
+        )
+        transaction.run("DELETE FROM outputs WHERE job_id = ?", row["id"])
+
+    def tell(self, job_id: str, kind: str, **content: Any) -> None:
+        """Write an event of a job."""
+        events = EventWriter(self._job_folder(job_id) / "events.jsonl")
+        events.write(kind, **content)
+        events.close()
+
+    def _tell_end(
+        self, job_id: str, state: State, document: Mapping[str, Any] | None, error: Mapping[str, Any] | None
+    ) -> None:
+        """Write the last events before the change is seen, so that whoever sees it finds them all."""
+        events = EventWriter(self._job_folder(job_id) / "events.jsonl")
+        if document is not None:
+            events.write("document", document=document)
+        if error is not None:
+            events.write("error", error=error)
+        events.write("state", state=state)
+        events.close()
+
+    def _progress(self, job_id: str) -> str | None:
+        event = latest_progress(self._job_folder(job_id) / "events.jsonl")
+        return None if event is None else json.dumps(event)
+
+    def _job_folder(self, job_id: str) -> Path:
+        return self._folder / "jobs" / job_id
+
+
+def job_record(row: Row | None) -> JobRecord:
+    """Return the record of a row of the table `jobs`."""
+    if row is None:
+        raise AssertionError("a row that was just written is gone")
+
+    def parsed(name: str) -> Any:
+        return None if row[name] is None else json.loads(row[name])
+
+    return JobRecord(
+        id=row["id"],
+        command=row["command"],
+        options=parsed("options"),
+        state=row["state"],
+        attempt=row["attempt"],
+        resume=bool(row["resume"]),
+        created=row["created"],
+        name=row["name"],
+        owner=row["owner"],
+        started=row["started"],
+        finished=row["finished"],
+        exit_code=row["exit_code"],
+        error=parsed("error"),
+        document=parsed("document"),
+        cancel_requested=bool(row["cancel_requested"]),
+        deadline_seconds=row["deadline_seconds"],
+        progress=parsed("progress"),
+        dashboard_link=row["dashboard_link"],
+    )
+
+
+def now_text() -> str:
+    """The time as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:
+    return transaction.one("SELECT * FROM jobs WHERE id = ? AND attempt = ? AND state = 'running'", job_id, attempt)
+
+
+def _seconds(row: Row) -> float:
+    """How long the attempts so far took together, with the one that runs."""
+    return float(row["ran_seconds"]) + max(0.0, time.time() - float(row["started_at"]))

@@ -1,0 +1,66 @@
+"""Locks between processes that the kernel lets go when their holder dies, however it dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from dkgp.data.remote.storage import translate_write_errors
+
+__all__ = ["FileLock"]
+
+
+class FileLock:
+    """An exclusive `flock` on a file; held until released, or until every process that shares it has ended.
+
+    It belongs to the open file, so a child process that inherits `handle` holds it too.
+    """
+
+    def __init__(self, handle: int, path: Path) -> None:
+        self.handle, self.path = handle, path
+
+    @classmethod
+    def acquire(cls, path: Path) -> Self | None:
+        """Take the lock, or return None where somebody else has it; the file is made where it is missing."""
+        with translate_write_errors(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+        return cls(handle, path)
+
+    @classmethod
+    def inherited(cls, handle: int, path: Path) -> Self | None:
+        """The lock that a parent passed on, or None where the handle is of another file, or nobody holds the lock."""
+        try:
+            same = os.path.samestat(os.fstat(handle), os.stat(path))
+            if not same:
+                return None
+            # Free of effect where this very open file holds the lock already.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.set_inheritable(handle, False)
+        except OSError:
+            return None
+        return cls(handle, path)
+
+    @classmethod
+    def is_free(cls, path: Path) -> bool:
+        """Whether nobody holds it now; a file that is missing is held by nobody."""
+        if not path.exists():
+            return True
+        probe = cls.acquire(path)
+        if probe is None:
+            return False
+        probe.release()
+        return True
+
+    def release(self) -> None:
+        """Let go in this process; a child that inherited the lock keeps it."""
+        os.close(self.handle)

@@ -1,0 +1,118 @@
+"""What the service knows of a job, the states it can be in, and the errors of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from dkgp.errors import DkgpError, InputError
+
+__all__ = [
+    "RESUMABLE",
+    "STATES",
+    "TERMINAL",
+    "JobRecord",
+    "JobStateError",
+    "QueueFullError",
+    "State",
+    "UnknownJobError",
+]
+
+State = Literal["queued", "running", "done", "not_converged", "failed", "cancelled"]
+
+STATES: tuple[State, ...] = ("queued", "running", "done", "not_converged", "failed", "cancelled")
+TERMINAL: tuple[State, ...] = ("done", "not_converged", "failed", "cancelled")
+RESUMABLE: tuple[State, ...] = ("not_converged", "failed", "cancelled")
+
+# What a list of jobs leaves out: it may hold thousands of them.
+_LONG = ("options", "document")
+
+
+class QueueFullError(DkgpError):
+    """As many jobs wait as the queue takes; try again later."""
+
+
+class JobStateError(DkgpError):
+    """The job's state, or that of another job, does not allow what was asked for."""
+
+
+class UnknownJobError(InputError):
+    """There is no job with this id."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job as the queue holds it; JSON types only.
+
+    Attributes
+    ----------
+    id : str
+        12 hexadecimal digits.
+    command : str
+        "train", "tune", "predict" or "evaluate".
+    options : dict
+        As `dkgp.service.specification` reads them; defaults left out.
+    state : str
+        One of `STATES`.
+    attempt : int
+        How often it was started; 0 before the first time.
+    resume : bool
+        Whether its next attempt goes on from what an earlier one left.
+    created, started, finished : str
+        ISO 8601, UTC; `started` is of the last attempt.
+    name, owner : str, optional
+        As the user called it, and who the user is.
+    exit_code : int, optional
+        What the command line would have ended with.
+    error : dict, optional
+        "type", "message", "exit_code", and "checkpoint" where there is one to go on from.
+    document : dict, optional
+        What the command prints with `--json`.
+    cancel_requested : bool
+        Whether a running job is to end.
+    deadline_seconds : float, optional
+        How long it may run, attempts together.
+    progress : dict, optional
+        The latest progress event.
+    dashboard_link : str, optional
+        Of the cluster it runs on.
+    """
+
+    id: str
+    command: str
+    options: dict[str, Any]
+    state: State
+    attempt: int
+    resume: bool
+    created: str
+    name: str | None = None
+    owner: str | None = None
+    started: str | None = None
+    finished: str | None = None
+    exit_code: int | None = None
+    error: dict[str, Any] | None = None
+    document: dict[str, Any] | None = None
+    cancel_requested: bool = False
+    deadline_seconds: float | None = None
+    progress: dict[str, Any] | None = None
+    dashboard_link: str | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it has ended."""
+        return self.state in TERMINAL
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in plain JSON types."""
+        return asdict(self)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record without what is long: options and document."""
+        return {name: value for name, value in asdict(self).items() if name not in _LONG}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> JobRecord:
+        """Read what `to_json` or `summary` returned; names of a later version are passed over."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{"options": {}, **{name: value for name, value in document.items() if name in known}})

@@ -1,0 +1,1 @@
+"""Jobs as processes: the supervisor that starts them, the runner inside, recovery after a crash."""

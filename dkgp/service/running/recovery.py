@@ -1,0 +1,219 @@
+"""What an attempt does with what earlier attempts of the same job left.
+
+Before a job runs for the first time, the runner notes what lies at the places the job writes to. Later attempts
+compare: what is not as it was then is this job's own work. Where that is unfinished they go on with it. Where it is
+complete (the process died after finishing its output, before it recorded that) it counts as done and is not made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.data import CheckpointStore, PredictionWriter, exists, recognise
+from dkgp.data.remote.storage import (
+    TEMPORARY_PREFIX,
+    filesystem,
+    join,
+    list_object_bytes,
+    remove_tree,
+    write_object,
+)
+from dkgp.errors import CheckpointError, DkgpError, StoreError
+
+if TYPE_CHECKING:
+    from dkgp.commands.evaluate import EvaluateJob
+    from dkgp.commands.predict import PredictJob
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.train import TrainJob
+    from dkgp.commands.tune import TuneJob
+    from dkgp.service.specification import Job
+
+__all__ = ["Traces", "going_on", "keep_document", "kept_document"]
+
+# What tells one version of an object from the next, under the names that the file systems give it.
+_TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
+
+# What lies directly in a model or prediction store.
+_STORE_NAMES = {
+    "zarr.json",
+    "dkgp-manifest.json",
+    "dkgp-claim.json",
+    "alpha",
+    "inputs",
+    "mean",
+    "mean_error_bound",
+    "variance",
+    "variance_lower",
+    "variance_upper",
+    "regions",
+}
+
+
+class Traces:
+    """What lay where the job writes, before its first attempt and before the attempts since it was last resumed.
+
+    Parameters
+    ----------
+    folder : Path
+        The job's own.
+    job : TrainJob, TuneJob, PredictJob or EvaluateJob
+        With its options as they were submitted.
+    generation : int
+        How often the user has resumed the job.
+    """
+
+    def __init__(self, folder: Path, job: Any, generation: int) -> None:
+        self._path = folder / "traces.json"
+        now = {url: _content(url) for url in _places(job)}
+        noted = self._noted()
+        if noted is None or noted["generation"] != generation:
+            noted = {"generation": generation, "first": now if noted is None else noted["first"], "latest": now}
+            write_object(self._path, json.dumps(noted).encode())
+        self._first, self._latest, self._now = noted["first"], noted["latest"], now
+
+    def is_own(self, url: str) -> bool:
+        """Whether something is there that some attempt of this job made."""
+        before, now = self._first.get(url, {}), self._now[url]
+        return bool(now) and not (before.items() & now.items())
+
+    def is_new(self, url: str) -> bool:
+        """Whether something is there that was made since the user last submitted or resumed the job."""
+        before, now = self._latest.get(url, {}), self._now[url]
+        return bool(now) and not (before.items() & now.items())
+
+    def is_free(self, url: str) -> bool:
+        """Whether nothing is there that is not this job's."""
+        return not self._now[url] or self.is_own(url)
+
+    def _noted(self) -> Any:
+        try:
+            return json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+
+def keep_document(folder: Path, generation: int, document: Document) -> None:
+    """Write down what the job returned, before that is recorded in the queue."""
+    with contextlib.suppress(DkgpError):
+        write_object(folder / "document.json", json.dumps({"generation": generation, "document": document}).encode())
+
+
+def kept_document(folder: Path, generation: int) -> Document | None:
+    """Return the document of an earlier attempt that was done, but could not record it any more."""
+    try:
+        found = json.loads((folder / "document.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if found["generation"] != generation:
+        return None
+    document: Document = found["document"]
+    return document
+
+
+def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
+    """Return the job as an attempt after the first has to run it, or the document of one that was done already."""
+    command = type(job).__name__.removesuffix("Job").lower()
+    return _GOING_ON[command](job, traces, reporter)
+
+
+def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    from dkgp.commands.train import finished_training
+
+    if traces.is_new(job.out):
+        document = finished_training(job, reporter)
+        if document is not None:
+            return document
+    _clear(job.out, traces, reporter)
+    resume = job.resume or (traces.is_own(job.checkpoint_url) and _has_whole_checkpoint(job.checkpoint_url, reporter))
+    return replace(job, resume=resume, overwrite=_may_replace(job, traces))
+
+
+def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    # A file that is the job's own and whole counts as done; one that an interruption left is made again.
+    return replace(job, resume=job.resume or traces.is_new(job.out), overwrite=_may_replace(job, traces))
+
+
+def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    _clear(job.out, traces, reporter)
+    if not traces.is_own(job.out):
+        return job
+    if _can_be_resumed(job.out):
+        return replace(job, resume=True)
+    return replace(job, overwrite=True)
+
+
+def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    return replace(job, overwrite=_may_replace(job, traces))
+
+
+_GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
+    "train": _train,
+    "tune": _tune,
+    "predict": _predict,
+    "evaluate": _evaluate,
+}
+
+
+def _may_replace(job: Any, traces: Traces) -> bool:
+    """Whether the job may replace what is there: the user said so, or all of it is the job's own."""
+    outputs = [getattr(job, name, None) for name in ("out", "plot", "log_json")]
+    return bool(job.overwrite) or all(traces.is_free(url) for url in outputs if url is not None)
+
+
+def _has_whole_checkpoint(url: str, reporter: Reporter) -> bool:
+    try:
+        return CheckpointStore(url).load_latest() is not None
+    except CheckpointError as error:
+        reporter.warn(f"{error} Training starts from the beginning")
+        return False
+
+
+def _can_be_resumed(url: str) -> bool:
+    """Whether the prediction store was laid out in full before the process died."""
+    try:
+        writer = PredictionWriter.open_to_resume(url)
+    except StoreError:
+        return False
+    return all(exists(join(url, name, "zarr.json")) for name in writer.variables)
+
+
+def _clear(url: str, traces: Traces, reporter: Reporter) -> None:
+    """Remove what is left of a store that this job had begun to lay out, or to replace, when its process died.
+
+    Such a place is no store yet, or no longer one, and would be taken for somebody's own folder. Where anything lies
+    in it that no store has, it is left alone.
+    """
+    if not traces.is_own(url) or recognise(url) is not None:
+        return
+    names = {name.split("/")[0] for name in list_object_bytes(url)}
+    if names and all(name in _STORE_NAMES or name.startswith(TEMPORARY_PREFIX) for name in names):
+        reporter.note(f"removing what an earlier attempt left at '{url}'")
+        remove_tree(url)
+
+
+def _places(job: Any) -> list[str]:
+    names = ("out", "checkpoint_url", "plot", "log_json")
+    return [place for name in names if (place := getattr(job, name, None)) is not None]
+
+
+def _content(url: str) -> dict[str, str]:
+    """Object -> what tells its version. Of a store its first object, which is made anew with the store."""
+    file_system, path = filesystem(url)
+    file_system.invalidate_cache()
+    if not file_system.exists(path):
+        return {}
+    if file_system.isfile(path):
+        return {".": _version(file_system.info(path))}
+    found = file_system.ls(path, detail=True)
+    entries = {entry["name"].rsplit("/", 1)[-1]: _version(entry) for entry in found if entry["type"] == "file"}
+    return {"zarr.json": entries["zarr.json"]} if "zarr.json" in entries else entries or {"": "folder"}
+
+
+def _version(entry: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={entry[name]}" for name in _TELLING if entry.get(name) is not None)

@@ -1,0 +1,138 @@
+"""The reporter of a job that a service runs: what a terminal would show goes into the job's event file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dkgp.commands.reporting.convergence import ConvergenceEstimate
+from dkgp.commands.reporting.progress import (
+    DASHBOARD_NOTE,
+    Search,
+    Solve,
+    SolveProgress,
+    TuneProgress,
+    Work,
+    WorkProgress,
+)
+from dkgp.service.queue.events import EventWriter, progress_pace_seconds
+
+__all__ = ["EventReporter"]
+
+
+class EventReporter:
+    """Writes notes, warnings and progress as events.
+
+    Parameters
+    ----------
+    events : EventWriter
+    on_dashboard : callable
+        Called with the link to the cluster's dashboard, once it is known.
+    """
+
+    def __init__(self, events: EventWriter, on_dashboard: Callable[[str], None]) -> None:
+        self.warnings: list[str] = []
+        self._events, self._on_dashboard = events, on_dashboard
+
+    def note(self, message: str) -> None:
+        """Write a note."""
+        self._events.write("note", message=message)
+        if message.startswith(DASHBOARD_NOTE):
+            self._on_dashboard(message.removeprefix(DASHBOARD_NOTE).strip())
+
+    def warn(self, message: str) -> None:
+        """Write a warning, the same one once, and remember it."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+            self._events.write("warning", message=message)
+
+    def work(self, label: str) -> Work:
+        """Report {done, total, unit, phase}."""
+        return self._work(label)
+
+    def search(self, label: str) -> Search:
+        """Report the evaluations of a hyperparameter search."""
+        return self._search(label)
+
+    def solve(self, label: str, tolerance: float) -> Solve:
+        """Report rounds: figures, tolerance, rate and time left."""
+        return self._solve(label, tolerance)
+
+    @contextmanager
+    def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        with self._paced() as show:
+
+            def update(progress: WorkProgress) -> None:
+                show(
+                    {
+                        "label": label,
+                        "phase": progress.phase,
+                        "done": progress.done,
+                        "total": progress.total,
+                        "unit": progress.unit,
+                    }
+                )
+
+            yield update
+
+    @contextmanager
+    def _search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+        with self._paced() as show:
+
+            def update(progress: TuneProgress) -> None:
+                show(
+                    {
+                        "label": label,
+                        "done": progress.evaluation,
+                        "total": None,
+                        "unit": "evaluations",
+                        **progress.__dict__,
+                    }
+                )
+
+            yield update
+
+    @contextmanager
+    def _solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+        estimate = ConvergenceEstimate(tolerance)
+        with self._paced() as show:
+
+            def update(progress: SolveProgress) -> None:
+                estimate.update(progress)
+                figures = progress.to_json()
+                del figures["timings"]
+                show(
+                    {
+                        "label": label,
+                        **figures,
+                        "tolerance": tolerance,
+                        "fraction": estimate.fraction,
+                        "decades_per_minute": estimate.decades_per_minute,
+                        "seconds_left": estimate.seconds_left,
+                    }
+                )
+
+            yield update
+
+    @contextmanager
+    def _paced(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Hold progress back that comes too fast; the first and the last are always written."""
+        held: list[dict[str, Any]] = []
+        due = 0.0
+
+        def show(content: dict[str, Any]) -> None:
+            nonlocal due
+            held[:] = [content]
+            now = time.monotonic()
+            if now >= due:
+                due = now + progress_pace_seconds(self._events.next_sequence)
+                self._events.write("progress", **content)
+                held.clear()
+
+        try:
+            yield show
+        finally:
+            for content in held:
+                self._events.write("progress", **content)

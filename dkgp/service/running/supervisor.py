@@ -1,0 +1,338 @@
+"""Starts a process for each job, watches it, ends it where that is asked for, takes over what a dead service left.
+
+Every running job is looked after by one service, named in its row. A service holds a lock as long as it lives; when
+that lock is free, another service on the same queue adopts its jobs. The jobs' processes do not notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dkgp.cluster import ClusterOptions
+from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import ClusterError, DkgpError
+from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
+from dkgp.service.queue.locks import FileLock
+from dkgp.service.running.process_files import has_process_file, last_lines, send_signal
+
+__all__ = ["Supervisor"]
+
+POLL_SECONDS = 0.5
+PRUNE_EVERY_SECONDS = 60.0
+STOP_POLL_SECONDS = 0.1
+# What a process may take to end once it was killed.
+KILL_SECONDS = 10.0
+# The service's own secrets are no business of its jobs.
+KEPT_BACK = ("DKGP_SERVICE_TOKEN",)
+# No interpreter, or none that can be run.
+HOPELESS = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR)
+# The lock of a service that died without jobs stays behind; one so old is not about to be taken.
+STALE_SECONDS = 3600.0
+RUNNER = "dkgp.service.running.runner"
+
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs the jobs of a queue, until it is stopped.
+
+    Parameters
+    ----------
+    queue : JobQueue
+    cluster : ClusterOptions
+        Where the jobs run.
+    concurrent_jobs : int
+        How many of the queue's jobs may run at once, counting those that another service on this queue runs.
+    deadline_seconds : float, optional
+        How long a job may run, where it does not ask for less.
+    keep_seconds : float, optional
+        How long ended jobs are remembered; for ever by default.
+    roots : sequence of str, optional
+        What jobs may touch, as `Roots` takes it; by default whatever this user may.
+    python : str
+        The interpreter of the jobs' processes.
+    end_seconds : float
+        How long a job's process may take to save its state and end, once it was asked to.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        *,
+        cluster: ClusterOptions | None = None,
+        concurrent_jobs: int = 1,
+        deadline_seconds: float | None = None,
+        keep_seconds: float | None = None,
+        roots: Sequence[str] = (),
+        python: str = sys.executable,
+        end_seconds: float = 60.0,
+    ) -> None:
+        self._queue, self._ledger = queue, queue.ledger
+        self._cluster = cluster or ClusterOptions()
+        self._concurrent_jobs, self._deadline_seconds = concurrent_jobs, deadline_seconds
+        self._keep_seconds, self._python, self._end_seconds = keep_seconds, python, end_seconds
+        self._roots = tuple(roots)
+        self.name = secrets.token_hex(6)
+        self._presence: FileLock | None = None
+        self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        # When a job's process was asked to end, or was seen without a service that would have done so.
+        self._asked_at: dict[tuple[str, int], float] = {}
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="dkgp-supervisor", daemon=True)
+        self._pruned_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin, in a thread of its own.
+
+        Raises
+        ------
+        StorageError
+            The queue's folder cannot be written to.
+        """
+        self._forget_dead_services()
+        self._presence = FileLock.acquire(self._service_lock(self.name))
+        self._write_cluster()
+        self._thread.start()
+
+    def stop(self, grace_seconds: float = 60.0) -> None:
+        """Have the jobs that run save their state and go back to the queue, then end.
+
+        Returns when their processes have ended; those that have not within the grace are killed, and go on from their
+        last checkpoint.
+        """
+        self._stopping.set()
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        until = time.monotonic() + grace_seconds
+        # A process that even SIGKILL does not end waits for a disk; whoever comes next adopts its job.
+        while self._ask_all_to_end(kill=time.monotonic() >= until) and time.monotonic() < until + KILL_SECONDS:
+            self._wake.clear()
+            self._wake.wait(STOP_POLL_SECONDS)
+        if self._presence is not None:
+            self._presence.path.unlink(missing_ok=True)
+            self._presence.release()
+            self._presence = None
+
+    def wake(self) -> None:
+        """Look at the queue now: a job was submitted, or is to be cancelled."""
+        self._wake.set()
+
+    # A round of the loop: see to the jobs that run, then fill the places that are free.
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._adopt()
+                self._tend()
+                self._start_waiting()
+                self._prune()
+            except DkgpError as error:
+                # A full disk or a file that is locked for long: jobs go on, and so does this once it can.
+                _log.warning("the queue could not be looked after: %s", error)
+            except Exception:
+                _log.exception("the queue could not be looked after")
+            self._wake.wait(POLL_SECONDS)
+            self._wake.clear()
+
+    def _ask_all_to_end(self, kill: bool) -> bool:
+        """Return whether any job's process still runs, or may."""
+        try:
+            return bool(self._tend(reason="stop", kill=kill))
+        except DkgpError as error:
+            _log.warning("the queue could not be looked after: %s", error)
+            return True
+
+    def _adopt(self) -> None:
+        for service in {job.service for job in self._ledger.running()} - {self.name}:
+            lock = self._service_lock(service) if service else None
+            if lock is None or FileLock.is_free(lock):
+                n_jobs = self._ledger.adopt(service, self.name)
+                _log.info("looking after %d jobs of a service that is gone", n_jobs)
+                if lock is not None:
+                    lock.unlink(missing_ok=True)
+
+    def _tend(self, reason: StopReason | None = None, kill: bool = False) -> list[RunningJob]:
+        """Record the ends of this service's jobs, and ask those to end that have to; return those that still run."""
+        mine = [job for job in self._ledger.running() if job.service == self.name]
+        running = []
+        for job in mine:
+            if self._has_ended(job):
+                self._record_death(job)
+                continue
+            running.append(job)
+            why = reason or self._reason(job)
+            if why is not None:
+                self._end(job, why, kill)
+        for key, child in list(self._children.items()):
+            # Its own record was enough: this only lets the process go.
+            if key not in {(job.id, job.attempt) for job in running} and child.poll() is not None:
+                del self._children[key]
+                self._asked_at.pop(key, None)
+        return running
+
+    def _reason(self, job: RunningJob) -> StopReason | None:
+        if job.stop is not None:
+            return job.stop
+        if job.cancel_requested:
+            return "cancel"
+        limits = [limit for limit in (job.deadline_seconds, self._deadline_seconds) if limit is not None]
+        return "deadline" if limits and job.ran_seconds > min(limits) else None
+
+    def _has_ended(self, job: RunningJob) -> bool:
+        child = self._children.get((job.id, job.attempt))
+        if child is not None and child.poll() is None:
+            return False
+        return FileLock.is_free(self._queue.folder_of(job.id) / "lock")
+
+    def _end(self, job: RunningJob, reason: StopReason, kill: bool) -> None:
+        """Ask the job's process to end, once; kill it when it takes too long."""
+        key = (job.id, job.attempt)
+        folder = self._queue.folder_of(job.id)
+        if key not in self._asked_at:
+            first = self._ledger.mark_stop(job.id, job.attempt, reason)
+            # Marked before: by a service that died then, or by this one, which could not reach the process yet.
+            if not self._send(job, folder, signal.SIGTERM):
+                return
+            self._asked_at[key] = time.monotonic()
+            _log.info("job %s is asked to end (%s%s)", job.id, reason, "" if first else ", again")
+        elif kill or time.monotonic() - self._asked_at[key] > self._end_seconds:
+            self._send(job, folder, signal.SIGKILL)
+
+    def _send(self, job: RunningJob, folder: Path, number: signal.Signals) -> bool:
+        child = self._children.get((job.id, job.attempt))
+        if child is None:
+            return send_signal(folder, job.attempt, number)
+        child.send_signal(number)
+        return True
+
+    def _record_death(self, job: RunningJob) -> None:
+        """Note how a process ended that did not record it by itself."""
+        child = self._children.pop((job.id, job.attempt), None)
+        self._asked_at.pop((job.id, job.attempt), None)
+        folder = self._queue.folder_of(job.id)
+        code = None if child is None else child.returncode
+        said = last_lines(folder / "log.txt")
+        said = f". The last that it printed:\n{said}" if said else ""
+        if code is not None and code > 0 and not has_process_file(folder, job.attempt):
+            self._fail_to_start(job.id, job.attempt, f"it ended with exit code {code}{said}")
+            return
+        _log.warning("the process of job %s has died (%s)", job.id, code)
+        self._ledger.died(job.id, job.attempt, f"the job's process {_ending(code)}{said}")
+
+    def _fail_to_start(self, job_id: str, attempt: int, why: str) -> None:
+        message = f"the job's process could not be started with {self._python}: {why}"
+        _log.error("job %s: %s", job_id, message)
+        error = {"type": ClusterError.__name__, "message": message, "exit_code": int(ClusterError.exit_code)}
+        self._ledger.finish(job_id, attempt, "failed", int(ClusterError.exit_code), error=error)
+
+    def _start_waiting(self) -> None:
+        while not self._stopping.is_set():
+            claim = self._ledger.claim(self.name, self._concurrent_jobs)
+            if claim is None:
+                return
+            try:
+                self._start(claim)
+            finally:
+                # The process has it now.
+                claim.lock.release()
+
+    def _start(self, claim: Claim) -> None:
+        job_id, attempt, folder = claim.record.id, claim.record.attempt, self._queue.folder_of(claim.record.id)
+        own = [str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
+        command = [self._python, "-m", RUNNER, *own, *self._roots]
+        try:
+            with (folder / "log.txt").open("ab") as log:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[claim.lock.handle],
+                    start_new_session=True,
+                    # The service's own folder may be one of data; what lies there must not stand in for a module, nor
+                    # must anything else that is no part of the installation.
+                    cwd=folder,
+                    env=_environment(),
+                )
+        except OSError as error:
+            if error.errno in HOPELESS:
+                self._fail_to_start(job_id, attempt, str(error))
+            else:
+                # Too many processes or open files, too little memory or disk: another time, perhaps.
+                self._ledger.died(job_id, attempt, f"the job's process could not be started: {error}")
+            return
+        self._children[job_id, attempt] = child
+        _log.info("job %s started: attempt %d, process %d", job_id, attempt, child.pid)
+        threading.Thread(target=self._wait_for, args=(child,), name=f"dkgp-wait-{job_id}", daemon=True).start()
+
+    def _wait_for(self, child: subprocess.Popen[bytes]) -> None:
+        child.wait()
+        self.wake()
+
+    def _prune(self) -> None:
+        if self._keep_seconds is None or time.monotonic() - self._pruned_at < PRUNE_EVERY_SECONDS:
+            return
+        self._pruned_at = time.monotonic()
+        self._queue.prune(self._keep_seconds)
+
+    def _forget_dead_services(self) -> None:
+        in_use = {job.service for job in self._ledger.running()}
+        for path in (self._queue.folder / "services").glob("*.lock"):
+            with contextlib.suppress(OSError):
+                is_old = time.time() - path.stat().st_mtime > STALE_SECONDS
+                if is_old and path.stem not in in_use and FileLock.is_free(path):
+                    path.unlink()
+
+    def _service_lock(self, name: str) -> Path:
+        return self._queue.folder / "services" / f"{name}.lock"
+
+    def _write_cluster(self) -> None:
+        """Tell the jobs where to run; the file may hold passwords."""
+        path = self._queue.folder / "cluster.json"
+        temporary = path.with_name(f".cluster-{self.name}")
+        with translate_write_errors(path):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(dataclasses.asdict(self._cluster), file)
+                os.replace(temporary, path)
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+
+
+def _environment() -> dict[str, str]:
+    """Of a job's process: this one's, without its secrets, and without a way for its folder into the import path."""
+    kept = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
+    if path := kept.pop("PYTHONPATH", ""):
+        # An empty entry stands for the working directory, and is mostly there by accident.
+        kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
+    return {**kept, "PYTHONSAFEPATH": "1"}
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended without recording how the job ended (it was killed, or this machine was switched off)"
+    if code >= 0:
+        return f"ended with exit code {code} without recording how the job ended"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    cause = "; where memory is short the system does that" if -code == signal.SIGKILL else ""
+    return f"was killed by {name}{cause}"

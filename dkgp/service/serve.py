@@ -1,0 +1,225 @@
+"""`dkgp serve`: the queue, the supervisor that runs its jobs, and the HTTP service over both, until a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.errors import InputError, MissingExtraError, StorageError
+from dkgp.service.own_folder import TOKEN_NAME, own_token, require_private_folder
+from dkgp.service.own_services import Announcement, announce
+from dkgp.service.settings import ServiceSettings, is_loopback, resolve
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from uvicorn import Server
+
+__all__ = ["listen", "run_serve", "url_of"]
+
+BACKLOG = 1024
+# Answers under way when a signal comes; streams end by themselves.
+ANSWER_SECONDS = 5
+# For the jobs to finish a round and write their checkpoints; what takes longer is ended and goes on from its last one.
+STOP_SECONDS = 60.0
+IDLE_CONNECTION_SECONDS = 30
+_PACKAGES = {
+    "fastapi": "fastapi",
+    "prometheus_client": "prometheus-client",
+    "pydantic": "pydantic",
+    "uvicorn": "uvicorn",
+}
+
+
+def run_serve(
+    settings: ServiceSettings,
+    reporter: Reporter,
+    *,
+    on_listening: Callable[[Document], None] = lambda document: None,
+) -> Document:
+    """Serve until SIGTERM or SIGINT; jobs that run then save their state and go back to the queue.
+
+    Parameters
+    ----------
+    settings : ServiceSettings
+    reporter : Reporter
+        Told of the address and of what is risky.
+    on_listening : callable, optional
+        Called with the address, in a document, once connections are taken.
+
+    Returns
+    -------
+    dict
+        The address, how long it was served, and how many jobs are in each state.
+
+    Raises
+    ------
+    MissingExtraError
+        The extra `service` is not installed.
+    InputError
+        The address cannot be listened on; or the folder holds something else, or is not this user's alone.
+    """
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is None:
+            raise MissingExtraError(package, "service", "`dkgp serve`")
+    from dkgp.service.queue.job_queue import JobQueue
+    from dkgp.service.running.supervisor import Supervisor
+    from dkgp.service.web.app import Service, create_app
+
+    # The address first: where it is taken, nothing has been started or written.
+    with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
+        folder = Path(settings.folder)
+        require_private_folder(folder)
+        own = settings.token is None and not settings.no_token
+        if own:
+            settings = replace(settings, token=own_token(folder))
+        queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
+        stack.callback(queue.close)
+        url = url_of(listener, settings.host)
+        supervisor = Supervisor(
+            queue,
+            cluster=settings.cluster,
+            concurrent_jobs=settings.concurrent_jobs,
+            deadline_seconds=settings.job_deadline_seconds,
+            keep_seconds=settings.keep_seconds,
+            roots=settings.roots,
+        )
+        service = Service(settings, queue, supervisor)
+        began = time.monotonic()
+        _warn(settings, reporter)
+        started: Document = {"command": "serve", "url": url, "pid": os.getpid(), "folder": settings.folder}
+        announcement = _announced(listener, folder, reporter) if own else None
+        if announcement is not None:
+            stack.callback(announcement.withdraw)
+
+        def announced() -> None:
+            reporter.note(f"dkgp serve: {url}")
+            if own:
+                reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
+            if own and sys.stderr.isatty():
+                # Not into the log of a service manager. A browser sends what follows the # to nobody.
+                reporter.note(f"in a browser: {url}/#token={settings.token}")
+            on_listening(started)
+
+        def stopping() -> None:
+            if announcement is not None:
+                announcement.withdraw()
+            reporter.note("stopping: jobs that run save their state and go back to the queue; once more ends at once")
+            service.close()
+
+        server = _server(create_app(service), announced, stopping)
+        supervisor.start()
+        try:
+            server.run(sockets=[listener])
+        finally:
+            supervisor.stop(0.0 if server.force_exit else STOP_SECONDS)
+        return {
+            **started,
+            "seconds": time.monotonic() - began,
+            "counts": queue.counts(),
+            "warnings": list(reporter.warnings),
+        }
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; `InputError` where the address is taken or not this machine's."""
+    family, address = resolve(host, port)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port whose last service ended just now is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        advice = {
+            errno.EADDRINUSE: "something listens there already; stop it, or choose another --port (0: any)",
+            errno.EADDRNOTAVAIL: "this machine has no such address; give one of its own with --host",
+            errno.EACCES: "ports below 1024 are for root; choose another --port",
+        }.get(error.errno or 0, error.strerror or str(error))
+        raise InputError(f"cannot listen on {_bracketed(address)}:{port}: {advice}") from None
+    return listener
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """Return the address of a socket that listens, with its true port."""
+    name = host if host in ("localhost", "ip6-localhost") else str(listener.getsockname()[0])
+    return f"http://{_bracketed(name)}:{listener.getsockname()[1]}"
+
+
+def _announced(listener: socket.socket, folder: Path, reporter: Reporter) -> Announcement | None:
+    try:
+        return announce(listener, folder / TOKEN_NAME)
+    except (OSError, RuntimeError, StorageError) as error:
+        reporter.warn(
+            f"commands do not find this service's token by themselves ({error}); give them --token-file "
+            f"{folder / TOKEN_NAME}"
+        )
+        return None
+
+
+def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], None]) -> Server:
+    import uvicorn
+
+    class OrderlyServer(uvicorn.Server):
+        """Ends with its caller going on, where uvicorn's own would raise the signal again."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                announce()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Before it waits for connections: a stream that is followed would never end by itself.
+            stopping()
+            await super().shutdown(sockets)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+    return OrderlyServer(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            # A header that any client can set must not decide who it is.
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_CONNECTION_SECONDS,
+            timeout_graceful_shutdown=ANSWER_SECONDS,
+        )
+    )
+
+
+def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
+    if settings.token is None:
+        reporter.warn(
+            "there is no token: every user of this machine can submit jobs, which run with your rights. "
+            "Leave --no-token out where others can log in"
+        )
+    elif not is_loopback(settings.host):
+        reporter.warn(
+            f"the service speaks plain HTTP at {settings.host}: token and data can be read on the way. "
+            "Put a proxy with TLS in front of it, or reach it through a tunnel"
+        )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,180 @@
+"""How the service is set up: where it listens, who may talk to it, which paths jobs may touch, how much it takes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from dkgp.cluster import ClusterOptions
+from dkgp.errors import InputError, UsageError
+from dkgp.service.roots import Roots
+
+__all__ = [
+    "DEFAULT_PORT",
+    "SHORTEST_TOKEN",
+    "TOKEN_VARIABLE",
+    "ServiceSettings",
+    "check_token",
+    "is_loopback",
+    "read_token",
+    "resolve",
+]
+
+DEFAULT_PORT = 8780
+TOKEN_VARIABLE = "DKGP_SERVICE_TOKEN"
+SHORTEST_TOKEN = 16
+LARGEST_TOKEN_FILE_BYTES = 4096
+# What an Authorization header carries without quoting.
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Everything that `dkgp serve` is told; checked when made.
+
+    Attributes
+    ----------
+    folder
+        Where the queue, the jobs' event files and their locks lie; one host's own disk.
+    host, port
+        Where to listen; port 0 takes any that is free.
+    token
+        What a client must show. Without one the service takes its own, which lies in its folder.
+    no_token
+        Let in whoever is on this machine instead; on a loopback address only.
+    roots
+        Local folders and URLs that jobs may read and write; default: the working directory.
+    concurrent_jobs
+        How many jobs run at once.
+    job_deadline_seconds
+        What no job may exceed; a job may ask for less.
+    keep_seconds
+        How long a job that has ended is remembered; None: for ever. What it wrote is never removed.
+    max_queued
+        How many jobs may wait.
+    cluster
+        Where jobs run.
+    max_body_bytes
+        Largest request.
+    """
+
+    folder: str
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    token: str | None = field(default=None, repr=False)
+    no_token: bool = False
+    roots: tuple[str, ...] = ()
+    concurrent_jobs: int = 1
+    job_deadline_seconds: float | None = None
+    keep_seconds: float | None = None
+    max_queued: int = 10_000
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    max_body_bytes: int = 2**20
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"a port is a number from 0 (any that is free) to 65535; got {self.port}")
+        for name, value in (
+            ("concurrent jobs", self.concurrent_jobs),
+            ("queued jobs", self.max_queued),
+            ("bytes of a request", self.max_body_bytes),
+        ):
+            if value < 1:
+                raise UsageError(f"the limit of {name} must be at least 1; got {value}")
+        for name, seconds in (
+            ("job deadline", self.job_deadline_seconds),
+            ("time for which jobs are kept", self.keep_seconds),
+        ):
+            if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+                raise UsageError(f"the {name} must be above 0 seconds; got {seconds}")
+        if self.token is not None:
+            check_token(self.token, "the token")
+            if self.no_token:
+                raise UsageError(
+                    f"got both a token (--token-file or {TOKEN_VARIABLE}) and --no-token; leave one of them out"
+                )
+        elif not is_loopback(self.host) and self.no_token:
+            raise UsageError(
+                f"the service would be open to everybody at '{self.host}', and --no-token was given. Leave it out, or "
+                "listen on this machine alone: --host 127.0.0.1"
+            )
+        object.__setattr__(self, "folder", os.path.realpath(os.path.expanduser(self.folder)))
+        # Jobs' processes work in folders of their own.
+        object.__setattr__(self, "cluster", self.cluster.anchored())
+        object.__setattr__(self, "roots", Roots(self.roots or (os.getcwd(),)).urls)
+
+    def limits(self) -> dict[str, Any]:
+        """What the service takes on, for its clients."""
+        return {
+            "concurrent_jobs": self.concurrent_jobs,
+            "job_deadline_seconds": self.job_deadline_seconds,
+            "keep_seconds": self.keep_seconds,
+            "max_queued": self.max_queued,
+            "max_body_bytes": self.max_body_bytes,
+        }
+
+
+def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the token: from the file, else from the environment, else None.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or others on this machine can read it too.
+    UsageError
+        What was found is no token.
+    """
+    if token_file is None:
+        given = environment.get(TOKEN_VARIABLE, "").strip()
+        return check_token(given, f"the token in {TOKEN_VARIABLE}") if given else None
+    path = Path(token_file).expanduser()
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise InputError(f"the token file '{path}' is not a file; put the token alone into a text file")
+        if mode & stat.S_IROTH:
+            raise InputError(
+                f"the token file '{path}' can be read by every user of this machine (mode {stat.S_IMODE(mode):04o}); "
+                f"close it with: chmod 600 '{path}' (a mounted secret: file mode 0440), and use a new token"
+            )
+        with path.open("rb") as file:
+            content = file.read(LARGEST_TOKEN_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"the token file '{path}' cannot be read: {error.strerror or error}") from error
+    if len(content) > LARGEST_TOKEN_FILE_BYTES:
+        raise UsageError(f"the token file '{path}' is larger than {LARGEST_TOKEN_FILE_BYTES} bytes; expected one token")
+    return check_token(content.decode("utf-8", "replace").strip(), f"the token in '{path}'")
+
+
+def check_token(token: str, what: str) -> str:
+    """Return the token, or raise `UsageError`; the message never shows it."""
+    if len(token) < SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
+        raise UsageError(
+            f"{what} must be at least {SHORTEST_TOKEN} printable ASCII characters without spaces; got {len(token)} "
+            'characters. Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether everything that the name stands for is this machine alone; `InputError` where it stands for nothing."""
+    return all(ip_address(address.partition("%")[0]).is_loopback for _, address in resolve(host, 0))
+
+
+def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Return the addresses that a name stands for, with their families."""
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"'{host}' is no address to listen on: {error}. Try 127.0.0.1, or 0.0.0.0 for all") from error
+    return [(family, str(address[0])) for family, _, _, _, address in found]

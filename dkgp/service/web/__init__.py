@@ -1,0 +1,1 @@
+"""The HTTP interface: routes, answers, access, limits, metrics, the page and its stream of events."""

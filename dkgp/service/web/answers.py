@@ -1,0 +1,178 @@
+"""Answers that are errors, and what every answer carries: written as plain ASGI, below and around the web framework."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
+from dkgp.service.queue.records import JobStateError, QueueFullError, UnknownJobError
+from dkgp.service.roots import OutsideRootsError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["SECURITY_HEADERS", "MalformedError", "Outermost", "answer_errors", "error_body", "send_error", "status_of"]
+
+log = logging.getLogger("dkgp.service")
+
+
+class MalformedError(InputError):
+    """A request body that is not the JSON it should be."""
+
+
+# The page's script, style and requests come from the service itself; nothing else is loaded, and nobody may frame it.
+SECURITY_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+# The most particular first.
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (MalformedError, 400),
+    (OutsideRootsError, 403),
+    (UnknownJobError, 404),
+    (JobStateError, 409),
+    (QueueFullError, 429),
+    (StorageError, 503),
+    (sqlite3.OperationalError, 503),
+    (MissingExtraError, 422),
+    (UsageError, 422),
+    (InputError, 422),
+    (DkgpError, 422),
+)
+_HTTP_NAMES = {404: "NotFound", 405: "MethodNotAllowed", 415: "NotJson", 503: "ServiceUnavailable"}
+RETRY_AFTER_SECONDS = {429: 30, 503: 5}
+
+
+def status_of(error: Exception) -> int:
+    """The status code that answers an error; 500 for what nobody foresaw."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def error_body(kind: str, message: str) -> dict[str, Any]:
+    """Every error's JSON."""
+    return {"error": {"type": kind, "message": message}}
+
+
+def error_headers(status: int) -> dict[str, str]:
+    """What the status code itself asks for."""
+    if status == 401:
+        return {"www-authenticate": 'Bearer realm="dkgp"'}
+    if status in RETRY_AFTER_SECONDS:
+        return {"retry-after": str(RETRY_AFTER_SECONDS[status])}
+    return {}
+
+
+async def send_error(
+    send: Send, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer with an error, from below the framework."""
+    body = json.dumps(error_body(kind, message)).encode()
+    fields = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error_headers(status),
+        **(headers or {}),
+    }
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Have an application answer every error in the one shape."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse
+
+    def answer(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
+        return JSONResponse(
+            error_body(kind, message), status_code=status, headers={**error_headers(status), **(headers or {})}
+        )
+
+    async def deliberate(request: Request, error: Exception) -> Response:
+        return answer(status_of(error), type(error).__name__, str(error))
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code == 404:
+            message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
+        elif error.status_code == 405:
+            message = f"{request.url.path[:200]} does not take {request.method[:20]}; /docs lists what it takes"
+        return answer(error.status_code, _HTTP_NAMES.get(error.status_code, "HttpError"), message, error.headers)
+
+    async def of_parameters(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()]
+        return answer(422, "UsageError", "; ".join(found))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        return answer(500, type(error).__name__, _unforeseen(request.method, request.url.path, error))
+
+    app.add_exception_handler(DkgpError, deliberate)
+    app.add_exception_handler(sqlite3.OperationalError, deliberate)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(RequestValidationError, of_parameters)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+class Outermost:
+    """Adds the security headers to every answer, and answers what nobody foresaw with an id that stands in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = complete = False
+
+        async def send_secured(message: Message) -> None:
+            nonlocal started, complete
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+            else:
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_secured)
+        except Exception as error:
+            if complete:
+                # The framework passes on what it has answered.
+                return
+            message = _unforeseen(scope["method"], scope["path"], error)
+            if started:
+                raise
+            await send_error(send_secured, 500, type(error).__name__, message)
+
+
+def _unforeseen(method: str, path: str, error: Exception) -> str:
+    number = secrets.token_hex(4)
+    # Method and path alone: headers hold the token.
+    log.error("error %s in %s %r", number, method[:20], path[:200], exc_info=error)
+    return f"an error that dkgp did not foresee; the service's log tells of it as {number}"

@@ -1,0 +1,1 @@
+"""Greedy block coordinate descent (Bo and Sminchisescu 2008): active sets, dense subproblems, conjugate steps."""

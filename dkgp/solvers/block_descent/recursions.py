@@ -1,0 +1,126 @@
+"""The coordinator's n-vectors: the gradient and the solution after a step.
+
+Element by element, in a fixed order and without contraction, so that a row's value is the same whether all rows are
+updated or a few, and wherever they stand in the array.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dkgp.kernels.tiles.code_cache import cached_njit
+
+__all__ = ["advance_gradient", "advance_solution", "measures"]
+
+
+# Rows worked on at a time: a few of these fit the first-level cache, so a step reads each n-vector once.
+CHUNK = 1024
+# The memory multiplies old directions by small coefficients round after round; left alone they end as denormal numbers,
+# which cost a hundred times a normal one and mean nothing.
+NEGLIGIBLE = 1e-200
+
+
+@cached_njit(nogil=True)
+def _combine(out, images, used, coefficients, first, last):  # type: ignore[no-untyped-def]
+    """`out[first:last] -= sum_j c_j images[used[j], first:last]`, one j after the other."""
+    p = out.shape[1]
+    for j in range(used.shape[0]):
+        slot = used[j]
+        if p == 1:  # one long loop instead of many loops of one
+            factor = coefficients[j, 0]
+            for i in range(first, last):
+                out[i, 0] -= factor * images[slot, i, 0]
+        else:
+            for i in range(first, last):
+                for t in range(p):
+                    out[i, t] -= coefficients[j, t] * images[slot, i, t]
+
+
+@cached_njit(nogil=True)
+def _add_scaled(total, step, image, first, last):  # type: ignore[no-untyped-def]
+    p = total.shape[1]
+    if p == 1:
+        factor = step[0]
+        for i in range(first, last):
+            total[i, 0] += factor * image[i, 0]
+    else:
+        for i in range(first, last):
+            for t in range(p):
+                total[i, t] += step[t] * image[i, t]
+
+
+@cached_njit(nogil=True)
+def advance_gradient(gradient, product, images, used, coefficients, step, image_out):  # type: ignore[no-untyped-def]
+    """`q = product - sum_j c_j q_j; gradient += step * q`, and q to `image_out`; per target.
+
+    Parameters
+    ----------
+    gradient, product, image_out : (n, p) float64
+        g before (in) and after (out) the step; Kbar[:, B] @ delta; where q goes.
+    images : (memory, n, p) float64
+        q_j = Kbar p_j of the remembered steps.
+    used : (k,) intp
+        Which of them take part.
+    coefficients : (k, p) float64
+    step : (p,) float64
+    """
+    n, p = gradient.shape
+    for first in range(0, n, CHUNK):
+        last = min(first + CHUNK, n)
+        # By loops: what says that two slices do not fit takes seconds to compile.
+        for i in range(first, last):
+            for t in range(p):
+                image_out[i, t] = product[i, t]
+        _combine(image_out, images, used, coefficients, first, last)
+        _add_scaled(gradient, step, image_out, first, last)
+
+
+@cached_njit(nogil=True)
+def advance_solution(alpha, indices, delta, directions, used, coefficients, step, direction_out):  # type: ignore[no-untyped-def]
+    """`p = delta (on B) - sum_j c_j p_j; alpha += step * p`, and p to `direction_out`; per target.
+
+    Returns
+    -------
+    (p,) float64
+        ||step * p||^2 of each target.
+    """
+    n, p = alpha.shape
+    direction_out[:, :] = 0.0
+    for position in range(indices.shape[0]):
+        for t in range(p):
+            direction_out[indices[position], t] = delta[position, t]
+    moved = np.zeros(p)
+    for first in range(0, n, CHUNK):
+        last = min(first + CHUNK, n)
+        _combine(direction_out, directions, used, coefficients, first, last)
+        for i in range(first, last):
+            for t in range(p):
+                value = direction_out[i, t]
+                value = value if abs(value) > NEGLIGIBLE else 0.0
+                direction_out[i, t] = value
+                moved[t] += value * value
+        _add_scaled(alpha, step, direction_out, first, last)
+    return moved * step * step
+
+
+@cached_njit(nogil=True)
+def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
+    """One pass over the n-vectors for a progress record.
+
+    Returns
+    -------
+    float, (p,) float64, (p,) float64
+        max |g|, NaN where any g is; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the
+        objective (equation 3, since Kbar alpha = g + y).
+    """
+    n, p = gradient.shape
+    largest = 0.0
+    squares, objective = np.zeros(p), np.zeros(p)
+    for i in range(n):
+        for t in range(p):
+            value = gradient[i, t]
+            if not abs(value) <= largest and largest == largest:  # once NaN, always NaN
+                largest = abs(value)
+            squares[t] += value * value
+            objective[t] += 0.5 * alpha[i, t] * (value - rhs[i, t])
+    return largest, squares, objective

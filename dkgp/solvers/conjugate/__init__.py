@@ -1,0 +1,1 @@
+"""Conjugate gradients: plain, preconditioned, and in the kernel's inner product (Ratliff and Bagnell 2007)."""

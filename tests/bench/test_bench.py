@@ -1,0 +1,120 @@
+"""The benchmarks on problems too small to mean anything: complete, and true where truth does not depend on time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
+from dkgp.bench.problem import BenchProblem, prepare_problem
+from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
+from dkgp.bench.solve import BenchSolveJob, run_bench_solve
+from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.reporting.tables import tables
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import write_friedman1
+from dkgp.errors import InputError, OutputExistsError
+from dkgp.kernels import SquaredExponential
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with threadpool_limits(1), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> BenchProblem:
+    """Friedman1 with hyperparameters at hand."""
+    path = tmp_path_factory.mktemp("bench") / "hyper.json"
+    path.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}))
+    return BenchProblem(n=600, n_test=100, hyper=str(path))
+
+
+def test_references_compute_what_they_claim(rng: np.random.Generator) -> None:
+    A, B, w = rng.standard_normal((300, 3)), rng.standard_normal((700, 3)), rng.standard_normal(700)
+    expected = SquaredExponential(gamma=(1.0, 1.0, 1.0))(A, B) @ w
+    np.testing.assert_allclose(gemm_product(A, B, w), expected, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(broadcast_product(A, B, w), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_tiles(tmp_path: Path) -> None:
+    job = BenchTilesJob(
+        features=(2, 8), rows=256, columns=256, repeats=2, pass_seconds=0.001, out=str(tmp_path / "t.json")
+    )
+    document = run_bench_tiles(job, SilentReporter())
+    assert [(row["d"], row["precision"]) for row in document["rows"]] == [
+        (d, precision) for d in (2, 8) for precision in ("single", "double")
+    ]
+    assert all(0.01 < row["dkgp_ns"] < 1000.0 for row in document["rows"])
+    assert json.loads((tmp_path / "t.json").read_text()) == json.loads(json.dumps(document))
+    run_bench_tiles(job, SilentReporter())  # an earlier record is replaced
+    assert len(tables(document)) == 2
+
+
+def test_records_replace_nothing_but_records(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"command": "tune"}')
+    with pytest.raises(OutputExistsError):
+        run_bench_tiles(BenchTilesJob(out=str(tmp_path / "mine.json")), SilentReporter())
+
+
+def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> None:
+    job = BenchSolveJob(problem=problem, repeats=1, out=str(tmp_path / "solve.json"))
+    document = run_bench_solve(job, SilentReporter())
+    rows = {row["contender"]: row for row in document["rows"]}
+    assert set(rows) == {"gbcd", "cholesky", "plain_pass"}
+    figures = document["figures"]
+    assert figures["largest_alpha_difference"] <= figures["alpha_difference_allowed_by_certificate"]
+    assert rows["gbcd"]["rmse"] == pytest.approx(rows["cholesky"]["rmse"], abs=1e-4)
+    assert rows["gbcd"]["gradient_inf_norm"] <= 1e-4
+    assert all(row["peak_memory_bytes"] > 50e6 for row in document["rows"])
+    ratio = rows["gbcd"]["seconds"] / rows["cholesky"]["seconds"]
+    assert figures["seconds_gbcd_to_cholesky"] == pytest.approx(ratio)
+
+
+def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**20)
+    reporter = SilentReporter()
+    document = run_bench_solve(BenchSolveJob(problem=problem, repeats=1, with_plain_pass=False), reporter)
+    assert [row["contender"] for row in document["rows"]] == ["gbcd"]
+    assert "2,880,000 bytes" in reporter.warnings[0]
+
+
+def test_overhead_finds_alpha_bit_identical(problem: BenchProblem) -> None:
+    job = BenchOverheadJob(problem=problem, solver=SolverOptions(block_size=100), kinds=("none", "local"), repeats=1)
+    document = run_bench_overhead(job, SilentReporter())
+    assert document["figures"]["bit_identical"] is True
+    assert [row["cluster"] for row in document["rows"]] == ["none", "local"]
+    assert document["rows"][0]["ratio"] == 1.0
+
+
+def test_selection_compares_all_three(problem: BenchProblem, tmp_path: Path) -> None:
+    options = SolverOptions(block_size=60, memory=0, max_passes=4.0)
+    job = BenchSelectionJob(problem=problem, solver=options, plot=str(tmp_path / "s.png"))
+    document = run_bench_selection(job, SilentReporter())
+    gaps = {row["selection"][:4]: row["objective_gap"] for row in document["rows"]}
+    # The paper's Figure 3: per iteration greedy selection is ahead of the other two.
+    assert 0.0 <= gaps["GBCD"] < min(gaps["BCDC"], gaps["BCDG"])
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_and_stores_are_problems_too(tmp_path: Path, rng: np.random.Generator) -> None:
+    X = rng.random((300, 3))
+    np.savez(tmp_path / "data.npz", X=X, y=X.sum(axis=1) + 0.1 * rng.standard_normal(300))
+    write_friedman1(tmp_path / "f.zarr", None, 300)
+    for data in ("data.npz", "f.zarr"):
+        folder = tmp_path / f"of-{data}"
+        folder.mkdir()
+        chosen = BenchProblem(data=str(tmp_path / data), n=200, n_test=50, subset=100)
+        prepared = prepare_problem(chosen, folder, SilentReporter())
+        assert prepared.n == 200
+        assert prepared.test is not None
+    with pytest.raises(InputError, match="300 samples"):
+        prepare_problem(BenchProblem(data=str(tmp_path / "data.npz"), n=301), tmp_path, SilentReporter())

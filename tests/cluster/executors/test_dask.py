@@ -1,0 +1,257 @@
+"""Rounds on Dask: order, release, deadlines, errors as themselves, and workers that are set up whenever they join."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+from threadpoolctl import threadpool_info
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.dask import DaskExecutor
+from dkgp.errors import ClusterError, ExitCode, StorageError, StoreError
+from dkgp.operators import ArrayInputs
+
+StartCluster = Callable[..., Client]
+released = threading.Event()
+noted: list[int] = []
+
+
+def late_first(factor: int, group: list[int]) -> list[int]:
+    time.sleep(0.05 if 0 in group else 0.0)
+    return [factor * item for item in group]
+
+
+def until_released(group: list[int]) -> list[int]:
+    released.wait(30.0)
+    return group
+
+
+def raising(error: Exception, group: list[int]) -> list[int]:
+    if 1 in group:
+        raise error
+    return group
+
+
+def note(group: list[int]) -> list[int]:
+    noted.extend(group)
+    return group
+
+
+def die(group: list[int]) -> list[int]:
+    os._exit(1)
+
+
+def read(source: ArrayInputs, group: list[int]) -> list[Any]:
+    return [source.inputs(item, item + 1) for item in group]
+
+
+def forgotten(client: Client, within_seconds: float = 5.0) -> bool:
+    """Whether the scheduler gets to hold no task at all."""
+    until = time.monotonic() + within_seconds
+    while time.monotonic() < until:
+        if client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_results_come_in_block_order(client: Client) -> None:
+    pending = DaskExecutor(client).submit("blocks", late_first, (10,), [[0, 1], [2], [3, 4, 5], [6]])
+    assert pending.result() == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_done_needs_no_waiting(client: Client) -> None:
+    released.clear()
+    pending = DaskExecutor(client).submit("blocks", until_released, (), [[1]])
+    assert not pending.done()
+    released.set()
+    until = time.monotonic() + 5.0
+    while not pending.done() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert pending.done()
+    assert pending.result() == [1]
+
+
+def test_rounds_leave_nothing_on_the_scheduler(client: Client) -> None:
+    executor = DaskExecutor(client)
+    for _ in range(10):
+        executor.submit("blocks", late_first, (1,), [[1], [2]]).result()
+    assert forgotten(client)
+
+
+def test_equal_rounds_are_computed_each_time(client: Client) -> None:
+    """Results by the hash of their arguments would come from a round that is being released."""
+    executor = DaskExecutor(client)
+    noted.clear()
+    assert [executor.submit("blocks", note, (), [[1]]).result() for _ in range(3)] == [[1]] * 3
+    assert noted == [1, 1, 1]
+
+
+def test_two_executors_on_one_client_do_not_meet(client: Client) -> None:
+    pending = [DaskExecutor(client).submit("blocks", late_first, (factor,), [[0], [1]]) for factor in (1, 2, 3)]
+    assert [round_.result() for round_ in pending] == [[0, 1], [0, 2], [0, 3]]
+
+
+def test_a_round_that_hangs_is_an_error_by_its_deadline(client: Client) -> None:
+    released.clear()
+    executor = DaskExecutor(client, round_deadline_seconds=0.5)
+    pending = executor.submit("blocks", until_released, (), [[1], [2]])
+    started = time.monotonic()
+    with pytest.raises(ClusterError, match=r"did not finish within 0|did not finish within 1") as caught:
+        pending.result()
+    assert time.monotonic() - started < 3.0
+    released.set()
+    assert "2 workers" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.CLUSTER_LOST
+    assert forgotten(client)
+    assert executor.submit("blocks", late_first, (1,), [[1]]).result() == [1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("chunk 3 of X is damaged"),
+        StorageError("the disk is full"),
+        ClusterError("an array of another process"),
+        FileNotFoundError("X/c/3"),
+        TimeoutError("the object store took too long"),
+        ZeroDivisionError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_task_raises_comes_through_as_itself(client: Client, error: Exception) -> None:
+    executor = DaskExecutor(client)
+    started = time.monotonic()
+    with pytest.raises(type(error)) as caught:
+        executor.submit("blocks", raising, (error,), [[0], [1], [2]]).result()
+    assert type(caught.value) is type(error)
+    assert str(caught.value) == str(error)
+    assert time.monotonic() - started < 5.0
+    del caught
+    assert forgotten(client)
+
+
+def test_a_round_whose_results_are_lost_is_computed_again(client: Client) -> None:
+    executor = DaskExecutor(client)
+    pending = executor.submit("blocks", late_first, (1,), [[0], [1]])
+    client.cancel(pending._futures)  # type: ignore[attr-defined]
+    assert pending.result() == [0, 1]
+    assert forgotten(client)
+
+
+def test_a_round_that_is_lost_again_and_again_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = DaskExecutor(client).submit("blocks", late_first, (1,), [[0], [1]])
+    start, attempts = pending._start, []  # type: ignore[attr-defined]
+
+    def lost() -> list[Any]:
+        attempts.append(1)
+        futures = start()
+        client.cancel(futures)
+        return futures
+
+    monkeypatch.setattr(pending, "_start", lost)
+    client.cancel(pending._futures)  # type: ignore[attr-defined]
+    with pytest.raises(ClusterError, match="the cluster was lost"):
+        pending.result()
+    assert 1 < len(attempts) < 10
+
+
+def plugins(dask_worker: Any) -> list[str]:
+    return sorted(dask_worker.plugins)
+
+
+def test_workers_that_join_late_are_set_up(start_cluster: StartCluster) -> None:
+    client = start_cluster(processes=False)
+    executor = DaskExecutor(client, cache_bytes=worker_cache().budget_bytes)
+    assert executor.parallelism == 1
+    client.cluster.scale(3)
+    client.wait_for_workers(3, timeout=20)
+    found = client.run(plugins)
+    assert len(found) == 3
+    assert all(any(name.startswith("dkgp-worker-setup") for name in names) for names in found.values())
+
+
+def test_parallelism_follows_the_cluster(start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.cluster.executors.dask.PARALLELISM_REFRESH_SECONDS", 0.0)
+    client = start_cluster(processes=False)
+    executor = DaskExecutor(client)
+    assert executor.parallelism == 1
+    client.cluster.scale(3)
+    client.wait_for_workers(3, timeout=20)
+    assert executor.parallelism == 3
+
+
+def test_a_lost_scheduler_is_a_cluster_error(start_cluster: StartCluster) -> None:
+    client = start_cluster(processes=False, timeout=1.0)
+    executor = DaskExecutor(client)
+    released.clear()
+    pending = executor.submit("blocks", until_released, (), [[1]])
+    time.sleep(0.1)
+    released.set()
+    client.cluster.close()
+    started = time.monotonic()
+    with pytest.raises(ClusterError):
+        pending.result()
+    with pytest.raises(ClusterError):
+        executor.submit("blocks", late_first, (1,), [[1]]).result()
+    assert time.monotonic() - started < 20.0
+
+
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def setup_of(dask_worker: Any) -> tuple[set[int], int, bool]:
+    return blas_threads(), worker_cache().budget_bytes, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.faults
+def test_worker_processes(start_cluster: StartCluster) -> None:
+    """One cluster for all that needs processes: they take seconds to start."""
+    threads = {f"{library}_NUM_THREADS": "2" for library in ("OPENBLAS", "MKL", "OMP")}
+    client = start_cluster(
+        processes=True,
+        settings={"distributed.nanny.pre-spawn-environ": threads, "distributed.scheduler.allowed-failures": 0},
+    )
+    executor = DaskExecutor(client, cache_bytes=12_345, owns_workers=True)
+    before = (blas_threads(), worker_cache().budget_bytes)
+    client.cluster.scale(2)
+    client.wait_for_workers(2, timeout=30)
+    # Workers that were there and workers that joined: one BLAS thread, the budget, deaf to the terminal's Ctrl-C.
+    assert list(client.run(setup_of).values()) == [({1}, 12_345, True)] * 2
+    assert (blas_threads(), worker_cache().budget_bytes) == before
+
+    # An array of this process is refused there with an explanation.
+    source = ArrayInputs(np.ones((4, 2)))
+    with pytest.raises(ClusterError, match="process that does not hold it"):
+        executor.submit("blocks", read, (source,), [[0], [1]]).result()
+
+    # A worker that is there but frozen.
+    hurried = DaskExecutor(client, cache_bytes=12_345, owns_workers=True, round_deadline_seconds=2.0)
+    frozen = psutil.Process(next(iter(client.run(os.getpid).values())))
+    frozen.suspend()
+    try:
+        started = time.monotonic()
+        with pytest.raises(ClusterError, match="did not finish within 2 s"):
+            hurried.submit("blocks", late_first, (1,), [[0], [1], [2], [3]]).result()
+        assert time.monotonic() - started < 6.0
+    finally:
+        frozen.resume()
+
+    # A task that kills its worker is given up, and the next round finds new workers, set up like the old.
+    with pytest.raises(ClusterError, match="keep dying on the same task") as caught:
+        executor.submit("blocks", die, (), [[0]]).result()
+    assert caught.value.exit_code is ExitCode.CLUSTER_LOST
+    assert executor.submit("blocks", late_first, (1,), [[0], [1]]).result() == [0, 1]
+    client.wait_for_workers(2, timeout=30)
+    assert list(client.run(setup_of).values()) == [({1}, 12_345, True)] * 2
+    assert forgotten(client)

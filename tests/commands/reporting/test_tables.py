@@ -1,0 +1,103 @@
+"""Tables of predictions and evaluations: what they say of variances, and that they say nothing without them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dkgp.commands.reporting.tables import tables
+
+PREDICTED = {
+    "command": "predict",
+    "out": "pred.zarr",
+    "n_samples": 5000,
+    "largest_mean_error_bound": 0.01,
+    "seconds": 3.0,
+    "variance": None,
+}
+VARIANCE = {
+    "gap": 0.02,
+    "met": 4998,
+    "unmet": 2,
+    "gap_mean": 0.0123,
+    "gap_max": 0.0456,
+    "column_passes": 1.5,
+    "rank": 1200,
+    "smooth": False,
+    "latent": False,
+    "seconds_per_sample": 0.0021,
+}
+EVALUATED = {
+    "command": "evaluate",
+    "n": 5000,
+    "rmse": 0.1,
+    "rmse_raw": 2.0,
+    "mae_raw": 1.5,
+    "mean_error_bound": 0.001,
+    "nlpd": None,
+    "coverage_95": None,
+}
+JUDGED = {
+    "nlpd": -0.8123,
+    "coverage_95": 0.9444,
+    "mean_standardised_squared_error": 1.0312,
+    "noise_free": False,
+    "variance_gap_mean": 0.0123,
+    "variance_gap_max": 0.0456,
+    "variance_gap_wanted": 0.02,
+    "variance_unmet": 2,
+}
+
+
+def shown(document: dict[str, Any]) -> dict[str, str]:
+    """The rows of a document's tables by name."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=140)
+    for part in tables(document):
+        console.print(part)
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    return {name: value.strip() for name, _, value in (line.partition("  ") for line in lines)}
+
+
+def test_predicted_variances() -> None:
+    rows = shown({**PREDICTED, "variance": VARIANCE})
+    assert rows["variances of"] == "new observations, noise included"
+    assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
+    assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
+    assert rows["by"] == "a factor of rank 1,200 and conjugate gradients, 1.50 column passes a sample"
+    assert rows["milliseconds a variance"] == "2.10"
+
+
+def test_a_factor_alone_and_nothing_computed() -> None:
+    alone = {**VARIANCE, "column_passes": 0.0}
+    assert shown({**PREDICTED, "variance": alone})["by"] == "a factor of rank 1,200 alone"
+    rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}})
+    assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
+    assert "by" not in rows
+    assert "milliseconds a variance" not in rows
+
+
+def test_evaluated_variances() -> None:
+    rows = shown({**EVALUATED, **JUDGED})
+    assert rows["negative log predictive density"] == "-0.8123"
+    assert rows["coverage of 95 % intervals"] == "0.9444"
+    assert rows["squared error / variance"] == "1.0312"
+    assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
+    assert rows["wider than wanted"] == "2 of 5,000 (relative gap 0.02)"
+    assert shown({**EVALUATED, **JUDGED, "noise_free": True})["variances of"] == "the function"
+    assert "wider than wanted" not in shown({**EVALUATED, **JUDGED, "variance_unmet": 0})
+
+
+def test_targets_one_by_one() -> None:
+    errors = {"rmse": 0.2, "rmse_raw": 1.0}
+    judged = {**errors, "nlpd": -1.5, "coverage_95": 0.9}
+    assert shown({**EVALUATED, "per_target": {"u": errors}})["RMSE of u"] == "0.2"
+    assert shown({**EVALUATED, **JUDGED, "per_target": {"u": judged}})["density, coverage of u"] == "-1.5000, 0.9000"
+
+
+@pytest.mark.parametrize("document", [PREDICTED, EVALUATED], ids=["predict", "evaluate"])
+def test_without_variances_there_is_nothing_of_them(document: dict[str, Any]) -> None:
+    assert not [name for name in shown(document) if "variance" in name or "density" in name or "coverage" in name]

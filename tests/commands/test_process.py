@@ -1,0 +1,80 @@
+"""Signals and memory: what a job knows of its own process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import dkgp
+from dkgp.commands.reporting.memory import PeakMemory, available_bytes, own_peak_bytes
+from dkgp.commands.signals import interruptible, terminate_as_interrupt
+
+MEBIBYTE = 2**20
+
+
+def test_the_first_signal_asks_and_the_second_ends() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible(said.append) as interruption:
+        assert not interruption()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption()
+        assert len(said) == 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_sigterm_as_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminate_as_interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    found = []
+
+    def work() -> None:
+        with interruptible(found.append) as interruption:
+            found.append(interruption())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_own_peak_grows_with_what_is_held() -> None:
+    before = own_peak_bytes()
+    held = np.ones(int(before / 8) + 8 * MEBIBYTE)
+    grown = own_peak_bytes() - before
+    assert grown >= 32 * MEBIBYTE
+    assert held.nbytes < own_peak_bytes() < available_bytes() + before + held.nbytes
+
+
+def test_a_process_does_not_inherit_its_parents_peak() -> None:
+    held = np.ones(100 * MEBIBYTE // 8)
+    code = "from dkgp.commands.reporting.memory import own_peak_bytes; print(own_peak_bytes())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(dkgp.__file__).resolve().parents[1])}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert 5 * MEBIBYTE < int(shown.stdout) < held.nbytes
+
+
+def test_children_count() -> None:
+    code = "held = bytearray(150 * 2**20); print('ready', flush=True); input()"
+    with PeakMemory() as memory:
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert memory.bytes >= psutil.Process().memory_info().rss + 140 * MEBIBYTE
+        child.communicate("\n")
+    assert child.returncode == 0

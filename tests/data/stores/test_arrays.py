@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import zarr.storage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.data.remote.storage import remove_tree
+from dkgp.data.stores.arrays import StoredArray, create_array, create_group, even_chunk_rows
+from dkgp.errors import InputError, StorageError, StoreError
+
+StoredType = Literal["float64", "float32", "int64"]
+
+
+def _array(folder: Path, dtype: StoredType) -> StoredArray:
+    """20 rows of 3 in chunks of 6."""
+    create_group(str(folder), "dataset", {})
+    return create_array(str(folder), "values", (20, 3), 6, ("sample", "feature"), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_values_come_back_in_the_type_asked_for(tmp_path: Path, dtype: StoredType, rng: np.random.Generator) -> None:
+    array = _array(tmp_path / "a.zarr", dtype)
+    values = (1e6 * rng.uniform(size=(20, 3))).astype(dtype)
+    array.write(0, values)
+    stored = array.read_as_stored(4, 15)
+    assert stored.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(stored, values[4:15])
+    for read, expected in ((array.read(4, 15), values[4:15]), (array.rows(np.array([19, 0])), values[[19, 0]])):
+        assert read.dtype == np.float64
+        np.testing.assert_array_equal(read, expected)
+    described = json.loads((tmp_path / "a.zarr" / "values" / "zarr.json").read_text())
+    assert described["data_type"] == dtype
+    assert described["fill_value"] == (-1 if dtype == "int64" else "NaN")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+@pytest.mark.parametrize("value", [0, 1, "largest"])
+def test_a_chunk_that_was_never_written_is_no_value(tmp_path: Path, dtype: StoredType, value: Any) -> None:
+    array = _array(tmp_path / "a.zarr", dtype)
+    # The sum of the largest values overflows, which must neither be taken for a missing chunk nor hide one.
+    limits = np.iinfo(np.int64) if dtype == "int64" else np.finfo(dtype)
+    values = np.full((20, 3), limits.max if value == "largest" else value, dtype=dtype)
+    array.write(0, values[:6])
+    array.write(12, values[12:])
+    np.testing.assert_array_equal(array.read_as_stored(12, 20), values[12:])
+    for attempt in (
+        lambda: array.read_as_stored(0, 20),
+        lambda: array.read(10, 13),
+        lambda: array.rows(np.array([1, 7])),
+    ):
+        with pytest.raises(StoreError, match=r"Chunk values/c/1/0 \(rows 6 to 11\).*is missing"):
+            attempt()
+
+
+@pytest.mark.parametrize("refused", ["values/zarr.json", "values/c/0/0", "values/c/2/0"])
+def test_nothing_arrives_after_a_refusal(tmp_path: Path, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is removed after a failed write stays removed: no other object is on its way by then."""
+    late: list[str] = []
+
+    def slowed(put: Any) -> Any:
+        async def slow(self: zarr.storage.LocalStore, key: str, value: Any) -> None:
+            if f"{self.root}/{key}".endswith(refused):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            await asyncio.sleep(0.05)
+            late.append(key)
+            await put(self, key, value)
+
+        return slow
+
+    for name in ("set", "set_if_not_exists"):
+        monkeypatch.setattr(zarr.storage.LocalStore, name, slowed(getattr(zarr.storage.LocalStore, name)))
+
+    def attempt() -> None:
+        _array(tmp_path / "a.zarr", "float64").write(0, np.ones((20, 3)))
+
+    with pytest.raises(StorageError, match="disk is full"):
+        attempt()
+    before = list(late)
+    remove_tree(tmp_path / "a.zarr")
+    time.sleep(0.2)
+    assert late == before
+    assert not (tmp_path / "a.zarr").exists()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 20), (3, 4), (3, 17), (6, 12), (11, 13), (5, 5)])
+def test_any_rows_may_be_written(tmp_path: Path, start: int, stop: int, rng: np.random.Generator) -> None:
+    array = _array(tmp_path / "a.zarr", "float64")
+    expected = rng.normal(size=(20, 3))
+    array.write(0, expected)
+    block = rng.normal(size=(stop - start, 3))
+    array.write(start, block)
+    expected[start:stop] = block
+    np.testing.assert_array_equal(array.read(0, 20), expected)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (6, 18), (18, 20), (0, 20)])
+def test_whole_chunks(start: int, stop: int) -> None:
+    StoredArray("memory://whole.zarr", "values", (20,), 6).require_whole_chunks(start, stop)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (1, 6), (6, 6), (12, 20 + 1), (-6, 0), (18, 24)])
+def test_parts_of_chunks(start: int, stop: int) -> None:
+    with pytest.raises(InputError, match="not made of whole chunks of 6 rows of the 20"):
+        StoredArray("memory://whole.zarr", "values", (20,), 6).require_whole_chunks(start, stop)
+
+
+@given(st.integers(1, 10**8), st.integers(1, 10**6))
+def test_even_chunks(n_rows: int, most: int) -> None:
+    rows = even_chunk_rows(n_rows, most)
+    n_chunks = -(-n_rows // rows)
+    assert 1 <= rows <= most
+    # As few as there can be, and the last one shorter by no more than the rounding makes it.
+    assert n_chunks <= -(-n_rows // most)
+    assert 0 <= n_chunks * rows - n_rows < -(-n_rows // most)

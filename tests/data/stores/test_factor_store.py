@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from dkgp.data import Dataset, FactorWriter, dataset_from_arrays, discard_factor, open_dataset, open_factor, open_model
+from dkgp.errors import InputError, NumericalError, StoreError
+from tests.data.stores.factors import (
+    CHUNK_ROWS,
+    METADATA,
+    RANK,
+    Factor,
+    N,
+    begin,
+    folders,
+    found,
+    keep,
+    opened,
+    random_factor,
+    save,
+    small,
+)
+
+Place = Callable[[str], str]
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture
+def dataset(place: Place, arrays: Arrays) -> Dataset:
+    return dataset_from_arrays(place("train.zarr"), *arrays, chunk_rows=300)
+
+
+@pytest.fixture
+def model(place: Place, dataset: Dataset) -> str:
+    """The address of a model of 1,000 samples."""
+    return save(place("model.zarr"), dataset)
+
+
+@pytest.fixture
+def local(tmp_path: Path, arrays: Arrays) -> Path:
+    """The folder of such a model on a local disk."""
+    return Path(save(str(tmp_path / "local.zarr"), dataset_from_arrays(tmp_path / "data.zarr", *arrays)))
+
+
+@pytest.fixture
+def factor(rng: np.random.Generator) -> Factor:
+    return random_factor(rng)
+
+
+# --- what is kept comes back ------------------------------------------------------------------------------------------
+
+
+def test_round_trip_in_any_order(model: str, factor: Factor) -> None:
+    writer = begin(model)
+    for start, stop in [(910, 1000), (130, 520), (520, 910), (0, 130)]:
+        copy = pickle.loads(pickle.dumps(writer))
+        copy.write_columns(start, factor["columns"][start:stop])
+    committed = writer.commit(**small(factor))
+    for record in (committed, pickle.loads(pickle.dumps(opened(model)))):
+        assert (record.n, record.rank, record.chunk_rows) == (N, RANK, CHUNK_ROWS)
+        assert record.metadata == {**METADATA, "seed": 4, "fingerprint": open_model(model).fingerprint}
+        assert record.indices.dtype == np.int64
+        np.testing.assert_array_equal(record.indices, factor["indices"])
+        for name in ("lower", "gram_lower", "residual_diagonal"):
+            values = getattr(record, name)()
+            assert values.dtype == np.float64
+            np.testing.assert_array_equal(values, factor[name])
+        assert record.columns(0, 0).shape == (0, RANK)
+        assert record.columns(100, 700).dtype == np.float32
+        np.testing.assert_array_equal(record.columns(100, 700), factor["columns"][100:700])
+        np.testing.assert_array_equal(
+            np.concatenate([record.columns(start, stop) for start, stop in record.row_chunks()]), factor["columns"]
+        )
+        assert record.nbytes == sum(values.nbytes for values in factor.values())
+
+
+def test_columns_are_stored_in_half_the_bytes_and_read_by_the_chunks_touched(local: Path, factor: Factor) -> None:
+    record = keep(local, factor)
+    folder = Path(record.url) / "columns"
+    assert json.loads((folder / "zarr.json").read_text())["data_type"] == "float32"
+    assert sum(file.stat().st_size for file in folder.rglob("c/*/0")) < 1.02 * factor["columns"].nbytes
+    for index in (0, 2, 3, 4, 5, 6, 7):
+        (folder / "c" / str(index) / "0").unlink()
+    np.testing.assert_array_equal(record.columns(130, 260), factor["columns"][130:260])
+    with pytest.raises(StoreError, match=r"Chunk columns/c/2/0 \(rows 260 to 389\).*is missing"):
+        record.columns(130, 261)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(100_000, 2000), (1_000_000, 1000), (5_000_000, 37)])
+def test_default_chunks_are_8_to_16_mebibytes(
+    tmp_path: Path, n: int, rank: int, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(str(tmp_path / "model.zarr"), dataset_from_arrays(tmp_path / "data.zarr", *arrays))
+    manifest = {"arrays": {"alpha": {"shape": [n]}}}
+    monkeypatch.setattr("dkgp.data.stores.factor_store.read_manifest", lambda url, kind: manifest)
+    writer = FactorWriter.create(tmp_path / "model.zarr", {"fingerprint": "abc"}, n, rank)
+    chunks = writer.row_chunks()
+    assert all(8 * 2**20 <= 4 * rank * (stop - start) <= 16 * 2**20 for start, stop in chunks[:-1])
+    assert chunks[0][0] == 0
+    assert chunks[-1][1] == n
+    assert writer.chunk_rows - (chunks[-1][1] - chunks[-1][0]) < len(chunks)
+
+
+def test_a_model_opens_as_before(model: str, factor: Factor) -> None:
+    before = xr.open_zarr(model)
+    begin(model)
+    for _ in range(2):
+        as_before = open_model(model)
+        np.testing.assert_array_equal(as_before.alpha, np.zeros((N, 1)))
+        assert as_before.inputs(0, N).shape == (N, 3)
+        xr.testing.assert_identical(xr.open_zarr(model), before)
+        record = keep(model, factor)
+    shown = xr.open_zarr(record.url)
+    assert shown["columns"].dims == ("sample", "landmark")
+    np.testing.assert_array_equal(shown["columns"].values, factor["columns"])
+    np.testing.assert_array_equal(shown["indices"].values, factor["indices"])
+    assert shown.attrs["metadata"]["reason"] == "rank reached"
+
+
+def test_processes_write_side_by_side(local: Path, factor: Factor, importable: dict[str, str]) -> None:
+    writer = begin(local)
+    (local.parent / "writer").write_bytes(pickle.dumps(writer))
+    code = (
+        "import pickle, sys, numpy as np\nwriter = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "for start, stop in writer.row_chunks()[int(sys.argv[2])::2]:\n"
+        "    writer.write_columns(start, np.full((stop - start, 40), start, np.float32))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(local.parent / "writer"), str(first)], env=importable)
+        for first in (0, 1)
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    record = writer.commit(**small(factor))
+    expected = np.repeat(np.arange(N) // CHUNK_ROWS * CHUNK_ROWS, RANK).reshape(N, RANK)
+    np.testing.assert_array_equal(record.columns(0, N), expected)
+
+
+def test_a_model_by_reference_keeps_one_too(place: Place, dataset: Dataset, factor: Factor) -> None:
+    model = save(place("reference.zarr"), dataset, by_reference=True)
+    keep(model, factor)
+    np.testing.assert_array_equal(opened(model).lower(), factor["lower"])
+
+
+# --- which model it belongs to ----------------------------------------------------------------------------------------
+
+
+def test_none_is_kept(model: str) -> None:
+    assert found(model) is None
+    discard_factor(model)
+    assert open_model(model).n_samples == N
+
+
+def test_a_wrong_fingerprint_is_never_used(model: str, factor: Factor) -> None:
+    keep(model, factor)
+    assert open_factor(model, fingerprint="another") is None
+    keep(model, factor, fingerprint="another")
+    assert found(model) is None
+    assert open_factor(model, fingerprint="another") is not None
+    assert len(folders(model)) == 1
+
+
+def test_a_factor_of_another_model_is_never_used(local: Path, tmp_path: Path, factor: Factor) -> None:
+    """Same data, same fingerprint, another noise variance: a folder copied by hand must not be taken for its own."""
+    record = keep(local, factor)
+    other = Path(save(str(tmp_path / "other.zarr"), open_dataset(tmp_path / "data.zarr"), noise_variance=0.02))
+    shutil.copytree(record.url, other / Path(record.url).name)
+    assert open_model(other).fingerprint == record.metadata["fingerprint"]
+    assert found(other) is None
+    same = Path(save(str(tmp_path / "same.zarr"), open_dataset(tmp_path / "data.zarr")))
+    shutil.copytree(record.url, same / Path(record.url).name)
+    assert found(same) is not None
+
+
+def test_overwriting_the_model_removes_it(model: str, dataset: Dataset, factor: Factor) -> None:
+    record = keep(model, factor)
+    unfinished = begin(model)
+    save(model, dataset)
+    assert folders(model) == set()
+    assert found(model) is None
+    with pytest.raises(StoreError, match="cannot be used"):
+        record.columns(0, 10)
+    with pytest.raises(StoreError, match="removed while it was being written"):
+        unfinished.write_columns(0, factor["columns"][:CHUNK_ROWS])
+    assert folders(model) == set()
+
+
+def test_it_moves_with_the_model(local: Path, tmp_path: Path, factor: Factor) -> None:
+    keep(local, factor)
+    shutil.move(local, tmp_path / "elsewhere" / "moved.zarr")
+    moved = opened(tmp_path / "elsewhere" / "moved.zarr")
+    np.testing.assert_array_equal(moved.columns(0, N), factor["columns"])
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({"fingerprint": "abc"}, 999, 40), InputError, r"\(999, 40\) does not fit .* 1000 samples"),
+        (({"fingerprint": "abc"}, N, 0), InputError, "does not fit"),
+        (({"fingerprint": "abc"}, N, N + 1), InputError, "does not fit"),
+        (({"seed": 3}, N, RANK), InputError, "lacks 'fingerprint'"),
+        (({"fingerprint": "abc", "a": object()}, N, RANK), TypeError, "JSON"),
+        (({"fingerprint": "abc"}, N, RANK, 0), InputError, "at least 1"),
+    ],
+)
+def test_factors_that_cannot_be_begun(
+    local: Path, arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        FactorWriter.create(local, *arguments)
+    assert folders(local) == set()
+
+
+def test_places_without_a_model(place: Place, dataset: Dataset) -> None:
+    for attempt in (
+        lambda url: open_factor(url, fingerprint="abc"),
+        lambda url: FactorWriter.create(url, {"fingerprint": "abc"}, N, RANK),
+    ):
+        with pytest.raises(StoreError, match="no model store"):
+            attempt(place("nothing.zarr"))
+        with pytest.raises(StoreError, match="holds a dkgp dataset store; expected a model store"):
+            attempt(dataset.url)
+    assert folders(dataset.url) == set()
+
+
+@pytest.mark.parametrize(
+    ("start", "block", "error", "message"),
+    [
+        (5, np.zeros((CHUNK_ROWS, RANK)), InputError, "not made of whole chunks"),
+        (0, np.zeros((CHUNK_ROWS - 1, RANK)), InputError, "not made of whole chunks"),
+        (910, np.zeros((CHUNK_ROWS, RANK)), InputError, "not made of whole chunks"),
+        (0, np.zeros((0, RANK)), InputError, "not made of whole chunks"),
+        (0, np.zeros((CHUNK_ROWS, RANK - 1)), InputError, r"expected \(rows, 40\)"),
+        (0, np.zeros(CHUNK_ROWS), InputError, r"expected \(rows, 40\)"),
+        (130, np.where(np.arange(130 * 40).reshape(130, 40) == 90, np.nan, 0), NumericalError, "row 132"),
+        (0, np.full((CHUNK_ROWS, RANK), np.inf), NumericalError, "row 0"),
+    ],
+)
+def test_columns_that_do_not_fit(
+    local: Path, factor: Factor, start: int, block: np.ndarray, error: type[Exception], message: str
+) -> None:
+    writer = begin(local)
+    with pytest.raises(error, match=message):
+        writer.write_columns(start, block)
+    # Nothing was written, and nothing is lost.
+    writer.write_columns(0, factor["columns"])
+    np.testing.assert_array_equal(writer.commit(**small(factor)).columns(0, N), factor["columns"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"indices": np.arange(RANK - 1)}, InputError, "40 distinct integers"),
+        ({"indices": np.zeros(RANK, int)}, InputError, "40 distinct integers"),
+        ({"indices": np.arange(float(RANK))}, InputError, "40 distinct integers"),
+        ({"indices": np.arange(RANK) - 1}, InputError, "rows -1 to 38"),
+        ({"indices": np.arange(RANK) + N - 1}, InputError, "rows 0 to 999"),
+        ({"lower": np.eye(RANK + 1)}, InputError, r"'lower' has shape \(41, 41\)"),
+        ({"gram_lower": np.full((RANK, RANK), np.nan)}, NumericalError, "'gram_lower'.*row 0"),
+        ({"residual_diagonal": np.zeros(N - 1)}, InputError, "'residual_diagonal' has shape"),
+    ],
+)
+def test_small_arrays_that_do_not_fit(
+    local: Path, factor: Factor, changes: dict[str, np.ndarray], error: type[Exception], message: str
+) -> None:
+    writer = begin(local)
+    writer.write_columns(0, factor["columns"])
+    with pytest.raises(error, match=message):
+        writer.commit(**{**small(factor), **changes})
+    assert found(local) is None
+    writer.commit(**small(factor))
+    assert found(local) is not None
+
+
+def test_rows_that_are_not_there(local: Path, factor: Factor) -> None:
+    record = keep(local, factor)
+    with pytest.raises(InputError, match="it has 1000 rows"):
+        record.columns(900, 1001)

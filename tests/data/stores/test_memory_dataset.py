@@ -1,0 +1,99 @@
+"""Data sets in memory: what a store of the same arrays would be, shared within a process and refused in another."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dkgp.data import append_rows, dataset_from_arrays, memory_dataset, memory_model, open_model, save_model
+from dkgp.data.stores.memory_model import find_model
+from dkgp.errors import InputError, StoreError
+
+pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    X = np.column_stack([rng.normal(5.0, 2.0, 50), np.full(50, 3.0), rng.normal(size=50)])
+    return X, rng.normal(size=(50, 2)) * (1.0, 100.0)
+
+
+def test_it_is_what_a_store_of_the_same_arrays_is(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    stored, held = dataset_from_arrays(tmp_path / "d.zarr", *arrays), memory_dataset(*arrays)
+    assert held.fingerprint == stored.fingerprint
+    assert held.standardisation == stored.standardisation
+    assert (held.feature_names, held.target_names) == (stored.feature_names, stored.target_names)
+    assert (held.n_samples, held.n_features, held.n_targets) == (50, 2, 2)
+    rows = np.array([7, 3, 3, 49])
+    np.testing.assert_array_equal(held.inputs(5, 20), stored.inputs(5, 20))
+    np.testing.assert_array_equal(held.input_rows(rows), stored.input_rows(rows))
+    np.testing.assert_array_equal(held.targets(5, 20), stored.targets(5, 20))
+    np.testing.assert_allclose(held.inputs(0, 9, False), stored.inputs(0, 9, False), rtol=1e-14)
+    np.testing.assert_allclose(held.targets(0, 9, False), stored.targets(0, 9, False), rtol=1e-13)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_appended_rows_keep_the_scale(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path, stored: bool) -> None:
+    X, y = arrays
+    first = dataset_from_arrays(tmp_path / "d.zarr", X[:40], y[:40]) if stored else memory_dataset(X[:40], y[:40])
+    longer = append_rows(append_rows(first, X[40:45], y[40:45]), X[45:], y[45:])
+    standardisation = first.standardisation
+    assert (longer.n_samples, longer.standardisation) == (50, standardisation)
+    np.testing.assert_array_equal(longer.inputs(0, 50), standardisation.inputs(X))
+    np.testing.assert_array_equal(longer.inputs(38, 47), standardisation.inputs(X[38:47]))
+    np.testing.assert_array_equal(longer.targets(38, 47), standardisation.targets(y[38:47]))
+    rows = np.array([48, 2, 39, 40, 44])
+    np.testing.assert_array_equal(longer.input_rows(rows), standardisation.inputs(X[rows]))
+    assert len({first.fingerprint, longer.fingerprint, append_rows(first, X[40:], y[40:]).fingerprint}) == 3
+    with pytest.raises(InputError, match="finite"):
+        append_rows(first, X[40:] * np.nan, y[40:])
+    with pytest.raises(InputError, match="shape"):
+        append_rows(first, X[40:, :2], y[40:])
+
+
+def test_constant_columns(rng: np.random.Generator) -> None:
+    only = memory_dataset(np.full((5, 2), 4.0), np.full(5, 3.0))
+    np.testing.assert_array_equal(only.inputs(0, 5), np.zeros((5, 2)))
+    np.testing.assert_array_equal(only.targets(0, 5), np.zeros((5, 1)))
+    with pytest.raises(InputError, match="too large"):
+        memory_dataset(np.array([[1e200], [-1e200]]), [0.0, 1.0])
+
+
+def test_another_process_is_told_where_the_rows_are(arrays: tuple[np.ndarray, np.ndarray]) -> None:
+    held = memory_dataset(*arrays)
+    sent = pickle.dumps(held)
+    assert len(sent) < 2_000
+    np.testing.assert_array_equal(pickle.loads(sent).inputs(0, 50), held.inputs(0, 50))
+    code = "import pickle, sys\ntry:\n pickle.load(sys.stdin.buffer).inputs(0, 5)\nexcept Exception as e:\n print(e)"
+    answer = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
+    assert b"another process's memory" in answer
+
+
+def test_models_in_memory_and_what_training_goes_on_from(
+    arrays: tuple[np.ndarray, np.ndarray], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    dataset = memory_dataset(*arrays)
+    alpha, gradient = rng.normal(size=(50, 2)), rng.normal(size=(50, 2))
+    model = memory_model(dataset, kernel={"type": "rbf"}, noise_variance=0.1, alpha=alpha)
+    address = model.url
+    assert find_model(address) is model
+    np.testing.assert_array_equal(model.inputs(3, 9), dataset.inputs(3, 9))
+    del model
+    with pytest.raises(StoreError):
+        find_model(address)
+    common = {"kernel": {"type": "rbf"}, "noise_variance": 0.1, "alpha": alpha, "dataset": dataset}
+    save_model(tmp_path / "m.zarr", gradient=gradient, **common)
+    state = open_model(tmp_path / "m.zarr").training_state()
+    assert state is not None
+    np.testing.assert_array_equal(state[1], gradient)
+    np.testing.assert_array_equal(state[0].targets(0, 50), dataset.targets(0, 50))
+    np.testing.assert_array_equal(state[0].input_rows(np.array([4, 1])), dataset.input_rows(np.array([4, 1])))
+    assert state[0].fingerprint == dataset.fingerprint
+    with pytest.raises(InputError, match="gradient has shape"):
+        save_model(tmp_path / "n.zarr", gradient=gradient[:3], **common)
+    assert not (tmp_path / "n.zarr").exists()

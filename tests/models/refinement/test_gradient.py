@@ -1,0 +1,147 @@
+"""The stochastic gradient on all samples, against the dense likelihood's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential, parse_kernel
+from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
+from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
+from dkgp.operators import ArrayInputs
+from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw
+
+KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.2
+GENERAL = parse_kernel("matern32 + 0.3 * linear", 2)
+
+
+@pytest.fixture
+def executor() -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(2)
+    yield executor
+    executor.close()
+
+
+def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
+    options = {"preconditioner": PartialCholesky(60), "tolerance": 1e-6, **options}
+    return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("kernel", [KERNEL, GENERAL], ids=["rbf", "sum"])
+def test_with_the_columns_of_the_identity_it_is_exact(
+    kernel: Any, p: int, rng: np.random.Generator, executor: LocalExecutor
+) -> None:
+    data = draw(rng, kernel, NOISE, 70, p)
+    probes = np.sqrt(70.0) * np.eye(70)  # their outer products average to the identity
+    found = estimator(data, probes, executor, tolerance=1e-10)(kernel, NOISE)
+    expected = dense_gradient(kernel, NOISE, data.X, data.y)
+    np.testing.assert_allclose(found.gradient, expected, rtol=1e-5, atol=1e-4)
+    assert found.solver_error.max() < 1e-5
+
+
+def test_random_probes_are_off_by_a_few_standard_errors(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    data = draw(rng, KERNEL, NOISE, 600)
+    start = np.log([0.2, 0.6, 1.0, 0.1])
+    family = ArdSquaredExponential(data.X, learn_variance=True, feature_names=("a", "b"))
+    outcome = LogMarginalLikelihood(family, data.y)(start)
+    assert outcome is not None
+    found = estimator(data, draw_probes(600, 8, 1), executor, tolerance=0.01)(family.kernel(start[:-1]), 0.1)
+    assert (np.abs(found.gradient - outcome[1]) < 4.0 * found.error).all()
+    assert found.error.max() < 0.3 * np.abs(outcome[1]).max()
+    assert found.converged
+    assert found.relative_residual <= 0.01
+
+
+def test_errors_are_calibrated(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    n = 80
+    data = draw(rng, KERNEL, NOISE, n)
+    kernel = SquaredExponential((0.8, 0.2), 1.0)
+    exact = dense_gradient(kernel, 0.3, data.X, data.y)
+    ratios = []
+    for seed in range(25):
+        found = estimator(data, draw_probes(n, 8, seed), executor, preconditioner=PartialCholesky(20))(kernel, 0.3)
+        ratios.append((found.gradient - exact) / found.error)
+    # Student's t with 7 degrees of freedom: half of them within 0.71, 95 % within 2.36; 25 draws of 4 components.
+    assert 0.3 <= np.mean(np.abs(ratios) < 0.71) <= 0.7
+    assert 0.85 <= np.mean(np.abs(ratios) < 2.36) <= 0.99
+
+
+def test_many_probes_are_taken_in_groups(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    n = 200
+    data = draw(rng, KERNEL, NOISE, n)
+    exact = dense_gradient(KERNEL, NOISE, data.X, data.y)
+    few = estimator(data, draw_probes(n, 4, 0), executor)(KERNEL, NOISE)
+    many = estimator(data, draw_probes(n, 100, 0), executor)(KERNEL, NOISE)
+    assert (few.contractions, many.contractions) == (5, 9)
+    assert (np.abs(many.gradient - exact) < 4.0 * many.error).all()
+    assert np.linalg.norm(many.standard_error) < 0.6 * np.linalg.norm(few.standard_error)
+
+
+def test_the_solvers_error_covers_what_a_loose_solve_leaves(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    # Little noise and a poor preconditioner, so that a solve takes many passes.
+    data = draw(rng, SquaredExponential((3.0, 3.0)), 0.01, 500)
+    probes = draw_probes(500, 8, 0)
+    options = {"preconditioner": PartialCholesky(10)}
+    tight = estimator(data, probes, executor, **options)(SquaredExponential((2.0, 4.0)), 0.01)
+    loose = estimator(data, probes, executor, tolerance=0.05, **options)(SquaredExponential((2.0, 4.0)), 0.01)
+    off = np.abs(loose.gradient - tight.gradient)
+    assert off.max() > 1e-3
+    assert (off < 4.0 * loose.solver_error + 1e-3 * off.max()).all()
+    assert loose.column_passes < tight.column_passes
+
+
+def test_a_warm_start_saves_passes_and_changes_nothing(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    data = draw(rng, SquaredExponential((3.0, 3.0)), 0.01, 500)
+    options = {"preconditioner": PartialCholesky(10), "tolerance": 1e-3}
+    at = estimator(data, draw_probes(500, 4, 0), executor, **options)
+    near = at(SquaredExponential((2.0, 4.0)), 0.01)
+    cold = at(SquaredExponential((2.02, 3.98)), 0.0101)
+    warm = at(SquaredExponential((2.02, 3.98)), 0.0101, near.solutions)
+    assert warm.column_passes < 0.8 * cold.column_passes
+    np.testing.assert_allclose(warm.gradient, cold.gradient, atol=0.1 * float(cold.error.min()))
+
+
+def test_the_bits_do_not_depend_on_the_executor(rng: np.random.Generator) -> None:
+    data = draw(rng, KERNEL, NOISE, 600)
+    results = []
+    for threads in (1, 2):
+        executor = LocalExecutor(threads)
+        results.append(estimator(data, draw_probes(600, 3, 0), executor)(KERNEL, NOISE))
+        executor.close()
+    with open_executor(ClusterOptions(kind="local", workers=2), 600) as dask:
+        results.append(estimator(data, draw_probes(600, 3, 0), dask)(KERNEL, NOISE))
+    for other in results[1:]:
+        assert other.gradient.tobytes() == results[0].gradient.tobytes()
+        assert other.error.tobytes() == results[0].error.tobytes()
+        assert other.solutions.tobytes() == results[0].solutions.tobytes()
+
+
+def test_the_noises_curvature_is_its_fisher_information(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    data = draw(rng, KERNEL, NOISE, 300)
+    found = estimator(data, draw_probes(300, 30, 0), executor)(KERNEL, NOISE)
+    inverse = np.linalg.inv(KERNEL(data.X, data.X) + NOISE * np.eye(300))
+    assert found.curvature[-1] == pytest.approx(0.5 * NOISE**2 * np.sum(inverse**2), rel=0.1)
+    assert (found.curvature > 0.0).all()
+
+
+def test_an_interruption_ends_the_solve(rng: np.random.Generator, executor: LocalExecutor) -> None:
+    data = draw(rng, KERNEL, NOISE, 100)
+    with pytest.raises(InterruptedRunError):
+        estimator(data, draw_probes(100, 2, 0), executor)(KERNEL, NOISE, None, lambda: True)
+
+
+def test_probes_are_signs_and_seeded() -> None:
+    probes = draw_probes(1000, 3, 7)
+    assert set(np.unique(probes)) == {-1.0, 1.0}
+    assert abs(probes.mean()) < 0.1
+    np.testing.assert_array_equal(probes, draw_probes(1000, 3, 7))
+    assert not np.array_equal(probes, draw_probes(1000, 3, 8))
+    with pytest.raises(InputError, match="at least 2 probes"):
+        draw_probes(10, 1, 0)

@@ -1,0 +1,294 @@
+"""Refining on all samples: from bad starts, from good ones, interrupted, and when it does not help."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters
+from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.refinement import gradient as refine_gradient
+from dkgp.models.refinement import refine as refine_module
+from dkgp.models.refinement.memory import plan_refinement
+from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
+from dkgp.models.refinement.refine import refine
+from dkgp.models.refinement.space import RefineSpace
+from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw, log_likelihood
+
+TRUTH, NOISE, N = SquaredExponential((0.8, 0.1), 1.0), 0.1, 400
+BAD = Hyperparameters(SquaredExponential((0.1, 1.0)), 0.5)
+QUICK = RefineSettings(steps=12, probes=4, rank=30, tolerance=1e-3)
+SHORT = replace(QUICK, steps=2)
+
+
+@pytest.fixture(scope="module")
+def data() -> ArrayDataset:
+    return draw(np.random.default_rng(5), TRUTH, NOISE, N)
+
+
+@dataclass
+class Run:
+    """A refinement, and what it said on its way."""
+
+    found: Refinement
+    steps: list[RefineStep]
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def whole(data: ArrayDataset) -> Run:
+    """From a bad start until the gradient is within its error."""
+    executor, steps, said = LocalExecutor(2), [], []
+    found = run(data, executor, progress=steps.append, note=said.append)
+    executor.close()
+    return Run(found, steps, said)
+
+
+@pytest.fixture
+def executor() -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(2)
+    yield executor
+    executor.close()
+
+
+def space(data: ArrayDataset, start: Hyperparameters = BAD, **options: Any) -> RefineSpace:
+    return RefineSpace.of(start, data.feature_names, **options)
+
+
+def run(data: ArrayDataset, executor: Any, start: Hyperparameters = BAD, **options: Any) -> Refinement:
+    options.setdefault("settings", QUICK)
+    return refine(data, space(data, start), executor, **options)
+
+
+def test_bad_hyperparameters_become_good_ones(data: ArrayDataset, whole: Run) -> None:
+    found, steps = whole.found, whole.steps
+    assert found.kept == "refined"
+    assert "kept" in found.verdict
+    assert not found.interrupted
+    assert found.reason == "the gradient is within its standard error"
+    assert found.before is not None
+    assert found.after is not None
+    assert found.after.nlpd < found.before.nlpd - 0.1
+    assert found.n_held_out == N // 10
+    assert len(whole.said) == 1
+    better = found.hyperparameters
+    np.testing.assert_allclose(better.gamma, TRUTH.gamma, rtol=0.7)
+    assert better.noise_variance == pytest.approx(NOISE, rel=0.3)
+    # Near the exact optimum of the samples that took part: what is left to gain is small.
+    rows = refine_module.held_out_rows(N, QUICK.held_out, QUICK.seed)
+    X, y = np.delete(data.X, rows, axis=0), np.delete(data.y, rows, axis=0)
+    slope = dense_gradient(better.kernel, better.noise_variance, X, y)[[0, 1, 3]]  # the amplitude does not move
+    assert (np.abs(slope) < 6.0 * np.array(list(steps[-1].error.values()))).all()
+    old, new = (log_likelihood(each.kernel, each.noise_variance, X, y) for each in (BAD, better))
+    assert steps[-1].gain == pytest.approx(new - old, rel=0.1)
+
+
+def test_every_step_is_on_record(whole: Run) -> None:
+    found, steps = whole.found, whole.steps
+    assert steps == found.history
+    assert [step.step for step in steps] == list(range(len(steps)))
+    assert all(0.0 < step.error_norm < np.inf and step.column_passes >= 1.0 for step in steps)
+    assert found.column_passes >= sum(step.column_passes for step in steps)
+    last = found.hyperparameters.noise_variance
+    assert f"s2 {last:.4g}" in str(steps[-1])
+    document = found.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["history"][-1]["values"]["noise_variance"] == last
+
+
+def test_what_predicts_worse_is_not_kept(data: ArrayDataset, executor: LocalExecutor, monkeypatch: Any) -> None:
+    scored = refine_module.score_held_out
+    calls: list[int] = []
+
+    def reversed_score(*arguments: Any, **options: Any) -> Any:
+        found = scored(*arguments, **options)
+        calls.append(1)
+        return replace(found, losses=found.losses + (len(calls) - 1) * 10.0)
+
+    monkeypatch.setattr(refine_module, "score_held_out", reversed_score)
+    found = run(data, executor, settings=SHORT)
+    assert found.kept == "start"
+    assert "did not improve" in found.verdict
+    assert "worse" in found.verdict
+    assert found.hyperparameters.kernel == BAD.kernel
+    assert found.hyperparameters.noise_variance == BAD.noise_variance
+    assert found.history[-1].noise_variance != BAD.noise_variance
+
+
+def test_where_there_is_nothing_to_gain_nothing_moves(data: ArrayDataset, whole: Run, executor: LocalExecutor) -> None:
+    first = whole.found.hyperparameters
+    again = run(data, executor, first)
+    assert again.kept == "start"
+    assert len(again.history) == 1
+    assert "nothing was gained" in again.verdict
+    assert again.hyperparameters.kernel == first.kernel
+
+
+def test_steps_are_limited_and_validation_can_be_left_out(data: ArrayDataset, executor: LocalExecutor) -> None:
+    found = run(data, executor, settings=replace(QUICK, steps=1, held_out=0))
+    assert found.kept == "refined"
+    assert "not validated" in found.verdict
+    assert found.reason == "1 steps were taken"
+    assert len(found.history) == 2
+    assert found.before is None
+    assert found.n_held_out == 0
+
+
+@pytest.mark.parametrize("after", [0, 12])
+def test_an_interruption_returns_the_best_so_far(after: int, data: ArrayDataset, executor: LocalExecutor) -> None:
+    asked: list[int] = []
+
+    def interrupted() -> bool:
+        asked.append(1)
+        return len(asked) > after
+
+    found = run(data, executor, interrupted=interrupted)
+    assert found.interrupted
+    assert found.before is None
+    if after:
+        assert found.kept == "refined"
+        assert "not validated" in found.verdict
+        last = [step for step in found.history if step.accepted][-1]
+        assert found.hyperparameters.noise_variance == last.noise_variance != BAD.noise_variance
+    else:
+        assert found.kept == "start"
+        assert found.hyperparameters.kernel == BAD.kernel
+
+
+def test_the_bits_do_not_depend_on_the_executor(data: ArrayDataset) -> None:
+    results = []
+    for threads in (1, 3):
+        executor = LocalExecutor(threads)
+        found = run(data, executor, settings=SHORT)
+        results.append((found.hyperparameters.gamma.tobytes(), found.after and found.after.losses.tobytes()))
+        executor.close()
+    assert results[0] == results[1]
+
+
+def test_breakdowns_are_retreated_from(data: ArrayDataset, executor: LocalExecutor, monkeypatch: Any) -> None:
+    estimate = refine_gradient.GradientEstimator.__call__
+    calls: list[float] = []
+
+    def failing(self: Any, kernel: Any, noise_variance: float, *rest: Any) -> Any:
+        calls.append(noise_variance)
+        if len(calls) == 2:
+            raise NumericalError("on purpose")
+        return estimate(self, kernel, noise_variance, *rest)
+
+    monkeypatch.setattr(refine_gradient.GradientEstimator, "__call__", failing)
+    found = run(data, executor, settings=replace(SHORT, held_out=0))
+    assert len(found.history) == 3
+    assert abs(np.log(calls[2] / calls[0])) < abs(np.log(calls[1] / calls[0]))
+
+
+def test_several_targets_and_a_learnt_amplitude(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    data = draw(rng, SquaredExponential((0.8, 0.1), 4.0), NOISE, 300, 2)
+    found = refine(data, space(data, learn_variance=True), executor, replace(QUICK, held_out=0, steps=15))
+    kernel = found.hyperparameters.kernel
+    assert isinstance(kernel, SquaredExponential)
+    assert kernel.variance > 1.5
+    assert found.hyperparameters.noise_variance == pytest.approx(NOISE, rel=0.4)
+
+
+def test_what_is_fixed_bounded_or_known_beforehand(data: ArrayDataset, executor: LocalExecutor) -> None:
+    limited = space(
+        data,
+        fixed={"gamma.x0": 0.3},
+        bounds={"noise_variance": (0.3, 0.6)},
+        priors={"gamma.x1": "lognormal(0.9, 0.01)"},
+    )
+    found = refine(data, limited, executor, replace(QUICK, held_out=0)).hyperparameters
+    assert found.gamma[0] == pytest.approx(0.3)
+    assert found.noise_variance == pytest.approx(0.3)
+    assert found.gamma[1] == pytest.approx(0.9, rel=0.05)
+
+
+def test_where_refining_does_not_help_bounds_and_fixed_values_hold_all_the_same(
+    data: ArrayDataset, executor: LocalExecutor
+) -> None:
+    everything = {"gamma.x0": 0.3, "gamma.x1": 0.2, "noise_variance": 0.25}
+    found = refine(data, space(data, fixed=everything), executor, SHORT)
+    assert found.kept == "start"
+    np.testing.assert_allclose(found.hyperparameters.gamma, [0.3, 0.2])
+    assert found.hyperparameters.noise_variance == pytest.approx(0.25)
+
+
+def test_parameters_are_listed_by_name(data: ArrayDataset, executor: LocalExecutor) -> None:
+    found = run(data, executor, settings=replace(SHORT, held_out=0)).hyperparameters
+    assert found.parameters is not None
+    assert [parameter.name for parameter in found.parameters] == ["gamma.x0", "gamma.x1", "noise_variance"]
+    first, last = found.parameters[0], found.parameters[-1]
+    assert (first.value, first.start, first.feature) == (found.gamma[0], pytest.approx(0.1), "x0")
+    assert last.value == pytest.approx(found.noise_variance, rel=1e-12)
+    assert last.lower < last.value < last.upper
+
+
+def test_what_no_longer_holds_is_not_carried_over(data: ArrayDataset, executor: LocalExecutor) -> None:
+    start = replace(BAD, log_marginal_likelihood=-100.0, scores={"folds": {"rmse": 1.0}}, evaluations=7, seed=3)
+    found = run(data, executor, start, settings=replace(SHORT, held_out=0)).hyperparameters
+    assert found.log_marginal_likelihood is None
+    assert found.scores is None
+    assert (found.evaluations, found.seed, found.n_samples) == (7, 3, N)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"probes": 1},
+        {"tolerance": 0.0},
+        {"tolerance": 1.0},
+        {"max_passes": np.nan},
+        {"rank": 0},
+        {"held_out": -1},
+        {"seed": -1},
+        {"memory_bytes": 0},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="refinement"):
+        RefineSettings(**wrong)
+
+
+def test_no_targets_is_an_error(executor: LocalExecutor) -> None:
+    with pytest.raises(InputError, match="no targets"):
+        run(ArrayDataset(np.zeros((50, 2)), np.zeros((50, 0))), executor)
+
+
+def test_memory_is_planned_and_refused_with_numbers() -> None:
+    options: dict[str, Any] = {"resident_bytes": 0, "threads": 2, "holds_inputs": True, "cache_bytes": 2**31}
+    plan = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), shares_process=True, **options)
+    with pytest.raises(
+        MemoryBudgetError, match=r"refining is projected to need .* MiB.*--refine-probes.*--refine-rank"
+    ):
+        plan.require(plan.coordinator_bytes - 1)
+    plan.require(plan.coordinator_bytes)
+    elsewhere = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), shares_process=False, **options)
+    assert elsewhere.coordinator_bytes < plan.coordinator_bytes - elsewhere.factor_bytes
+    fewer = plan_refinement(100_000, 8, 1, RefineSettings(rank=500, probes=2), shares_process=True, **options)
+    assert fewer.vectors_bytes < 0.5 * plan.vectors_bytes
+
+
+def test_memory_is_what_was_planned(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    n, d = 2000, 2
+    X = 0.5 * rng.normal(size=(n, d))
+    data = ArrayDataset(X, np.sin(X[:, :1]) + 0.3 * rng.normal(size=(n, 1)), chunk_rows=500)
+    settings = RefineSettings(steps=1, probes=8, rank=30, held_out=4)
+    plan = plan_refinement(
+        n, d, 1, settings, resident_bytes=0, shares_process=True, threads=2, holds_inputs=True, cache_bytes=2**31
+    )
+    tracemalloc.start()
+    run(data, executor, settings=settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    projected = plan.coordinator_bytes - RUNTIME_BYTES
+    assert peak < projected < 12 * peak

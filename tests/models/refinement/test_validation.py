@@ -1,0 +1,81 @@
+"""Samples held out of a refinement, and how they are scored."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.refinement.solve import FrozenLandmarks
+from dkgp.models.refinement.validation import ExceptRows, HeldOut, held_out_rows, held_out_samples, score_held_out
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.solvers import PartialCholesky
+from tests.models.refinement.refine_problems import draw
+
+KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.data())
+def test_all_rows_but_some(n: int, data: st.DataObject) -> None:
+    X = np.arange(2.0 * n).reshape(n, 2)
+    excluded = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=n - 1))), dtype=np.intp)
+    left = np.delete(X, excluded, axis=0)
+    source = ExceptRows(ArrayInputs(X), excluded)
+    assert (source.n_samples, source.n_features) == left.shape
+    start = data.draw(st.integers(0, len(left)))
+    stop = data.draw(st.integers(start, len(left)))
+    np.testing.assert_array_equal(source.inputs(start, stop), left[start:stop])
+
+
+@pytest.mark.parametrize("excluded", [[3, 1], [1, 1], [-1], [5]])
+def test_rows_that_cannot_be_left_out_are_refused(excluded: list[int]) -> None:
+    with pytest.raises(InputError, match="sorted, distinct"):
+        ExceptRows(ArrayInputs(np.zeros((5, 1))), np.array(excluded))
+
+
+def test_it_travels_as_its_source_does() -> None:
+    inputs = ArrayInputs(np.arange(5.0)[:, None])
+    there = pickle.loads(pickle.dumps(ExceptRows(inputs, np.array([2]))))
+    np.testing.assert_array_equal(there.inputs(1, 4)[:, 0], [1.0, 3.0, 4.0])
+
+
+def test_how_many_are_held_out() -> None:
+    assert [held_out_samples(n, 500) for n in (5, 100, 4000, 100_000)] == [0, 10, 400, 500]
+    rows = held_out_rows(1000, 500, 3)
+    assert len(np.unique(rows)) == 100
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(rows, held_out_rows(1000, 500, 3))
+    assert not np.array_equal(rows, held_out_rows(1000, 500, 4))
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_the_score_is_a_dense_gps(p: int, rng: np.random.Generator) -> None:
+    data = draw(rng, KERNEL, NOISE, 500, p)
+    X, y, X_new, y_new = data.X[:400], data.y[:400], data.X[400:], data.y[400:]
+    matrix, cross = KERNEL(X, X) + NOISE * np.eye(400), KERNEL(X, X_new)
+    mean = cross.T @ np.linalg.solve(matrix, y)
+    variance = 1.2 + NOISE - np.sum(cross * np.linalg.solve(matrix, cross), axis=0)
+    losses = -stats.norm.logpdf(y_new, mean, np.sqrt(variance)[:, None])
+    executor = LocalExecutor(2)
+    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
+        landmarks = FrozenLandmarks(PartialCholesky(50))
+        score = score_held_out(operator, y, HeldOut(X_new, y_new), landmarks)
+        with pytest.raises(InterruptedRunError):
+            score_held_out(operator, y, HeldOut(X_new, y_new), landmarks, interrupted=lambda: True)
+    executor.close()
+    # The variance reported is the upper end of an interval of at most 2 %.
+    assert score.gap_max <= 0.02
+    assert score.nlpd == pytest.approx(losses.mean(), abs=0.01)
+    np.testing.assert_allclose(score.losses, losses.mean(axis=1), atol=0.02)
+    assert score.rmse == pytest.approx(np.sqrt(np.mean((y_new - mean) ** 2)), rel=1e-4)
+    inside = np.abs(y_new - mean) <= 1.959963984540054 * np.sqrt(variance)[:, None]
+    assert score.coverage_95 == pytest.approx(inside.mean(), abs=0.011)
+    assert "losses" not in score.to_json()

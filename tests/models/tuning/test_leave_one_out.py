@@ -1,0 +1,244 @@
+"""The leave-one-out objective and k-fold scores against predictions by models that never saw what they predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import optimize, stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from threadpoolctl import threadpool_limits
+
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import tune
+from dkgp.models.tuning.dense_algebra import (
+    add_outer_products,
+    factor,
+    fill_upper,
+    invert_factored,
+    rank_update,
+    solve_factored,
+    solve_half,
+    symmetric_product,
+)
+from dkgp.models.tuning.leave_one_out import LeaveOneOut, fold_predictions
+from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential
+from dkgp.models.tuning.scores import ScoreSums, cut_folds, scores_of
+from dkgp.models.tuning.subsets import plan_subsets
+
+FloatArray = NDArray[np.float64]
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded_blas() -> Iterator[None]:
+    with threadpool_limits(1):
+        yield
+
+
+def family_of(inputs: FloatArray, learn_variance: bool = True) -> ArdSquaredExponential:
+    names = tuple(f"x{index}" for index in range(inputs.shape[1]))
+    return ArdSquaredExponential(inputs, learn_variance=learn_variance, feature_names=names)
+
+
+def predicted_by_others(
+    inputs: FloatArray, targets: FloatArray, parameters: FloatArray, left_out: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Means (m, p) and variances (m,) of the samples left out, from a model of all others."""
+    kernel = SquaredExponential(gamma=tuple(np.exp(parameters[:-2]).tolist()), variance=math.exp(parameters[-2]))
+    kept = np.setdiff1d(np.arange(len(inputs)), left_out)
+    system = kernel(inputs[kept], inputs[kept]) + math.exp(parameters[-1]) * np.eye(len(kept))
+    cross = kernel(inputs[left_out], inputs[kept])
+    mean = cross @ np.linalg.solve(system, targets[kept])
+    explained = np.einsum("ij,ji->i", cross, np.linalg.solve(system, cross.T))
+    return mean, kernel.variance - explained + math.exp(parameters[-1])
+
+
+@pytest.mark.parametrize("n_targets", [1, 3])
+def test_value_is_what_models_of_the_other_samples_predict(rng: np.random.Generator, n_targets: int) -> None:
+    inputs, targets = rng.standard_normal((25, 3)), rng.standard_normal((25, n_targets))
+    parameters = np.log([0.3, 1.2, 0.05, 1.7, 0.2])
+    expected = 0.0
+    for left_out in range(25):
+        mean, variance = predicted_by_others(inputs, targets, parameters, np.array([left_out]))
+        expected += float(stats.norm(mean[0], math.sqrt(variance[0])).logpdf(targets[left_out]).sum())
+    outcome = LeaveOneOut(family_of(inputs), targets)(parameters)
+    assert outcome is not None
+    assert outcome[0] == pytest.approx(expected, rel=1e-10)
+
+
+def test_value_agrees_with_scikit_learn_refitted_for_each_sample(rng: np.random.Generator) -> None:
+    inputs, targets = rng.standard_normal((18, 2)), rng.standard_normal((18, 1))
+    gamma, variance, noise_variance = np.array([0.4, 1.5]), 0.6, 0.15
+    kernel = ConstantKernel(variance) * RBF(1.0 / np.sqrt(2.0 * gamma)) + WhiteKernel(noise_variance)
+    expected = 0.0
+    for left_out in range(18):
+        others = np.delete(np.arange(18), left_out)
+        reference = GaussianProcessRegressor(kernel=kernel, optimizer=None, alpha=0.0)
+        reference.fit(inputs[others], targets[others, 0])
+        # Their deviation is that of a new observation: the kernel holds the noise.
+        mean, deviation = reference.predict(inputs[[left_out]], return_std=True)
+        expected += float(stats.norm(mean[0], deviation[0]).logpdf(targets[left_out, 0]))
+    outcome = LeaveOneOut(family_of(inputs), targets)(np.log([*gamma, variance, noise_variance]))
+    assert outcome is not None
+    assert outcome[0] == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("learn_variance", [False, True])
+@pytest.mark.parametrize("n_targets", [1, 2])
+def test_gradient_agrees_with_differences(rng: np.random.Generator, learn_variance: bool, n_targets: int) -> None:
+    inputs, targets = rng.standard_normal((60, 4)), rng.standard_normal((60, n_targets))
+    function = LeaveOneOut(family_of(inputs, learn_variance), targets)
+
+    def value(parameters: FloatArray) -> float:
+        outcome = function(parameters)
+        assert outcome is not None
+        return outcome[0]
+
+    parameters = rng.uniform(-2.0, 0.5, 5 + learn_variance)
+    outcome = function(parameters)
+    assert outcome is not None
+    expected = [(value(parameters + step) - value(parameters - step)) / 2e-5 for step in 1e-5 * np.eye(parameters.size)]
+    np.testing.assert_allclose(outcome[1], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_no_value_where_the_matrix_is_not_positive_definite() -> None:
+    function = LeaveOneOut(family_of(np.zeros((2, 1))), np.ones((2, 1)))
+    assert function(np.array([0.0, 40.0, -40.0])) is None
+
+
+def test_search_finds_the_optimum_of_the_objective(rng: np.random.Generator) -> None:
+    inputs = rng.standard_normal((120, 2))
+    targets = np.sin(2.0 * inputs[:, 0]) + 0.3 * rng.standard_normal(120)
+    found = tune(inputs, targets, objective="loo", tolerance=1e-6)
+    assert found.converged
+    assert (found.objective, found.log_marginal_likelihood) == ("loo", None)
+    function = LeaveOneOut(family_of(inputs, False), targets[:, None])
+    bounds = np.vstack([family_of(inputs, False).bounds, np.log([[1e-6, 4.0]])])
+
+    def negative(parameters: FloatArray) -> float:
+        outcome = function(parameters)
+        assert outcome is not None
+        return -outcome[0]
+
+    reference = optimize.minimize(negative, np.log([0.5, 0.1, 0.3]), method="L-BFGS-B", bounds=bounds)
+    assert found.leave_one_out_log_likelihood == pytest.approx(-reference.fun, abs=1e-3)
+    # Not the marginal likelihood's optimum under another name.
+    other = tune(inputs, targets, tolerance=1e-6)
+    assert abs(math.log(other.gamma[0] / found.gamma[0])) > 1e-3
+
+
+@pytest.mark.parametrize("folds", [2, 3, 31])
+def test_folds_are_predicted_as_by_models_of_the_other_folds(rng: np.random.Generator, folds: int) -> None:
+    inputs, targets = rng.standard_normal((31, 2)), rng.standard_normal((31, 2))
+    parameters = np.log([0.3, 1.2, 1.7, 0.1])
+    parts = cut_folds(31, folds, seed=1, subset=0)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(31))
+    assert {len(part) for part in parts} <= {31 // folds, 31 // folds + 1}
+    mean, variance = fold_predictions(family_of(inputs), parameters, targets, parts)
+    for part in parts:
+        expected_mean, expected_variance = predicted_by_others(inputs, targets, parameters, part)
+        np.testing.assert_allclose(mean[part], expected_mean, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(variance[part], expected_variance, rtol=1e-9)
+
+
+def test_folds_of_a_singular_matrix_are_refused() -> None:
+    with pytest.raises(NumericalError, match="cannot be scored"):
+        fold_predictions(
+            family_of(np.zeros((2, 1))), np.array([0.0, 40.0, -40.0]), np.ones((2, 1)), [np.array([0]), np.array([1])]
+        )
+
+
+def test_scores_are_those_of_the_definitions(rng: np.random.Generator) -> None:
+    truth, mean, variance = rng.standard_normal((40, 2)), rng.standard_normal((40, 2)), rng.uniform(0.5, 2.0, 40)
+    densities = stats.norm(mean, np.sqrt(variance)[:, None])
+    low, high = densities.interval(0.95)
+    halves = [ScoreSums.of(truth[part], mean[part], variance[part]) for part in (slice(0, 11), slice(11, 40))]
+    scores = scores_of(halves)
+    assert scores["predictions"] == 80
+    assert scores["rmse"] == pytest.approx(math.sqrt(np.mean((truth - mean) ** 2)))
+    assert scores["nlpd"] == pytest.approx(-densities.logpdf(truth).mean())
+    assert scores["coverage_95"] == np.mean((truth >= low) & (truth <= high))
+
+
+def test_scores_of_a_run_are_those_of_its_result(rng: np.random.Generator) -> None:
+    inputs = rng.standard_normal((150, 2))
+    targets = np.sin(2.0 * inputs[:, 0]) + 0.1 * rng.standard_normal(150)
+    found = tune(inputs, targets, subset=60, subsets=2, folds=5, holdout=0.5, seed=4)
+    assert found.scores is not None
+    assert set(found.scores) == {"folds", "holdout"}
+    assert (found.scores["folds"]["folds"], found.scores["folds"]["predictions"]) == (5, 120)
+    assert (found.scores["holdout"]["rows"], found.scores["holdout"]["predictions"]) == (30, 60)
+    # The noise is 0.1 of a signal of deviation 0.7, and predictions of few samples are a little worse than it.
+    for scores in found.scores.values():
+        assert 0.09 < scores["rmse"] < 0.3
+        assert scores["nlpd"] < 0.3
+        assert 0.8 < scores["coverage_95"] <= 1.0
+
+
+def test_held_out_rows_are_predicted_as_by_a_model_of_the_subset(rng: np.random.Generator) -> None:
+    inputs, targets = rng.standard_normal((50, 2)), rng.standard_normal(50)
+    found = tune(inputs, targets, subset=30, holdout=0.4, seed=3, max_evaluations=6)
+    plan = plan_subsets(50, 30, seed=3, holdout=0.4)
+    tuned_on, held_out = plan.subset(0), plan.held_out()
+    both = np.concatenate([tuned_on, held_out])
+    parameters = np.log([*found.gamma, 1.0, found.noise_variance])
+    mean, variance = predicted_by_others(inputs[both], targets[both, None], parameters, np.arange(30, 42))
+    expected = scores_of([ScoreSums.of(targets[held_out, None], mean, variance)])
+    assert found.scores is not None
+    for name, value in expected.items():
+        assert found.scores["holdout"][name] == pytest.approx(value, rel=1e-8)
+
+
+@pytest.mark.parametrize("folds", [1, 0, -3, 21])
+def test_impossible_folds_are_refused(rng: np.random.Generator, folds: int) -> None:
+    with pytest.raises(InputError, match=rf"folds must be from 2 to the subset's size, 20; got {folds}"):
+        tune(rng.standard_normal((30, 1)), rng.standard_normal(30), subset=20, folds=folds)
+
+
+def test_algebra_in_place_is_what_numpy_computes(rng: np.random.Generator) -> None:
+    n, t = 37, 4
+    square = rng.standard_normal((n, n))
+    matrix = np.asfortranarray(square @ square.T + n * np.eye(n))
+    b, c = (np.asfortranarray(rng.standard_normal((n, t))) for _ in range(2))
+    np.testing.assert_allclose(symmetric_product(matrix, b), matrix @ b)
+
+    lower = matrix.copy(order="F")
+    assert factor(lower)
+    np.testing.assert_allclose(np.tril(lower), np.linalg.cholesky(matrix))
+    np.testing.assert_allclose(solve_factored(lower, b), np.linalg.solve(matrix, b))
+    half = b.copy(order="F")
+    solve_half(lower, half)
+    np.testing.assert_allclose(np.tril(lower) @ half, b)
+    assert invert_factored(lower)
+    fill_upper(lower)
+    np.testing.assert_allclose(lower, np.linalg.inv(matrix))
+
+    updated = matrix.copy(order="F")
+    rank_update(updated, b, scale=2.0, keep=-0.5)
+    add_outer_products(updated, b, c, scale=0.25)
+    expected = 2.0 * b @ b.T - 0.5 * matrix + 0.25 * (b @ c.T + c @ b.T)
+    np.testing.assert_allclose(np.tril(updated), np.tril(expected))
+    np.testing.assert_array_equal(np.triu(updated, 1), np.triu(matrix, 1))
+
+
+def test_algebra_says_where_there_is_no_factor_and_refuses_other_layouts() -> None:
+    assert not factor(np.asfortranarray([[1.0, 2.0], [2.0, 1.0]]))
+    assert not invert_factored(np.zeros((2, 2), order="F"))
+    with pytest.raises(ValueError, match="Fortran order"):
+        factor(np.zeros((3, 3))[:, :2])
+    with pytest.raises(ValueError, match="columns in Fortran order"):
+        solve_factored(np.eye(3, order="F"), np.ones((3, 2)))
+    with pytest.raises(ValueError, match="square float64"):
+        factor(np.asfortranarray(np.eye(3, dtype=np.float32)))
+
+
+def test_upper_triangles_larger_than_a_tile_are_filled(rng: np.random.Generator) -> None:
+    matrix = np.asfortranarray(rng.standard_normal((300, 300)))
+    expected = np.tril(matrix) + np.tril(matrix, -1).T
+    fill_upper(matrix)
+    np.testing.assert_array_equal(matrix, expected)

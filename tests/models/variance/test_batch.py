@@ -1,0 +1,350 @@
+"""Batches of variances: intervals that contain the exact one, whatever the kernel, the factor and the batch."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.kernels import SquaredExponential
+from dkgp.models.variance import batch as variance_batch
+from dkgp.models.variance import bounds as variance_bounds
+from dkgp.models.variance import nystrom
+from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
+from tests.models.variance.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
+
+REGIMES = {
+    "smooth": draw(1, 300, 3, gamma=0.1, noise=0.05),
+    "rough": draw(2, 300, 5, gamma=8.0, noise=0.1),
+    "one feature": draw(3, 120, 1, gamma=0.5, noise=1e-4),
+    "many features": draw(4, 200, 21, gamma=1.0, noise=0.02),
+    "duplicates": draw(5, 200, 3, gamma=1.0, noise=0.01, kind="duplicates"),
+    "clusters": draw(6, 200, 4, gamma=1.0, noise=1e-3, kind="clusters"),
+    "grid": draw(7, 200, 2, gamma=0.5, noise=1e-3, kind="grid"),
+    "outliers": draw(17, 100, 12, gamma=12.0, noise=1e-3, kind="outliers"),
+    "few outliers": draw(18, 3, 15, gamma=5.0, noise=1e-5, kind="outliers"),
+    "large noise": draw(8, 200, 3, gamma=2.0, noise=30.0),
+    "tiny noise": draw(9, 150, 3, gamma=1.0, noise=1e-6),
+    "tinier noise": draw(10, 60, 2, gamma=0.3, noise=1e-8),
+    "small amplitude": draw(11, 150, 3, gamma=1.0, noise=0.05, variance=1e-3),
+    "large amplitude": draw(12, 150, 3, gamma=1.0, noise=0.05, variance=1e4),
+    "one sample": draw(13, 1, 2, gamma=1.0, noise=0.1),
+    "two equal samples": draw(14, 2, 2, gamma=1.0, noise=0.1, kind="duplicates"),
+    "fewer samples than tests": draw(15, 7, 3, gamma=1.0, noise=0.01),
+    "several blocks": draw(16, 560, 3, gamma=2.0, noise=0.05),
+}
+# Where float64 leaves room for the gaps asked for below.
+WELL_CONDITIONED = [name for name in REGIMES if "tin" not in name and name not in ("one feature", "few outliers")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with single_threaded_blas():
+        yield
+
+
+def landmarks(problem: VarianceProblem, rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).permutation(problem.n)[:rank]
+
+
+def gaps(bounds: BatchVariance) -> np.ndarray:
+    return (bounds.upper - bounds.lower) / bounds.upper
+
+
+# ----------------------------------------------------------------------------------------------------- the certificate
+
+
+@pytest.mark.parametrize("rank", [1, 4, 50])
+@pytest.mark.parametrize("name", REGIMES)
+def test_every_interval_contains_the_exact_variance(name: str, rank: int) -> None:
+    """All limits, gaps and targets of a regime, with factors from useless to good."""
+    problem = REGIMES[name]
+    double = problem.factor(landmarks(problem, rank), precision="double")
+    single = problem.factor(landmarks(problem, rank), precision="single") if "tin" not in name else double
+    for gap, (max_passes, latent) in itertools.product(
+        (0.5, 0.01, 1e-4), ((0, False), (0, True), (1, False), (2, True), (20, False), (20, True))
+    ):
+        bounds = solve(problem, double, gap=gap, max_passes=max_passes, latent=latent)
+        problem.assert_holds(bounds, latent)
+        assert bounds.passes.max() <= max_passes
+        if gap < 0.1:
+            bounds = solve(problem, single, gap=gap, max_passes=max_passes, latent=latent, factor_first=False)
+            problem.assert_holds(bounds, latent)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 45),
+    d=st.integers(1, 21),
+    gamma=st.floats(1e-3, 30.0),
+    noise=st.floats(-8.0, 2.0),
+    variance=st.sampled_from([1e-3, 1.0, 50.0]),
+    kind=st.sampled_from(["normal", "duplicates", "clusters", "grid", "outliers"]),
+    rank=st.integers(1, 45),
+    gap=st.sampled_from([0.5, 0.02, 1e-4]),
+    max_passes=st.sampled_from([0, 1, 2, 5, 20]),
+    latent=st.booleans(),
+    factor_first=st.booleans(),
+)
+def test_any_small_problem(
+    seed: int, n: int, d: int, gamma: float, noise: float, variance: float, kind: str, rank: int, **options: Any
+) -> None:
+    problem = draw(seed, n, d, gamma=gamma, noise=10.0**noise, variance=variance, kind=kind)
+    factor = problem.factor(landmarks(problem, rank), precision="double")
+    problem.assert_holds(solve(problem, factor, **options), options["latent"])
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-8])
+@pytest.mark.parametrize("kind", ["normal", "duplicates", "clusters"])
+def test_tiny_noise_against_50_digits(noise: float, kind: str) -> None:
+    problem = draw(30, 36, 2, gamma=0.2, noise=noise, kind=kind)
+    exact = exact_in_50_digits(problem)
+    for rank, max_passes, latent in itertools.product((20, 36), (0, 1, 20), (False, True)):
+        factor = problem.factor(landmarks(problem, rank), precision="double")
+        bounds = solve(problem, factor, gap=1e-4, max_passes=max_passes, latent=latent, factor_first=False)
+        shift = 0.0 if latent else noise
+        for low, value, high in zip(bounds.lower, exact, bounds.upper, strict=True):
+            assert float(low) - shift <= float(value) + 3e-16
+            assert float(value) <= float(high) - shift + 3e-16
+
+
+@pytest.mark.parametrize("name", WELL_CONDITIONED)
+@pytest.mark.parametrize("gap", [0.02, 1e-4])
+def test_gaps_are_met(name: str, gap: float) -> None:
+    """Whatever holds could also be useless; with passes enough no sample is left wide."""
+    problem = REGIMES[name]
+    factor = problem.factor(landmarks(problem, 60), precision="double")
+    for latent in (False, True):
+        bounds = solve(problem, factor, gap=gap, max_passes=60, latent=latent)
+        assert gaps(bounds).max() <= gap
+        problem.assert_holds(bounds, latent)
+
+
+def test_tiny_noise_still_says_something() -> None:
+    """At a noise of 1e-6 of the amplitude the intervals are still a small part of the prior's."""
+    problem = REGIMES["tiny noise"]
+    bounds = solve(problem, problem.factor(landmarks(problem, 150), precision="double"), gap=1e-4, max_passes=60)
+    width = (bounds.upper - bounds.lower) / problem.kernel.variance
+    assert width.max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["smooth", "rough", "many features", "large noise", "several blocks"])
+def test_relative_error_of_what_is_reported(name: str) -> None:
+    """Equation 17 of the GBCD paper, of the upper bound that stands for the variance; the gap limits each sample's."""
+    problem = REGIMES[name]
+    factor = problem.factor(landmarks(problem, 60), precision="double")
+    for latent in (False, True):
+        exact = problem.exact_of(latent).astype(float)
+        bounds = solve(problem, factor, gap=0.005, latent=latent)
+        assert np.sqrt(np.mean(((exact - bounds.upper) / exact) ** 2)) <= 1e-3
+        assert gaps(bounds).max() <= 0.005
+
+
+@pytest.mark.parametrize("coarseness", [1e-10, 1e-8])
+@pytest.mark.parametrize("name", ["one feature", "clusters", "tiny noise", "tinier noise", "large amplitude"])
+def test_roundings_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float) -> None:
+    """Were arithmetic much coarser and the bounds knew: kernel values are off the worse way, and they still hold."""
+    problem = REGIMES[name]
+    signs = (-1.0, 1.0)
+    for of_landmarks, of_tests, of_samples in itertools.product(signs, signs, signs):
+        factor = problem.factor(landmarks(problem, problem.n), precision="double")
+        off = {"of_landmarks": of_landmarks, "of_tests": of_tests, "of_samples": of_samples}
+        coarse = Coarse(factor, coarseness, n_tests=len(problem.T), **off)
+        monkeypatch.setattr(factor, "evaluator", coarse)
+        for max_passes in (1, 3, 10):
+            problem.assert_holds(solve(problem, factor, gap=1e-12, max_passes=max_passes, factor_first=False))
+
+
+# ---------------------------------------------------------------------------------------------------- whose batch it is
+
+
+@pytest.mark.parametrize("name", ["rough", "clusters", "many features"])
+def test_intervals_of_a_sample_in_different_batches_overlap(name: str, rng: np.random.Generator) -> None:
+    problem = REGIMES[name]
+    factor = problem.factor(landmarks(problem, 30), precision="double")
+    t = len(problem.T)
+    whole = solve(problem, factor, gap=0.05)
+    for cut in ([np.arange(t)[::-1]], np.array_split(np.arange(t), 3), [[i] for i in range(t)], [rng.permutation(t)]):
+        for members in cut:
+            part = solve(problem, factor, gap=0.05, inputs=problem.T[members])
+            assert (np.maximum(part.lower, whole.lower[members]) <= np.minimum(part.upper, whole.upper[members])).all()
+            problem.assert_holds(part, exact=problem.exact_of(False)[members])
+            assert gaps(part).max() <= 0.05
+
+
+@pytest.mark.parametrize("together", [1, 4, 100])
+def test_groups_within_a_batch(together: int) -> None:
+    problem = REGIMES["rough"]
+    factor = problem.factor(landmarks(problem, 30))
+    bounds = solve(problem, factor, gap=0.01, together=together, factor_first=False)
+    problem.assert_holds(bounds)
+    assert gaps(bounds).max() <= 0.01
+    if together == 1:  # each by itself: as if it were the only one of its batch
+        alone = solve(problem, factor, gap=0.01, factor_first=False, inputs=problem.T[3:4])
+        assert alone.upper[0] == bounds.upper[3]
+        assert alone.passes[0] == bounds.passes[3]
+
+
+def test_a_sample_many_times_in_a_batch() -> None:
+    """Its copies' residuals span nothing new."""
+    problem = REGIMES["rough"]
+    factor = problem.factor(landmarks(problem, 30))
+    inputs = np.repeat(problem.T, 3, axis=0)
+    bounds = solve(problem, factor, gap=1e-3, inputs=inputs, factor_first=False)
+    problem.assert_holds(bounds, exact=np.repeat(problem.exact_of(False), 3))
+    assert gaps(bounds).max() <= 1e-3
+
+
+@pytest.mark.parametrize("factor_first", [False, True])
+def test_threads_make_no_difference(factor_first: bool) -> None:
+    problem = REGIMES["several blocks"]
+    factor = problem.factor(landmarks(problem, 40), precision="double")
+    one, two = (solve(problem, factor, gap=1e-3, threads=threads, factor_first=factor_first) for threads in (1, 2))
+    assert one.passes.max() >= 3.0
+    for name in ("lower", "upper", "passes"):
+        assert getattr(one, name).tobytes() == getattr(two, name).tobytes()
+
+
+# -------------------------------------------------------------------------------------------------------------- passes
+
+
+class Products:
+    """Counts products with the whole kernel matrix, and what they were with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.columns: list[int] = []
+        original = variance_batch._BlockConjugateGradient._products
+
+        def counted(solver: Any, vectors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+            self.columns.append(vectors.shape[1])
+            return original(solver, vectors)
+
+        monkeypatch.setattr(variance_batch._BlockConjugateGradient, "_products", counted)
+
+
+@pytest.mark.parametrize("max_passes", [0, 0.5, 1, 2, 3.9])
+def test_the_limit_on_passes_is_kept(monkeypatch: pytest.MonkeyPatch, max_passes: float) -> None:
+    problem = REGIMES["several blocks"]
+    factor = problem.factor(landmarks(problem, 20), precision="double")
+    products = Products(monkeypatch)
+    bounds = solve(problem, factor, gap=1e-9, max_passes=max_passes)
+    assert len(products.columns) == int(max_passes) == bounds.passes.max()
+
+
+def test_samples_that_are_done_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = REGIMES["several blocks"]
+    factor = problem.factor(landmarks(problem, 20))
+    products = Products(monkeypatch)
+    bounds = solve(problem, factor, gap=0.01, factor_first=False)
+    assert len(set(bounds.passes)) > 2
+    assert bounds.passes[-1] == 1.0  # far from all training samples: nothing to solve
+    assert products.columns == sorted(products.columns, reverse=True)
+    assert products.columns[-1] < products.columns[0]
+    # One product for the start and one for each set of directions; a sample takes part until it is done.
+    assert [int(np.sum(bounds.passes >= i + 1)) for i in range(len(products.columns))] == products.columns
+
+
+def test_what_the_factor_certifies_costs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = REGIMES["smooth"]
+    factor = problem.factor(landmarks(problem, 300), precision="double")
+    products = Products(monkeypatch)
+    bounds = solve(problem, factor, gap=0.01)
+    assert not products.columns
+    assert not bounds.passes.any()
+    assert gaps(bounds).max() <= 0.01
+    assert solve(problem, factor, gap=0.01, factor_first=False).passes.min() == 1.0
+
+
+def test_a_gap_below_rounding_ends_by_itself() -> None:
+    for name in ("rough", "tinier noise", "one sample", "fewer samples than tests"):
+        problem = REGIMES[name]
+        factor = problem.factor(landmarks(problem, 20), precision="double")
+        bounds = solve(problem, factor, gap=1e-15, max_passes=10**6, latent=True)
+        problem.assert_holds(bounds, latent=True)
+        assert bounds.passes.max() < 1000.0  # of a million; 60 samples and next to no noise gain a little until 250
+
+
+def test_a_plateau_is_not_the_end() -> None:
+    """Conjugate gradients may get nowhere for many passes before they go on; nothing but the limit stops them."""
+    problem = draw(3, 400, 3, gamma=2.0, noise=1e-3)
+    factor = problem.factor(landmarks(problem, 40))
+    plateau = solve(problem, factor, gap=0.02, max_passes=10, factor_first=False)
+    assert np.median(gaps(plateau)) > 0.5
+    bounds = solve(problem, factor, gap=0.02, max_passes=200, factor_first=False)
+    assert gaps(bounds).max() <= 0.02
+    problem.assert_holds(bounds)
+
+
+def test_further_passes_go_on_where_few_end() -> None:
+    problem = REGIMES["several blocks"]
+    factor = problem.factor(landmarks(problem, 40), precision="double")
+    widths = []
+    for max_passes in (1, 3, 6, 12):
+        bounds = solve(problem, factor, gap=1e-9, max_passes=max_passes)
+        widths.append(float(np.mean(bounds.upper - bounds.lower)))
+    assert widths[0] > widths[1] > 10.0 * widths[2] > 1000.0 * widths[3]
+
+
+# ------------------------------------------------------------------------------------------------------------ the rest
+
+
+@given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
+def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None:
+    lower, upper = sorted((first, second))
+    found = float(relative_gap(np.asarray([lower]), np.asarray([upper]))[0])
+    assert 0.0 <= found <= 1.0
+    assert found == pytest.approx((upper - lower) / upper if upper > lower else 0.0)
+
+
+def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
+    monkeypatch.setattr(variance_batch, "RUN_ROWS", 300)  # as short against n as they are where memory matters
+    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 1)
+    problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
+    factor = problem.factor(landmarks(problem, 8))
+    peaks = []
+    for samples in (20, 94, 194):  # the first prepares features
+        tracemalloc.start()
+        solve(problem, factor, gap=1e-9, max_passes=3, factor_first=False, inputs=problem.T[:samples])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert 0.8 * batch_bytes(3000, 100) < peaks[2] - peaks[1] < 1.15 * batch_bytes(3000, 100)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """Each run, piece and tile is shorter than the problem here, as they are on large ones."""
+    problem = REGIMES["several blocks"]
+    options = {"gap": 1e-4, "factor_first": precision == "double"}
+    whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
+    monkeypatch.setattr(variance_batch, "RUN_ROWS", 100)
+    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 2)
+    for module in (nystrom, variance_batch, variance_bounds):
+        monkeypatch.setattr(module, "PIECE_ROWS", 15)
+    monkeypatch.setattr(nystrom, "GRAM_TILE", 16)
+    cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)
+    problem.assert_holds(cut)
+    assert gaps(cut).max() <= 1e-4
+    np.testing.assert_allclose(cut.upper, whole.upper, rtol=1e-4)
+    np.testing.assert_allclose(cut.passes, whole.passes, atol=6.0)
+
+
+def test_a_feature_that_is_switched_off_changes_nothing() -> None:
+    problem = REGIMES["rough"]
+    extra = np.random.default_rng(1).normal(size=(problem.n, 1))
+    wider = VarianceProblem(
+        np.hstack([problem.X, extra]),
+        np.hstack([problem.T, np.zeros((len(problem.T), 1))]),
+        SquaredExponential((*problem.kernel.gamma, 0.0), problem.kernel.variance),
+        problem.noise_variance,
+    )
+    chosen = landmarks(problem, 40)
+    one, two = (solve(each, each.factor(chosen), gap=1e-3, factor_first=False) for each in (problem, wider))
+    assert one.upper.tobytes() == two.upper.tobytes()

@@ -1,0 +1,175 @@
+"""Landmarks: distinct rows, a factor close to the kernel matrix, no more of them than the kernel calls for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import ModelRecord, open_model, save_model
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
+from dkgp.kernels import SquaredExponential
+from dkgp.models.variance import landmarks as module
+from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough, jitter
+
+pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
+
+N, D, NOISE = 500, 4, 0.05
+
+
+def stored_model(folder: Path, X: np.ndarray, kernel: SquaredExponential, noise: float = NOISE) -> ModelRecord:
+    dataset = dataset_from_arrays(str(folder / "train"), X, np.sin(X[:, 0]) + np.arange(len(X)) % 3, chunk_rows=150)
+    save_model(
+        str(folder / "model"),
+        kernel=kernel.to_json(),
+        noise_variance=noise,
+        alpha=np.zeros(len(X)),
+        dataset=dataset,
+    )
+    return open_model(str(folder / "model"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with single_threaded_blas():
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs() -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(N, D))
+
+
+ROUGH = SquaredExponential((0.5, 0.5, 0.5, 0.5), 1.7)
+SMOOTH = SquaredExponential((0.02, 0.01, 0.02, 0.01), 1.7)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, inputs: np.ndarray) -> ModelRecord:
+    return stored_model(tmp_path_factory.mktemp("landmarks"), inputs, ROUGH)
+
+
+def residual(model: ModelRecord, kernel: SquaredExponential, chosen: np.ndarray) -> np.ndarray:
+    """K - Q, dense, with the pseudo-inverse of the landmarks' own matrix."""
+    X = model.inputs(0, model.n_samples)
+    K, columns = kernel(X, X), kernel(X, X[chosen])
+    return np.asarray(K - columns @ np.linalg.pinv(columns[chosen], rcond=1e-12, hermitian=True) @ columns.T)
+
+
+def test_so_many_distinct_rows_of_the_model(model: ModelRecord) -> None:
+    found = choose_landmarks(model, ROUGH, gap=1e-6, largest_rank=260)
+    assert found.rank == 260 == len(np.unique(found.indices))
+    assert 0 <= found.indices.min() <= found.indices.max() < N
+    assert found.indices.dtype.kind == "i"
+
+
+def test_trace_and_dimension_are_the_dense_ones(model: ModelRecord, inputs: np.ndarray) -> None:
+    """All samples are in the subset here, so nothing is extrapolated."""
+    found = choose_landmarks(model, ROUGH, gap=1e-6, largest_rank=200, fixed=True)
+    left = residual(model, ROUGH, found.indices)
+    assert found.residual_trace == pytest.approx(np.trace(left), rel=1e-6)
+    X = model.inputs(0, N)
+    eigenvalues = np.linalg.eigvalsh(ROUGH(X, X) - left)
+    assert found.effective_dimension == pytest.approx(np.sum(eigenvalues / (eigenvalues + NOISE)), rel=1e-6)
+    # Where the rank is not fixed, that of a smaller one will do if it shows that the factor is not enough.
+    free = choose_landmarks(model, ROUGH, gap=1e-6, largest_rank=200)
+    assert 0.8 * found.effective_dimension < free.effective_dimension <= (1 + 1e-9) * found.effective_dimension
+
+
+def test_a_subset_stands_for_all(model: ModelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = dataclasses.replace(model, noise_variance=5.0)  # so that the number of samples counts in every dimension
+    whole = choose_landmarks(noisy, ROUGH, gap=1e-6, largest_rank=40)
+    monkeypatch.setattr(module, "LEAST_SUBSET", 250)
+    half = choose_landmarks(noisy, ROUGH, gap=1e-6, largest_rank=40)
+    assert half.rank == 40
+    assert not np.array_equal(half.indices, whole.indices)
+    left = np.trace(residual(model, ROUGH, half.indices))
+    assert half.residual_trace == pytest.approx(left, rel=0.15)  # extrapolated from 250 to 500
+    assert half.effective_dimension == pytest.approx(whole.effective_dimension, rel=0.15)
+
+
+def test_better_than_uniform_sampling_where_samples_crowd(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    X = np.concatenate([0.02 * rng.normal(size=(570, D)), 2.0 * rng.normal(size=(30, D))])
+    crowded = stored_model(tmp_path, X, ROUGH)
+    found = choose_landmarks(crowded, ROUGH, gap=1e-6, largest_rank=60)
+    uniform = min(np.trace(residual(crowded, ROUGH, rng.choice(600, 60, replace=False))) for _ in range(5))
+    assert found.residual_trace < 0.5 * uniform
+
+
+def test_a_smooth_kernel_needs_few(model: ModelRecord) -> None:
+    """No more than the rank at which the factor is expected to do, and it says so."""
+    found = choose_landmarks(model, SMOOTH, gap=0.02, largest_rank=600)
+    assert found.rank < 300
+    assert is_enough(found.residual_trace, found.effective_dimension, NOISE, 0.02, N)
+    fixed = choose_landmarks(model, SMOOTH, gap=0.02, largest_rank=250, fixed=True)
+    assert fixed.rank == 250 > found.rank
+    assert fixed.residual_trace < 0.01 * found.residual_trace
+
+
+def test_tighter_gaps_need_more(model: ModelRecord) -> None:
+    kernel = SquaredExponential((0.2, 0.2, 0.2, 0.2))
+    ranks = [choose_landmarks(model, kernel, gap=gap, largest_rank=N).rank for gap in (5.0, 0.5, 0.02)]
+    assert ranks[0] < ranks[1] < ranks[2]
+    latent = choose_landmarks(model, kernel, gap=5.0, largest_rank=N, latent=True)
+    assert latent.rank > ranks[0]
+
+
+def test_the_numerical_rank_is_the_end(tmp_path: Path) -> None:
+    """Only 30 different samples: no landmark is drawn twice, nor a copy of one."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(30, D))[rng.integers(0, 30, 500)]
+    copies = stored_model(tmp_path, X, ROUGH)
+    found = choose_landmarks(copies, ROUGH, gap=1e-6, largest_rank=200, fixed=True)
+    chosen = copies.input_rows(found.indices)
+    assert found.rank == 30 == len(np.unique(chosen, axis=0))
+    assert found.residual_trace < 1e-6
+    # What the factor inverts is well away from singular.
+    assert np.linalg.cond(ROUGH(chosen, chosen)) < 1e8
+
+
+def test_samples_all_but_equal_need_one(tmp_path: Path) -> None:
+    kernel = SquaredExponential((1e-14,) * D)
+    flat = stored_model(tmp_path, np.random.default_rng(1).normal(size=(40, D)), kernel)
+    assert choose_landmarks(flat, kernel, gap=0.02, largest_rank=40, fixed=True).rank == 1
+
+
+def test_more_landmarks_than_samples_are_all_samples(tmp_path: Path) -> None:
+    kernel = SquaredExponential((9.0,) * D)
+    few = stored_model(tmp_path, np.random.default_rng(1).normal(size=(5, D)), kernel)
+    found = choose_landmarks(few, kernel, gap=1e-9, largest_rank=64)
+    assert sorted(found.indices) == [0, 1, 2, 3, 4]
+
+
+def test_the_seed_decides(model: ModelRecord) -> None:
+    def chosen(seed: int) -> Landmarks:
+        return choose_landmarks(model, ROUGH, gap=1e-6, largest_rank=50, seed=seed)
+
+    assert np.array_equal(chosen(3).indices, chosen(3).indices)
+    assert not np.array_equal(chosen(3).indices, chosen(4).indices)
+
+
+@given(st.integers(1, 5000), st.floats(1e-6, 1e6))
+def test_jitter_is_small_and_above_what_a_factorisation_rounds_to(rank: int, largest: float) -> None:
+    found = jitter(rank, largest)
+    # Twice R times the largest entry of what rounding takes off, (R + 1) u and a few eps: the worst case.
+    worst = rank * (0.5 * (rank + 1) + 64.0) * np.finfo(np.float64).eps * largest
+    assert 2.0 * worst < found < 1e-8 * largest
+    assert jitter(rank, 2.0 * largest) == 2.0 * found
+    assert jitter(rank, largest, 1e6) >= jitter(rank, largest)
+    assert jitter(10 * rank, largest) >= found
+
+
+@pytest.mark.parametrize(("n", "noise", "dimension"), [(1000, 0.01, 50.0), (200, 1.0, 3.0), (10**6, 1e-4, 1e4)])
+def test_enough_is_the_stated_inequality(n: int, noise: float, dimension: float) -> None:
+    """At the threshold, the factor's excess trace(K - Q) dimension / n is `gap` of the variance."""
+    for latent, typical in ((False, noise), (True, noise * dimension / n)):
+        at = 0.02 * typical * n / dimension
+        assert is_enough(0.999 * at, dimension, noise, 0.02, n, latent=latent)
+        assert not is_enough(1.001 * at, dimension, noise, 0.02, n, latent=latent)

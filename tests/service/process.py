@@ -1,0 +1,87 @@
+"""`dkgp serve` as a process of its own, and a small problem for its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from dkgp.data import write_friedman1
+from tests.service.stage import TOKEN
+
+END_SECONDS = 120.0
+
+
+@dataclass
+class ServiceProcess:
+    """A service that runs, and a client that shows its token."""
+
+    process: subprocess.Popen[str]
+    started: dict[str, Any]
+    client: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return str(self.started["url"])
+
+    def stop(self) -> tuple[int, str, str]:
+        """Ask it to end; return its exit code and what else it printed."""
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=END_SECONDS)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def service_process(folder: Path, root: Path) -> Iterator[ServiceProcess]:
+    """Start a service on a free port; what is left of it is ended with the context."""
+    environment = {**os.environ, "DKGP_SERVICE_TOKEN": TOKEN, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dkgp.cli", "serve", "--folder", folder, "--root", root, "--port", "0"]
+    process = subprocess.Popen(
+        [str(part) for part in (*command, "--cluster", "none", "--json")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate(timeout=END_SECONDS)[1])
+        started = json.loads(line)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=started["url"], headers=headers, timeout=END_SECONDS, trust_env=False) as client:
+            yield ServiceProcess(process, started, client)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        # A job's process outlives its service.
+        for other in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line_of = other.cmdline()
+                if "dkgp.service.running.runner" in line_of and str(folder) in line_of:
+                    other.kill()
+
+
+def small_problem(folder: Path, n: int = 2000) -> dict[str, Any]:
+    """Write a data set and hyperparameters; return a training job's options, of several dozen short rounds."""
+    write_friedman1(folder / "train.zarr", None, n, seed=1)
+    hyper = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.1] * 5 + [0.01] * 5}, "noise_variance": 0.01}
+    (folder / "hyper.json").write_text(json.dumps(hyper))
+    return {
+        "dataset": str(folder / "train.zarr"),
+        "hyper": str(folder / "hyper.json"),
+        "out": str(folder / "model.zarr"),
+        "solver": {"block_size": 100, "tolerance": 1e-3},
+    }

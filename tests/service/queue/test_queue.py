@@ -1,0 +1,330 @@
+"""The queue: order, room, keys, outputs, states; what it refuses, and what a crash or a full disk leaves."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkgp.errors import InputError, StorageError, StoreError, UsageError
+from dkgp.service.queue import database
+from dkgp.service.queue.events import EventReader
+from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.locks import FileLock
+from dkgp.service.queue.records import JobRecord, JobStateError, QueueFullError, UnknownJobError
+
+
+def tuning(number: int = 0) -> dict[str, Any]:
+    return {"dataset": "/data/train.zarr", "out": f"/data/hyper-{number}.json"}
+
+
+def submit(queue: JobQueue, number: int = 0, **more: Any) -> JobRecord:
+    return queue.submit("tune", tuning(number), **more)[0]
+
+
+def told(queue: JobQueue, job_id: str) -> list[str]:
+    events = EventReader(queue.folder_of(job_id) / "events.jsonl").read()
+    return [event["state"] for event in events if event["kind"] == "state"]
+
+
+def test_a_new_job_is_kept_across_openings_with_defaults_left_out(queue: JobQueue) -> None:
+    options = {**tuning(), "subset": 2000, "restarts": 3}
+    record, is_new = queue.submit("tune", options, name="first", owner="ada", deadline_seconds=60.0)
+    assert is_new
+    assert len(record.id) == 12
+    assert record.options == {**tuning(), "restarts": 3}
+    assert (record.state, record.attempt, record.resume) == ("queued", 0, False)
+    assert record.created.endswith("+00:00")
+    assert JobQueue(queue.folder).get(record.id) == record
+    assert JobRecord.from_json(record.to_json()) == record
+    assert told(queue, record.id) == ["queued"]
+
+
+def test_folders_are_their_owners_alone(queue: JobQueue) -> None:
+    record = submit(queue)
+    for folder in (queue.folder, queue.folder / "jobs", queue.folder_of(record.id)):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_options_that_do_not_validate_leave_nothing(queue: JobQueue) -> None:
+    with pytest.raises(UsageError, match="subset"):
+        queue.submit("tune", {**tuning(), "subset": "many"})
+    with pytest.raises(InputError, match="deadline_seconds"):
+        submit(queue, deadline_seconds=0.0)
+    with pytest.raises(InputError, match="name of a job"):
+        submit(queue, name="two\nlines")
+    assert queue.counts()["queued"] == 0
+    assert list((queue.folder / "jobs").iterdir()) == []
+
+
+def test_jobs_are_claimed_in_their_order_and_listed_newest_first(queue: JobQueue) -> None:
+    ids = [submit(queue, number).id for number in range(5)]
+    assert [record.id for record in queue.list()] == ids[::-1]
+    page = queue.list(limit=2)
+    assert [record.id for record in queue.list(limit=2, before=page[-1].id)] == ids[2:0:-1]
+    claimed = queue.claim()
+    assert claimed is not None
+    assert (claimed.id, claimed.state, claimed.attempt) == (ids[0], "running", 1)
+    assert [record.id for record in queue.list(states=("running",))] == [ids[0]]
+    assert queue.counts() == {
+        "queued": 4,
+        "running": 1,
+        "done": 0,
+        "not_converged": 0,
+        "failed": 0,
+        "cancelled": 0,
+    }
+    second = queue.claim()
+    assert second is not None
+    assert second.id == ids[1]
+
+
+def test_a_claim_holds_the_lock_and_keeps_to_the_limit(queue: JobQueue) -> None:
+    ids = [submit(queue, number).id for number in range(3)]
+    claim = queue.ledger.claim("service", limit=1)
+    assert claim is not None
+    assert not FileLock.is_free(queue.folder_of(ids[0]) / "lock")
+    assert queue.ledger.claim("service", limit=1) is None
+    # A job whose last process is on its way out still is passed over.
+    held = FileLock.acquire(queue.folder_of(ids[1]) / "lock")
+    assert held is not None
+    third = queue.ledger.claim("service", limit=2)
+    assert third is not None
+    assert third.record.id == ids[2]
+    for lock in (claim.lock, held, third.lock):
+        lock.release()
+
+
+def test_a_job_whose_folder_was_tidied_away_does_not_hold_up_the_queue(queue: JobQueue) -> None:
+    job = submit(queue)
+    shutil.rmtree(queue.folder_of(job.id))
+    claimed = queue.claim()
+    assert claimed is not None
+    assert queue.ledger.finish(job.id, 1, "done", 0)
+    assert told(queue, job.id) == ["done"]
+
+
+def test_a_key_makes_one_job_for_each_owner(queue: JobQueue) -> None:
+    first = submit(queue, owner="ada", idempotency_key="k")
+    assert queue.submit("tune", tuning(), owner="ada", idempotency_key="k") == (first, False)
+    assert queue.submit("tune", {**tuning(), "subset": 2000}, owner="ada", idempotency_key="k") == (first, False)
+    with pytest.raises(JobStateError, match=f"{first.id}, which has another options"):
+        submit(queue, 1, owner="ada", idempotency_key="k")
+    assert submit(queue, 2, owner="bob", idempotency_key="k").id != first.id
+    assert submit(queue, 3, idempotency_key="k").id != first.id
+
+
+def test_two_jobs_do_not_write_to_one_place(queue: JobQueue) -> None:
+    first = submit(queue)
+    for out in ("/data/hyper-0.json", "/data/./hyper-0.json", "/data/hyper-0.json/inside", "/data"):
+        with pytest.raises(JobStateError, match=f"job {first.id} is to write"):
+            queue.submit("tune", {**tuning(), "out": out})
+    # A neighbour whose name begins the same is another place.
+    queue.submit("tune", {**tuning(), "out": "/data/hyper-0.json.old"})
+    # The default place of a training's checkpoints counts too.
+    training = {"dataset": "/d", "hyper": "/h", "out": "/data/model"}
+    other, _ = queue.submit("train", training)
+    with pytest.raises(JobStateError, match=other.id):
+        queue.submit("tune", {**tuning(), "out": "/data/model.checkpoint"})
+    queue.request_cancel(first.id)
+    assert queue.submit("tune", tuning())[1]
+    with pytest.raises(JobStateError, match="is to write"):
+        queue.resume(first.id)
+    assert queue.get(first.id).state == "cancelled"
+
+
+def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path / "small", max_queued=2)
+    first = submit(queue, 0, idempotency_key="k")
+    submit(queue, 1)
+    with pytest.raises(QueueFullError, match="2 jobs wait already"):
+        submit(queue, 2)
+    assert submit(queue, 0, idempotency_key="k") == first
+    queue.claim()
+    submit(queue, 2)
+
+
+def test_the_end_is_recorded_by_the_attempt_that_runs_alone(queue: JobQueue) -> None:
+    job = submit(queue)
+    queue.claim()
+    assert not queue.ledger.finish(job.id, 2, "done", 0)
+    assert queue.ledger.finish(job.id, 1, "done", 0, document={"command": "tune", "value": 1.5})
+    assert not queue.ledger.finish(job.id, 1, "failed", 3)
+    assert queue.ledger.died(job.id, 1, "killed") is None
+    record = queue.get(job.id)
+    assert (record.state, record.exit_code, record.document) == ("done", 0, {"command": "tune", "value": 1.5})
+    assert record.finished is not None
+    kinds = [event["kind"] for event in EventReader(queue.folder_of(job.id) / "events.jsonl").read()]
+    assert kinds == ["state", "document", "state"]
+    assert queue.submit("tune", tuning())[1]  # its place is free again
+
+
+def test_a_job_that_died_is_first_in_the_queue_again_but_not_for_ever(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path / "queue", max_attempts=3)
+    job, other = submit(queue, 0), submit(queue, 1)
+    for attempt in (1, 2):
+        claimed = queue.claim()
+        assert claimed is not None
+        assert (claimed.id, claimed.attempt, claimed.resume) == (job.id, attempt, attempt > 1)
+        assert queue.ledger.died(job.id, attempt, "the process was killed by SIGKILL") == "queued"
+    queue.claim()
+    assert queue.ledger.died(job.id, 3, "the process was killed by SIGKILL") == "failed"
+    record = queue.get(job.id)
+    assert record.error is not None
+    assert record.error["type"] == "JobDiedError"
+    assert "SIGKILL; that happened 3 times" in record.error["message"]
+    assert queue.resume(job.id).state == "queued"
+    claimed = queue.claim()
+    assert claimed is not None
+    assert claimed.id == job.id != other.id
+    assert queue.ledger.died(job.id, 4, "again") == "queued"  # the count began anew
+
+
+def test_an_interruption_means_what_was_asked_for(queue: JobQueue) -> None:
+    error = {"type": "InterruptedRunError", "message": "state saved", "exit_code": 130, "checkpoint": "/c"}
+    states = {}
+    for number, reason in enumerate((None, "stop", "cancel", "deadline")):
+        job = submit(queue, number)
+        while (claimed := queue.claim()) is not None and claimed.id != job.id:
+            queue.ledger.finish(claimed.id, claimed.attempt, "done", 0)
+        assert claimed is not None
+        if reason is not None:
+            assert queue.ledger.mark_stop(job.id, 1, reason)  # type: ignore[arg-type]
+            assert not queue.ledger.mark_stop(job.id, 1, "stop")
+        states[reason] = queue.ledger.interrupted(job.id, 1, error)
+        record = queue.get(job.id)
+        if reason in ("cancel", "deadline"):
+            assert record.error is not None
+            assert record.error["checkpoint"] == "/c"
+            assert record.exit_code == 130
+        if reason == "deadline":
+            assert record.error is not None
+            assert record.error["type"] == "DeadlineExceededError"
+            assert "longer than it may" in record.error["message"]
+    assert states == {None: "queued", "stop": "queued", "cancel": "cancelled", "deadline": "failed"}
+
+
+def test_cancelling_waits_for_a_running_job_and_outlives_its_death(queue: JobQueue) -> None:
+    job = submit(queue)
+    queue.claim()
+    record = queue.request_cancel(job.id)
+    assert (record.state, record.cancel_requested) == ("running", True)
+    assert queue.ledger.died(job.id, 1, "killed") == "cancelled"
+    with pytest.raises(JobStateError, match="has ended"):
+        queue.request_cancel(job.id)
+    resumed = queue.resume(job.id)
+    assert (resumed.state, resumed.resume, resumed.cancel_requested, resumed.error) == ("queued", True, False, None)
+    assert queue.request_cancel(job.id).state == "cancelled"
+    assert told(queue, job.id) == ["queued", "cancelled", "queued", "cancelled"]
+
+
+def test_only_what_ended_short_is_resumed(queue: JobQueue) -> None:
+    job = submit(queue)
+    for state in ("queued", "running", "done"):
+        with pytest.raises(JobStateError, match=f"{job.id} is {state}"):
+            queue.resume(job.id)
+        if state == "queued":
+            queue.claim()
+        else:
+            queue.ledger.finish(job.id, 1, "done", 0)
+    with pytest.raises(UnknownJobError, match="no job 'ffffffffffff'"):
+        queue.resume("ffffffffffff")
+    with pytest.raises(UnknownJobError):
+        queue.list(before="ffffffffffff")
+
+
+def test_forgetting_takes_ended_jobs_and_their_folders_alone(queue: JobQueue, tmp_path: Path) -> None:
+    output = tmp_path / "hyper.json"
+    output.write_text("{}")
+    ended, _ = queue.submit("tune", {**tuning(), "out": str(output)})
+    waiting = submit(queue, 1)
+    queue.claim()
+    queue.ledger.finish(ended.id, 1, "done", 0)
+    assert queue.prune(keep_seconds=3600.0) == 0
+    held = FileLock.acquire(queue.folder_of(ended.id) / "lock")
+    assert held is not None
+    assert queue.prune(keep_seconds=0.0) == 0  # its process has not ended yet
+    held.release()
+    assert queue.prune(keep_seconds=0.0) == 1
+    assert [record.id for record in queue.list()] == [waiting.id]
+    assert [path.name for path in (queue.folder / "jobs").iterdir()] == [waiting.id]
+    assert output.exists()
+
+
+def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
+    foreign = tmp_path / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter.tex").write_text("x")
+    with pytest.raises(InputError, match=r"is no queue: it holds 'chapter.tex'"):
+        JobQueue(foreign)
+    assert [path.name for path in foreign.iterdir()] == ["chapter.tex"]
+    with pytest.raises(InputError, match="is a file"):
+        JobQueue(foreign / "chapter.tex")
+    other = tmp_path / "other"
+    other.mkdir()
+    connection = sqlite3.connect(other / "queue.sqlite")
+    connection.execute("CREATE TABLE notes (text)")
+    connection.close()
+    with pytest.raises(InputError, match="another program"):
+        JobQueue(other)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "queue.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 100)
+    with pytest.raises(StoreError, match="damaged"):
+        JobQueue(damaged)
+
+
+def test_a_later_versions_queue_is_refused_unchanged(queue: JobQueue) -> None:
+    job = submit(queue)
+    connection = sqlite3.connect(queue.folder / "queue.sqlite")
+    connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(InputError, match=f"has the format {database.SCHEMA_VERSION + 1}"):
+        JobQueue(queue.folder)
+    assert queue.get(job.id) == job
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_half_job(queue: JobQueue) -> None:
+    before = submit(queue)
+    connection = queue._database._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    def fill() -> None:
+        for number in range(1, 2000):
+            submit(queue, number, name="x" * 200)
+
+    with pytest.raises(StorageError, match=r"queue.sqlite.*full"):
+        fill()
+    known = {record.id for record in queue.list(limit=5000)}
+    assert before.id in known
+    assert {path.name for path in (queue.folder / "jobs").iterdir()} == known
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert submit(queue, 5000).state == "queued"
+
+
+def _claim_all(folder: Path, results: Any) -> None:
+    queue = JobQueue(folder)
+    while (claimed := queue.claim()) is not None:
+        results.put(claimed.id)
+
+
+def test_processes_and_threads_claim_every_job_once(queue: JobQueue) -> None:
+    ids = sorted(submit(queue, number).id for number in range(40))
+    context = multiprocessing.get_context("fork")
+    results: Any = context.Queue()
+    processes = [context.Process(target=_claim_all, args=(queue.folder, results)) for _ in range(2)]
+    threads = [threading.Thread(target=_claim_all, args=(queue.folder, results)) for _ in range(2)]
+    for worker in (*processes, *threads):
+        worker.start()
+    claimed = sorted(results.get(timeout=60) for _ in ids)
+    for worker in (*processes, *threads):
+        worker.join(60)
+    assert claimed == ids
+    assert results.empty()

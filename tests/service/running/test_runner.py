@@ -1,0 +1,332 @@
+"""A job's process: whose job it is, how its end is recorded, what it prints, what it does with what an attempt left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.data import open_model
+from dkgp.errors import ClusterError, InterruptedRunError, StorageError
+from dkgp.service.queue.events import EventWriter
+from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.records import JobRecord
+from dkgp.service.running import runner
+from dkgp.service.running.process_files import last_lines, send_signal, write_process_file
+from dkgp.service.running.recovery import Traces, going_on
+from dkgp.service.specification import job_from_options, run_job
+from tests.service.problem import Problem
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Put back what the runner does to the signals of its process."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def attempt(queue: JobQueue, job_id: str) -> JobRecord:
+    """Claim the job and run it as its process would, in this one."""
+    claimed = queue.claim()
+    assert claimed is not None
+    assert claimed.id == job_id
+    under_way = queue.ledger.attempt(job_id, claimed.attempt)
+    assert under_way is not None
+    events = EventWriter(queue.folder_of(job_id) / "events.jsonl")
+    outcome = runner._outcome(queue, job_id, claimed.attempt, under_way.generation, events)
+    assert runner._record(queue, job_id, claimed.attempt, under_way.generation, outcome)
+    return queue.get(job_id)
+
+
+def lost(queue: JobQueue, job_id: str) -> None:
+    """Claim the job, note what lies at its outputs as its process would, and die when the work was done."""
+    claimed = queue.claim()
+    assert claimed is not None
+    job: Any = job_from_options(claimed.command, claimed.options)
+    generation = queue.ledger.running()[0].generation
+    folder = queue.folder_of(job_id)
+    under_way = going_on(job, Traces(folder, job, generation), SilentReporter())
+    assert not isinstance(under_way, dict)
+    run_job(job if claimed.attempt == 1 else under_way, SilentReporter())
+    assert queue.ledger.died(job_id, claimed.attempt, "killed") == "queued"
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_training_that_was_done_when_its_process_died_is_not_done_again(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.zarr"
+    job, _ = queue.submit("train", problem.training(out, log_json=str(tmp_path / "log.jsonl")))
+    lost(queue, job.id)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    record = attempt(queue, job.id)
+    assert (record.state, record.attempt, record.error) == ("done", 2, None)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+    assert record.document is not None
+    model = open_model(out)
+    assert record.document["converged"] is True
+    assert record.document["iterations"] == model.summary["iterations"]
+    assert record.document["certificate"] == model.certificate
+    assert not Path(f"{out}.checkpoint").exists()
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.zarr"
+    run_job(job_from_options("train", problem.training(out)), SilentReporter())
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    first, _ = queue.submit("train", problem.training(out, resume=True))
+    record = attempt(queue, first.id)
+    assert (record.state, record.exit_code, record.error) == ("done", 0, None)
+    assert record.document is not None
+    assert record.document["iterations"] == open_model(out).summary["iterations"]
+    second, _ = queue.submit("train", {**problem.training(out, resume=True), "solver": {"seed": 1}})
+    record = attempt(queue, second.id)
+    assert (record.state, record.exit_code) == ("failed", 3)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_training_that_stopped_short_is_recorded_and_can_be_resumed(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.zarr"
+    solver = {"block_size": 50, "tolerance": 1e-12, "max_passes": 2}
+    job, _ = queue.submit("train", {**problem.training(out), "solver": solver})
+    lost(queue, job.id)
+    record = attempt(queue, job.id)
+    assert (record.state, record.exit_code) == ("not_converged", 4)
+    assert record.document is not None
+    assert record.document["checkpoint"] == f"{out}.checkpoint"
+    queue.resume(job.id)
+    again = attempt(queue, job.id)
+    assert (again.state, again.attempt) == ("not_converged", 3)
+    assert again.document is not None
+    assert again.document["resumed"] is True
+
+
+@pytest.mark.usefixtures("signals")
+def test_tuning_prediction_and_evaluation_go_on_after_a_death_too(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.zarr"
+    run_job(job_from_options("train", problem.training(model)), SilentReporter())
+    hyper, prediction, plot = tmp_path / "hyper.json", tmp_path / "prediction.zarr", tmp_path / "fit.png"
+    commands: list[tuple[str, dict[str, Any], Path]] = [
+        ("tune", {"dataset": problem.dataset, "out": str(hyper), "subset": 60}, hyper),
+        ("predict", {"model": str(model), "dataset": problem.dataset, "out": str(prediction)}, prediction),
+        ("evaluate", {"prediction": str(prediction), "dataset": problem.dataset, "plot": str(plot)}, plot),
+    ]
+    for command, options, out in commands:
+        job, _ = queue.submit(command, options)
+        lost(queue, job.id)
+        written = out.stat().st_mtime_ns
+        record = attempt(queue, job.id)
+        assert (record.state, record.error) == ("done", None)
+        assert record.document is not None
+        assert record.document["command"] == command
+        # The plot alone is cheap enough to be drawn twice.
+        assert (out.stat().st_mtime_ns == written) == (command != "evaluate")
+
+
+@pytest.mark.usefixtures("signals")
+def test_what_was_there_before_the_job_is_never_taken_for_its_own(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.zarr"
+    run_job(job_from_options("train", problem.training(out)), SilentReporter())
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    job, _ = queue.submit("train", problem.training(out))
+    # The first attempt dies when it has only looked.
+    claimed = queue.claim()
+    assert claimed is not None
+    Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), 0)
+    queue.ledger.died(job.id, 1, "killed")
+    record = attempt(queue, job.id)
+    assert record.state == "failed"
+    assert record.error is not None
+    assert record.error["type"] == "OutputExistsError"
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("signals")
+def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out, job_folder = tmp_path / "model.zarr", tmp_path / "job"
+    job_folder.mkdir()
+    job: Any = job_from_options("train", problem.training(out))
+    Traces(job_folder, job, 0)
+    (out / "alpha").mkdir(parents=True)
+    (out / "alpha" / "zarr.json").write_text("{}")
+    going_on(job, Traces(job_folder, job, 0), SilentReporter())
+    assert not out.exists()
+    (out / "alpha").mkdir(parents=True)
+    (out / "thesis.tex").write_text("x")
+    going_on(job, Traces(job_folder, job, 0), SilentReporter())
+    assert (out / "thesis.tex").exists()
+
+
+@pytest.mark.usefixtures("signals")
+def test_side_files_of_somebody_else_stay(queue: JobQueue, problem: Problem, tmp_path: Path) -> None:
+    plot, folder = tmp_path / "fit.png", tmp_path / "job"
+    folder.mkdir()
+    options = {"prediction": "/p.zarr", "dataset": problem.dataset, "plot": str(plot)}
+    job: Any = job_from_options("evaluate", options)
+    plot.write_text("before")
+    Traces(folder, job, 0)
+    assert going_on(job, Traces(folder, job, 0), SilentReporter()) == job
+    plot.unlink()
+    plot.write_text("the job's own")
+    assert going_on(job, Traces(folder, job, 0), SilentReporter()) == replace(job, overwrite=True)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("error", "state", "exit_code", "kind"),
+    [
+        (ClusterError("lost"), "failed", 5, "ClusterError"),
+        (MemoryError("too much"), "failed", 3, "MemoryError"),
+        (ZeroDivisionError("a bug"), "failed", 1, "ZeroDivisionError"),
+        (SystemExit(7), "failed", 1, "SystemExit"),
+        (InterruptedRunError("saved", "/c"), "queued", None, None),
+        (KeyboardInterrupt(), "queued", None, None),
+    ],
+)
+def test_every_end_is_recorded(
+    queue: JobQueue,
+    problem: Problem,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    state: str,
+    exit_code: int | None,
+    kind: str | None,
+) -> None:
+    def end(job: object, reporter: object) -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setattr("dkgp.service.specification.run_job", end)
+    job, _ = queue.submit("evaluate", {"prediction": "/p.zarr", "dataset": problem.dataset})
+    record = attempt(queue, job.id)
+    assert (record.state, record.exit_code) == (state, exit_code)
+    assert (record.error or {}).get("type") == kind
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_while_the_job_runs_interrupts_it_once(
+    queue: JobQueue, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def end(job: object, reporter: object) -> dict[str, Any]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # what cleans up is left in peace
+            seen.append("cleaned up")
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr("dkgp.service.specification.run_job", end)
+    job, _ = queue.submit("evaluate", {"prediction": "/p.zarr", "dataset": problem.dataset})
+    assert attempt(queue, job.id).state == "queued"
+    assert seen == ["cleaned up"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_an_end_that_cannot_be_recorded_is_kept_for_the_next_attempt(
+    queue: JobQueue, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def end(job: object, reporter: object) -> dict[str, Any]:
+        runs.append("run")
+        return {"command": "evaluate", "rmse": 0.5}
+
+    def full(*arguments: Any, **more: Any) -> bool:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("dkgp.service.specification.run_job", end)
+    monkeypatch.setattr("dkgp.service.running.runner.RECORD_ATTEMPTS", 1)
+    monkeypatch.setattr("dkgp.service.running.runner.time.sleep", lambda seconds: None)
+    job, _ = queue.submit("evaluate", {"prediction": "/p.zarr", "dataset": problem.dataset})
+    queue.claim()
+    events = EventWriter(queue.folder_of(job.id) / "events.jsonl")
+    outcome = runner._outcome(queue, job.id, 1, 0, events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue.ledger, "finish", full)
+        assert not runner._record(queue, job.id, 1, 0, outcome)
+    queue.ledger.died(job.id, 1, "exit code 1")
+    record = attempt(queue, job.id)
+    assert (record.state, record.document) == ("done", {"command": "evaluate", "rmse": 0.5})
+    assert runs == ["run"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_process_without_the_lock_or_of_another_attempt_leaves_the_job_alone(
+    queue: JobQueue, problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, _ = queue.submit("tune", {"dataset": problem.dataset, "out": str(tmp_path / "hyper.json")})
+    claim = queue.ledger.claim("service")
+    assert claim is not None
+    assert runner.main([str(queue.folder), job.id, "1", "99"]) == runner.NOT_MINE
+    claim.lock.release()
+    assert runner.main([str(queue.folder), job.id, "2"]) == runner.NOT_MINE
+    assert "does not run as attempt 2" in capsys.readouterr().err
+    assert queue.get(job.id).state == "running"
+    assert not (tmp_path / "hyper.json").exists()
+
+
+def test_everything_printed_becomes_events_and_stays_within_bounds(tmp_path: Path) -> None:
+    # In a process of its own: it sends its own standard streams elsewhere.
+    script = (
+        "import os, pathlib, subprocess, sys\n"
+        "from dkgp.service.running import process_files\n"
+        "process_files.LARGEST_LOG_BYTES, process_files.MOST_LINES = 3000, 100\n"
+        "lines = []\n"
+        f"with process_files.LogTail(pathlib.Path({str(tmp_path / 'log.txt')!r}), lines.append):\n"
+        "    print('from python', file=sys.stderr, flush=True)\n"
+        "    os.write(2, b'from C\\n')\n"
+        "    subprocess.run([sys.executable, '-c', 'print(\"from a child\")'])\n"
+        "    os.write(1, b'no end of line')\n"
+        "    os.write(1, b', after all\\n' + b'many\\n' * 1000)\n"
+        f"pathlib.Path({str(tmp_path / 'lines')!r}).write_text('\\n'.join(lines))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    lines = (tmp_path / "lines").read_text().splitlines()
+    assert lines[:4] == ["from python", "from C", "from a child", "no end of line, after all"]
+    assert len(lines) == 100
+    assert "log.txt alone" in lines[-1]
+    assert (tmp_path / "log.txt").stat().st_size == 0
+    assert (tmp_path / "log.old.txt").stat().st_size > 3000
+    assert last_lines(tmp_path / "log.old.txt", 10) == "many\nmany"
+
+
+def test_signals_reach_the_process_that_was_named_and_no_other(tmp_path: Path) -> None:
+    write_process_file(tmp_path, attempt=2)
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        assert send_signal(tmp_path, 2, signal.SIGUSR2)
+        assert not send_signal(tmp_path, 1, signal.SIGUSR2)
+        content = json.loads((tmp_path / "process.json").read_text())
+        # The same number, but of a process that began at another time.
+        (tmp_path / "process.json").write_text(json.dumps({**content, "began": content["began"] - 100.0}))
+        assert not send_signal(tmp_path, 2, signal.SIGUSR2)
+        (tmp_path / "process.json").write_text(json.dumps({**content, "pid": 2**22 + 1}))
+        assert not send_signal(tmp_path, 2, signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)

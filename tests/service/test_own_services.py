@@ -1,0 +1,239 @@
+"""A user's commands find that user's services, and send the token to nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dkgp.cli import main
+from dkgp.service.own_folder import own_token
+from dkgp.service.own_services import announce, find_own_service
+from dkgp.service.serve import listen
+from tests.data.stores.references import knocks
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's state folder, with no services of other tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("DKGP_SERVICE_URL", "DKGP_SERVICE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "state" / "dkgp" / "services"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    (tmp_path / "queue").mkdir()
+    own_token(tmp_path / "queue")
+    return tmp_path / "queue" / "token"
+
+
+def test_a_service_is_found_where_it_listens_and_nowhere_else(token_file: Path, state: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        announcement = announce(listener, token_file)
+        (record,) = state.iterdir()
+        assert stat.S_IMODE(record.stat().st_mode) == 0o600
+        assert token_file.read_text().strip() not in record.read_text()
+        for url in (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/", f"http://localhost:{port}", None):
+            found = find_own_service(url)
+            assert found is not None, url
+            # A name may lead elsewhere, on the way of another address family too.
+            assert found.url == f"http://127.0.0.1:{port}"
+            assert found.token() == token_file.read_text().strip()
+        for url in (
+            f"http://127.0.0.1:{port + 1}",
+            f"http://127.0.0.2:{port}",
+            f"http://[::1]:{port}",
+            f"https://127.0.0.1:{port}",
+            f"http://127.0.0.1:{port}/elsewhere",
+            f"http://127.0.0.1.example.org:{port}",
+            f"http://example.org:{port}",
+            f"http://localhost.example.org:{port}",
+            "http://127.0.0.1",
+            "http://127.0.0.1:port",
+            "nonsense",
+        ):
+            assert find_own_service(url) is None, url
+        announcement.withdraw()
+        assert list(state.iterdir()) == []
+        assert find_own_service(None) is None
+        assert not found.is_there()
+
+
+def test_a_service_at_all_addresses_is_found_on_this_machine(token_file: Path) -> None:
+    with listen("0.0.0.0", 0) as listener:
+        port = listener.getsockname()[1]
+        announcement = announce(listener, token_file)
+        for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", None):
+            found = find_own_service(url)
+            assert found is not None
+            assert found.url == f"http://127.0.0.1:{port}"
+        assert find_own_service(f"http://192.0.2.1:{port}") is None
+        announcement.withdraw()
+
+
+def test_of_several_services_one_has_to_be_named(token_file: Path) -> None:
+    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
+        kept = [announce(one, token_file), announce(other, token_file)]
+        assert find_own_service(None) is None
+        assert find_own_service(f"http://127.0.0.1:{one.getsockname()[1]}") is not None
+        for announcement in kept:
+            announcement.withdraw()
+
+
+def test_a_record_is_not_trusted_where_others_could_have_written_it(
+    token_file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        announcement = announce(listener, token_file)
+        (record,) = state.iterdir()
+        assert find_own_service(None) is not None
+        for path in (record, state):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            path.chmod(mode | stat.S_IWOTH)
+            assert find_own_service(None) is None
+            path.chmod(mode)
+        # Homes are shared between machines, on each of which 127.0.0.1 is another.
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "gethostname", lambda: "another")
+            assert find_own_service(None) is None
+        assert find_own_service(None) is not None
+        announcement.withdraw()
+
+
+SERVE = """
+import sys, time
+from pathlib import Path
+from dkgp.service.own_services import announce
+from dkgp.service.serve import listen
+listener = listen("127.0.0.1", int(sys.argv[1]))
+announcement = announce(listener, Path(sys.argv[2]))
+print(listener.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_file: Path, state: Path) -> None:
+    """Its record stays behind; another user takes the port, and waits for commands."""
+    process = subprocess.Popen([sys.executable, "-c", SERVE, "0", str(token_file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    found = find_own_service(None)
+    assert found is not None
+    assert found.url == f"http://127.0.0.1:{port}"
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    assert len(list(state.iterdir())) == 1
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", port)) as squatter:
+        squatter.settimeout(0.2)
+        assert find_own_service(f"http://127.0.0.1:{port}") is None
+        # A command that was following the service when it died does not tell the squatter either.
+        from dkgp.errors import ServiceError
+        from dkgp.service.client.client import ServiceClient
+
+        client = ServiceClient(found.url, token=found.token(), retry_seconds=0.0, is_there=found.is_there)
+        with client, pytest.raises(ServiceError, match="the service has ended"):
+            client.service()
+        with pytest.raises(TimeoutError):
+            heard.append(squatter.accept()[0].recv(4096))
+    assert heard == []
+
+
+# ------------------------------------------------------------------------------------------------------ the commands
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Starts `dkgp serve` as a user would; ends it afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: object) -> dict[str, Any]:
+        command = [sys.executable, "-P", "-m", "dkgp.cli", "serve", *map(str, options), "--cluster", "none", "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate(timeout=60)[1]
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_serve_then_submit_by_the_same_user_just_works(
+    serving: Callable[..., dict[str, Any]], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any port, by hand or by default; for another user there is no way in, and no token on the way."""
+    monkeypatch.chdir(tmp_path)
+    url = serving("--folder", "queue", "--port", 0)["url"]
+    token = (tmp_path / "queue" / "token").read_text().strip()
+    assert stat.S_IMODE((tmp_path / "queue" / "token").stat().st_mode) == 0o600
+    ways: list[tuple[str, ...]] = [(), ("--service", url), ("--service", url.replace("127.0.0.1", "localhost"))]
+    for number, options in enumerate(ways):
+        result = command("submit", *options, "tune", "no.zarr", "--out", f"hyper-{number}.json")
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.strip()
+    assert command("jobs").exit_code == 0
+    # Somebody else's commands, and whoever does not show the token.
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another-user"))
+        refused = command("submit", "--service", url, "tune", "no.zarr", "--out", "hyper.json")
+        assert refused.exit_code == 2
+        assert "--token-file" in refused.stderr
+        assert command("jobs", "--service", url, "--token-file", tmp_path / "queue" / "token").exit_code == 0
+    # An address that is not the service's gets no token, although it is of this machine.
+    with knocks() as inner:
+        tried = command("jobs", "--service", f"http://127.0.0.1:{inner.port}", "--retry", 0)
+        assert tried.exit_code != 0
+    # The next start finds the same token.
+    assert own_token(tmp_path / "queue") == token
+
+
+def test_no_token_has_to_be_said(serving: Callable[..., dict[str, Any]], tmp_path: Path, state: Path) -> None:
+    url = serving("--folder", "queue", "--port", 0, "--no-token", "--root", tmp_path)["url"]
+    assert not (tmp_path / "queue" / "token").exists()
+    assert not state.exists()
+    assert command("jobs", "--service", url).exit_code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_another_user_of_this_machine_does_not_get_in(serving: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """With all that uid 65534 can read."""
+    url = serving("--folder", "queue", "--port", 0, "--root", tmp_path)["url"]
+    script = f"""
+import urllib.error, urllib.request
+for path in ({str(tmp_path / "queue" / "token")!r},):
+    try:
+        print(open(path).read())
+    except OSError as error:
+        print(type(error).__name__)
+try:
+    print(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open({url!r} + "/v1/jobs").status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+    answer = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", script], user=65534, group=65534, capture_output=True, text=True, cwd="/",
+        timeout=60,
+    )  # fmt: skip
+    assert answer.stdout.split() == ["PermissionError", "401"], answer.stderr

@@ -1,0 +1,194 @@
+"""Options in JSON to jobs and back: types, ranges, names, and the places a job touches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster import ClusterOptions
+from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.train import TrainJob
+from dkgp.errors import InputError, StoreError, UsageError
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.service.specification import (
+    COMMANDS,
+    job_from_options,
+    job_paths,
+    options_from_job,
+    options_schema,
+    run_job,
+)
+
+TRAIN = {"dataset": "/d.zarr", "hyper": "/h.json", "out": "/m.zarr"}
+TUNE = {"dataset": "/d.zarr", "out": "/h.json"}
+PREDICT = {"model": "/m.zarr", "dataset": "/d.zarr", "out": "/p.zarr"}
+EVALUATE = {"prediction": "/p.zarr", "dataset": "/d.zarr"}
+SMALLEST: dict[str, dict[str, Any]] = {"train": TRAIN, "tune": TUNE, "predict": PREDICT, "evaluate": EVALUATE}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_smallest_options_make_the_command_lines_defaults_and_come_back(command: str) -> None:
+    job = job_from_options(command, SMALLEST[command])
+    assert job == type(job)(**SMALLEST[command])
+    assert options_from_job(job) == SMALLEST[command]
+
+
+def test_nested_options_become_their_dataclasses() -> None:
+    solver = {"tolerance": 1, "block_size": 20, "solver": "bcdc"}
+    job = job_from_options("train", {**TRAIN, "solver": solver, "memory_limit_bytes": 2**32})
+    assert job == TrainJob(
+        "/d.zarr", "/h.json", "/m.zarr", SolverOptions("bcdc", 20, tolerance=1.0), memory_limit_bytes=2**32
+    )
+    # Variances with every default are not the same as none.
+    with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
+    assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
+    assert job_from_options("predict", {**PREDICT, "variance": None}) == PredictJob(**PREDICT)
+
+
+def test_the_cluster_is_the_services_own() -> None:
+    job = TrainJob(**TRAIN, cluster=ClusterOptions(kind="processes", workers=3))
+    assert options_from_job(job) == TRAIN
+    with pytest.raises(UsageError, match=r"cluster: .*service's own cluster"):
+        job_from_options("train", {**TRAIN, "cluster": {"kind": "local"}})
+
+
+paths = st.text(st.characters(categories=["L", "N"], include_characters="-_. /"), max_size=20).map("/{}".format)
+counts = st.integers(1, 10**9)
+positive = st.floats(1e-12, 1e12) | st.integers(1, 10**9)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"dataset": paths, "hyper": paths, "out": paths},
+        optional={
+            "by_reference": st.booleans(),
+            "warm_start": paths | st.none(),
+            "checkpoint": paths | st.none(),
+            "checkpoint_seconds": positive,
+            "memory_limit_bytes": counts | st.none(),
+            "resume": st.booleans(),
+            "overwrite": st.booleans(),
+            "solver": st.fixed_dictionaries(
+                {},
+                optional={
+                    "block_size": counts | st.just("auto"),
+                    "candidates": counts,
+                    "memory": st.integers(0, 100),
+                    "precision": st.sampled_from(["mixed", "double"]),
+                    "seed": st.integers(0, 2**31),
+                    "tolerance": positive,
+                    "max_passes": positive | st.none(),
+                },
+            ),
+        },
+    )
+)
+def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
+    job = job_from_options("train", options)
+    smallest = options_from_job(job)
+    assert job_from_options("train", smallest) == job
+    assert options_from_job(job_from_options("train", smallest)) == smallest
+    given_solver = options.get("solver", {})
+    assert all(getattr(job.solver, name) == value for name, value in given_solver.items())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("train", {"dataset": "/d", "out": "/m"}, "hyper: needed"),
+        ("train", {**TRAIN, "solvr": {}}, "solvr: .*did you mean 'solver'"),
+        ("train", {**TRAIN, "solver": {"tolerence": 1}}, r"solver\.tolerence: .*did you mean 'solver\.tolerance'"),
+        ("train", {**TRAIN, "solver": {"block_size": "12"}}, r"solver\.block_size: .*valid integer.*got '12'"),
+        ("train", {**TRAIN, "solver": {"block_size": 4.0}}, r"solver\.block_size: .*got 4\.0"),
+        ("train", {**TRAIN, "solver": {"tolerance": True}}, r"solver\.tolerance: .*got True"),
+        ("train", {**TRAIN, "solver": {"solver": "newton"}}, r"solver\.solver: .*'gbcd'.*got 'newton'"),
+        ("train", {**TRAIN, "solver": [1]}, "solver: .*object"),
+        ("train", {**TRAIN, "resume": 1}, "resume: .*boolean"),
+        ("train", {**TRAIN, "dataset": 12}, "dataset: .*string.*got 12"),
+        ("train", {**TRAIN, "solver": {"exhaustive": True, "solver": "bcdc"}}, "belongs to the solver gbcd"),
+        ("train", {**TRAIN, "plot": "/a.png", "log_json": "/a.png"}, "same file"),
+        ("tune", {**TUNE, "subset": None}, "subset: .*got None"),
+        ("fit", TRAIN, "train, tune, predict, evaluate"),
+        ("tune", [], "JSON object"),
+        ("tune", {**TUNE, "seed": {1, 2}}, "seed: expected JSON"),
+    ],
+)
+def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        job_from_options(command, options)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("train", {**TRAIN, "solver": {"tolerance": 0}}, "solver: the tolerance must be finite and above 0"),
+        ("train", {**TRAIN, "solver": {"max_passes": -1.0}}, "solver: the number of passes"),
+        ("train", {**TRAIN, "solver": {"block_size": 0}}, "solver: the block size"),
+        ("train", {**TRAIN, "solver": {"candidates": 0}}, "solver: the number of candidates"),
+        ("train", {**TRAIN, "solver": {"seed": -1}}, "solver: the seed"),
+        ("train", {**TRAIN, "checkpoint_seconds": -1.0}, "checkpoint_seconds"),
+        ("train", {**TRAIN, "memory_limit_bytes": 0}, "memory_limit_bytes"),
+        ("train", {**TRAIN, "plot": "/a.jpeg"}, r"plot: .*\.png"),
+        ("train", {**TRAIN, "log_json": "s3://bucket/log"}, "log_json: .*local"),
+        ("tune", {**TUNE, "subset": 1}, "subset must be at least 2"),
+        ("tune", {**TUNE, "restarts": 0}, "restarts must be at least 1"),
+        ("tune", {**TUNE, "seed": -1}, "seed"),
+        ("tune", {**TUNE, "tolerance": float("nan")}, "tolerance: expected a finite number"),
+        ("tune", {**TUNE, "subset": 2**70}, "subset: expected a number below"),
+        ("tune", {**TUNE, "out": "x" * 5000}, "out: at most 4,096 characters"),
+        ("tune", {**TUNE, "out": "/a\0b"}, "out: .*control characters"),
+        ("predict", {**PREDICT, "variance": {"gap": -0.1}}, "variance: the variance gap"),
+        ("predict", {**PREDICT, "variance": {"rank": 0}}, "variance: the variance rank"),
+        ("predict", {**PREDICT, "chunk_rows": 0}, "chunk_rows"),
+        ("evaluate", {**EVALUATE, "plot": "/a.gif"}, "plot: "),
+        ("evaluate", {**EVALUATE, "dataset": "d.zarr"}, "dataset: expected an absolute path.*got 'd.zarr'"),
+        ("evaluate", {**EVALUATE, "dataset": "~/d.zarr"}, "dataset: expected an absolute path"),
+        ("evaluate", {**EVALUATE, "dataset": "file://d.zarr"}, "dataset: expected an absolute path"),
+        ("evaluate", {**EVALUATE, "dataset": ""}, "dataset: expected an absolute path"),
+        ("evaluate", {**EVALUATE, "dataset": "memory://d"}, "dataset: .*another process"),
+        ("evaluate", {**EVALUATE, "dataset": "simplecache::s3://b/d"}, "dataset: .*another process"),
+    ],
+)
+def test_values_out_of_range_are_refused_as_the_command_would(command: str, options: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        job_from_options(command, options)
+
+
+def test_paths_are_absolute_in_one_spelling_with_the_checkpoints_default_place() -> None:
+    found = {path.field: (path.url, path.access) for path in job_paths("train", {**TRAIN, "out": "/a/../m.zarr/"})}
+    assert found == {
+        "dataset": ("/d.zarr", "read"),
+        "hyper": ("/h.json", "read"),
+        "out": ("/m.zarr", "write"),
+        "checkpoint": ("/m.zarr.checkpoint", "write"),
+    }
+    named = {path.field: path.url for path in job_paths("train", {**TRAIN, "checkpoint": "s3://b/c", "plot": "/x.png"})}
+    assert named["checkpoint"] == "s3://b/c"
+    assert named["plot"] == "/x.png"
+
+
+def test_a_factor_that_is_kept_is_written_to_the_model() -> None:
+    found = [(path.field, path.access) for path in job_paths("predict", {**PREDICT, "variance": {"keep_factor": True}})]
+    assert ("model", "write") in found
+    assert ("model", "write") not in [(path.field, path.access) for path in job_paths("predict", PREDICT)]
+
+
+def test_every_field_of_the_jobs_is_in_the_schema_and_nothing_else_is_allowed() -> None:
+    for command in COMMANDS:
+        schema = options_schema(command)
+        kind = type(job_from_options(command, SMALLEST[command]))
+        assert set(schema["properties"]) == {field.name for field in dataclasses.fields(kind)} - {"cluster"}
+        assert set(schema["required"]) == set(SMALLEST[command])
+        assert schema["additionalProperties"] is False
+
+
+def test_a_job_runs_as_its_command() -> None:
+    with pytest.raises(StoreError, match="nowhere"):
+        run_job(EvaluateJob("/nowhere.zarr", "/nowhere-either.zarr"), SilentReporter())

@@ -1,0 +1,167 @@
+"""Blocks that grow where a solve gets on slowly: when, how far, and to the same bits whoever computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import InputError
+from dkgp.models.memory import solver_memory
+from dkgp.solvers import (
+    Checkpointing,
+    CyclicSelection,
+    GradientInfNorm,
+    GreedyBlockCoordinateDescent,
+    GreedySelection,
+    MaxIterations,
+    MaxPasses,
+    Solution,
+    solve,
+)
+from dkgp.solvers.block_descent.block_size import (
+    automatic_block_size,
+    grown_block_size,
+    grown_candidates,
+    largest_automatic_block_size,
+)
+from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, smooth_problem
+
+HARD = arm_problem(900)
+EASY = smooth_problem(2400, 2, noise_variance=0.5)
+GROWING = GreedyBlockCoordinateDescent(block_size=60, largest_block_size=240)
+
+
+def solved(problem: Problem, executor: LocalExecutor, solver: Any = GROWING, **options: Any) -> Solution:
+    source = {"coordinator_input_bytes": options.pop("coordinator_input_bytes", 2**31)}
+    options = {"stopping": GradientInfNorm(1e-3) | MaxPasses(100.0)} | options
+    return solve(problem.blocked(executor, **source), problem.y, solver=solver, **options)
+
+
+def block_sizes(solution: Solution) -> list[int]:
+    """Variables of each round."""
+    n = len(solution.alpha)
+    passes = [0.0, *(progress.column_passes for progress in solution.history)]
+    return [round(size) for size in np.diff(passes) * n]
+
+
+def test_a_slow_solve_grows_its_blocks_and_takes_fewer_passes(executor: LocalExecutor) -> None:
+    grown = solved(HARD, executor)
+    fixed = solved(HARD, executor, GreedyBlockCoordinateDescent(block_size=60))
+    assert grown.converged
+    assert fixed.converged
+    sizes = block_sizes(grown)
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 60
+    assert 60 < sizes[-1] <= 240
+    # The first pass tells nothing yet.
+    assert sum(size for size in sizes if size == 60) >= HARD.n
+    assert set(block_sizes(fixed)) == {60}
+    assert grown.progress.column_passes < 0.8 * fixed.progress.column_passes
+    error = np.linalg.norm(HARD.gradient(grown.alpha)) / HARD.noise_variance
+    assert np.linalg.norm(grown.alpha - HARD.solution) <= error
+
+
+def test_a_quick_solve_keeps_its_blocks(executor: LocalExecutor) -> None:
+    solver = GreedyBlockCoordinateDescent(block_size=750, largest_block_size=2000)
+    solution = solved(EASY, executor, solver)
+    assert solution.converged
+    assert solution.progress.column_passes > 1.5
+    assert set(block_sizes(solution)) == {750}
+
+
+@pytest.mark.parametrize("budget", [2**31, 0], ids=["resident", "out_of_core"])
+@pytest.mark.parametrize("executor_type", [LocalExecutor, OverlappingExecutor])
+def test_the_same_bits_whoever_computes(executor: LocalExecutor, executor_type: Any, budget: int) -> None:
+    other = executor_type(3)
+    options = {"coordinator_input_bytes": budget, "stopping": MaxIterations(24)}
+    expected, found = solved(HARD, executor, **options), solved(HARD, other, **options)
+    other.close()
+    assert len(set(block_sizes(found))) > 1
+    assert block_sizes(found) == block_sizes(expected)
+    assert found.alpha.tobytes() == expected.alpha.tobytes()
+
+
+@pytest.mark.parametrize("stop", [8, 17, 22])
+def test_resumed_before_and_after_growing_it_ends_in_the_same_bits(
+    executor: LocalExecutor, tmp_path: Path, stop: int
+) -> None:
+    """Eight rounds: the rate's first measurement is under way; twenty-two: the blocks have grown."""
+    whole = solved(HARD, executor)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    short = solved(HARD, executor, stopping=MaxIterations(stop), checkpointing=Checkpointing(store))
+    assert len(short.history) == stop
+    resumed = solved(HARD, executor, checkpointing=Checkpointing(store, resume=True))
+    assert block_sizes(resumed) == block_sizes(whole)
+    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
+
+
+def test_automatic_blocks_of_the_greedy_selection_may_grow_and_no_others() -> None:
+    automatic = GreedyBlockCoordinateDescent().resolved(100_000, 8)
+    assert automatic.largest_block_size == 4000
+    assert automatic.resolved(100_000, 8) == automatic
+    assert GreedyBlockCoordinateDescent().resolved(3000, 8).largest_block_size == 1500
+    fixed = (
+        GreedyBlockCoordinateDescent(block_size=500),
+        GreedyBlockCoordinateDescent(selection=CyclicSelection()),
+        GreedyBlockCoordinateDescent(selection=CyclicSelection(), largest_block_size=3000),
+        GreedyBlockCoordinateDescent(block_size=500, largest_block_size=20),
+    )
+    for solver in fixed:
+        settings = solver.resolved(100_000, 8)
+        assert settings.largest_block_size == settings.block_size
+    assert GreedyBlockCoordinateDescent(block_size=5, largest_block_size=500).resolved(100, 8).largest_block_size == 100
+    assert automatic.settings()["largest_block_size"] == 4000
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "large"])
+def test_a_largest_size_that_is_none_is_refused(size: Any) -> None:
+    with pytest.raises(InputError, match='largest block size must be a positive integer or "auto"'):
+        GreedyBlockCoordinateDescent(largest_block_size=size)
+
+
+@given(
+    st.integers(100, 10**7),
+    st.integers(1, 100),
+    st.integers(1, 300),
+    st.floats(1e-6, np.inf),
+    st.floats(1.0, 3.0),
+)
+def test_slower_solves_get_larger_blocks(n: int, d: int, candidates: int, pace: float, factor: float) -> None:
+    start = automatic_block_size(n, d, candidates)
+    largest = largest_automatic_block_size(n, start)
+    size = grown_block_size(n, d, candidates, start, start, pace, largest)
+    assert start <= size <= largest <= n
+    assert size <= grown_block_size(n, d, candidates, start, start, factor * pace, largest)
+    if pace <= 0.8:
+        assert size == start
+
+
+@given(st.integers(1, 500), st.integers(1, 4000), st.integers(0, 4000))
+def test_grown_blocks_look_at_as_many_candidates_in_all(candidates: int, start: int, more: int) -> None:
+    kappa = grown_candidates(candidates, start, start + more)
+    assert min(candidates, 20) <= kappa <= candidates
+    assert kappa * (start + more) <= max(candidates * start, 20 * (start + more))
+    assert (kappa + 1) * (start + more) > min(candidates * start, candidates * (start + more))
+
+
+def test_memory_is_planned_for_the_largest_blocks() -> None:
+    automatic = GreedyBlockCoordinateDescent().resolved(100_000, 8)
+    start = automatic.block_size
+    assert isinstance(start, int)
+    needed = solver_memory(automatic, 100_000, 8)
+    assert needed["block_size"] == 4000
+    grown = automatic.grown_selection(4000)
+    assert isinstance(grown, GreedySelection)
+    assert needed["block_size"] * needed["candidates"] >= max(60 * start, 4000 * grown.candidates)
+    assert solver_memory(GreedyBlockCoordinateDescent(block_size=500).resolved(100_000, 8), 100_000, 8) == {
+        "block_size": 500,
+        "candidates": 60,
+        "memory": 5,
+    }

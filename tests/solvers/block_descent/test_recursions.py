@@ -1,0 +1,103 @@
+"""The coordinator's vector passes against NumPy, and row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution, measures
+
+SLOTS, M = 4, 20
+
+
+@pytest.fixture(params=[(7, 1), (CHUNK, 1), (CHUNK + 1, 3), (2500, 2)], ids=str)
+def step(request: pytest.FixtureRequest, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    n, p = request.param
+    m = min(M, n)
+    return {
+        "vector": rng.standard_normal((n, p)),
+        "product": rng.standard_normal((n, p)),
+        "indices": rng.choice(n, m, replace=False),
+        "delta": rng.standard_normal((m, p)),
+        "history": rng.standard_normal((SLOTS, n, p)),
+        "used": np.array([3, 0]),
+        "coefficients": rng.standard_normal((2, p)),
+        "step": rng.uniform(0.5, 2.0, p),
+    }
+
+
+def combined(start: np.ndarray, step: dict[str, np.ndarray]) -> np.ndarray:
+    """`start - sum_j c_j history[used[j]]`."""
+    for j, slot in enumerate(step["used"]):
+        start = start - step["coefficients"][j] * step["history"][slot]
+    return start
+
+
+def test_gradient(step: dict[str, np.ndarray]) -> None:
+    image, product = np.full_like(step["vector"], np.nan), step["product"].copy()
+    gradient = step["vector"].copy()
+    advance_gradient(gradient, product, step["history"], step["used"], step["coefficients"], step["step"], image)
+    expected = combined(step["product"], step)
+    np.testing.assert_allclose(image, expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(gradient, step["vector"] + step["step"] * expected, rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(product, step["product"])
+
+
+def test_gradient_at_a_few_samples_has_the_same_bits(step: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    def advanced(rows: np.ndarray) -> np.ndarray:
+        gradient, history = step["vector"][rows], np.ascontiguousarray(step["history"][:, rows])
+        scalars = step["used"], step["coefficients"], step["step"]
+        advance_gradient(gradient, step["product"][rows], history, *scalars, np.empty_like(gradient))
+        return gradient
+
+    n = len(step["vector"])
+    everywhere = advanced(np.arange(n))
+    for rows in (rng.permutation(n), rng.integers(0, n, 5), np.array([n - 1])):
+        np.testing.assert_array_equal(advanced(rows), everywhere[rows])
+
+
+def test_solution(step: dict[str, np.ndarray]) -> None:
+    direction, alpha = np.full_like(step["vector"], np.nan), step["vector"].copy()
+    moved = advance_solution(
+        alpha,
+        step["indices"],
+        step["delta"],
+        step["history"],
+        step["used"],
+        step["coefficients"],
+        step["step"],
+        direction,
+    )
+    delta = np.zeros_like(alpha)
+    delta[step["indices"]] = step["delta"]
+    expected = combined(delta, step)
+    np.testing.assert_allclose(direction, expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(alpha, step["vector"] + step["step"] * expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(moved, np.sum((step["step"] * expected) ** 2, axis=0), rtol=1e-12)
+
+
+def test_denormal_remnants_of_old_steps_are_dropped() -> None:
+    history = np.full((1, 3, 1), 1e-190)
+    direction, alpha = np.zeros((3, 1)), np.zeros((3, 1))
+    one = np.ones((1, 1))
+    advance_solution(alpha, np.array([1]), one, history, np.array([0]), 1e-20 * one, np.ones(1), direction)
+    np.testing.assert_array_equal(direction[:, 0], [0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_measures(rng: np.random.Generator, p: int) -> None:
+    alpha, gradient, y = rng.standard_normal((3, 1000, p))
+    largest, squares, objective = measures(alpha, gradient, y)
+    assert largest == np.abs(gradient).max()
+    np.testing.assert_allclose(squares, np.sum(gradient**2, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(objective, 0.5 * np.sum(alpha * (gradient - y), axis=0), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("position", [0, 500, 999])
+def test_measures_do_not_hide_what_is_not_finite(rng: np.random.Generator, position: int) -> None:
+    alpha, gradient, y = rng.standard_normal((3, 1000, 1))
+    gradient[position] = np.nan
+    largest, squares, objective = measures(alpha, gradient, y)
+    assert np.isnan(largest)
+    assert np.isnan(squares).all()
+    assert np.isnan(objective).all()

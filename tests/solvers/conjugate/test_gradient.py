@@ -1,0 +1,209 @@
+"""Conjugate gradients against the textbook, preconditioned and plain; kernel CG against Algorithm 1 of its paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError, UsageError
+from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.solvers import (
+    ConjugateGradient,
+    DualityGap,
+    GradientInfNorm,
+    KernelConjugateGradient,
+    MaxIterations,
+    ParameterConjugateGradient,
+    PartialCholesky,
+    solve,
+)
+from dkgp.solvers.conjugate.preconditioner import Preconditioner
+from tests.solvers.problems import arm_problem, smooth_problem
+
+PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
+
+
+def alphas(solver, executor: LocalExecutor, iterations: int) -> list[np.ndarray]:
+    """Solutions after 1, 2, ... iterations in float64."""
+    return [
+        solve(
+            PROBLEM.blocked(executor),
+            PROBLEM.y,
+            solver=solver,
+            stopping=GradientInfNorm(1e-14) | MaxIterations(count),
+        ).alpha[:, 0]
+        for count in range(1, iterations + 1)
+    ]
+
+
+def textbook(A: np.ndarray, b: np.ndarray, iterations: int, M=None) -> list[np.ndarray]:
+    """SciPy's conjugate gradients, iterate by iterate."""
+    found: list[np.ndarray] = []
+    scipy.sparse.linalg.cg(A, b, rtol=0.0, maxiter=iterations, M=M, callback=lambda x: found.append(x.copy()))
+    return found
+
+
+def test_plain_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
+    ours = alphas(ConjugateGradient(precision="double"), executor, 8)
+    for mine, theirs in zip(ours, textbook(PROBLEM.matrix, PROBLEM.y[:, 0], 8), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-9)
+
+
+def test_preconditioned_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
+    settings = PartialCholesky(rank=20)
+    preconditioner = settings.build(PROBLEM.blocked(executor))
+    M = scipy.sparse.linalg.LinearOperator(
+        (300, 300), matvec=lambda r: preconditioner.apply(np.reshape(r, (300, 1)))[:, 0], dtype=np.float64
+    )
+    ours = alphas(ConjugateGradient(settings, precision="double"), executor, 6)
+    for mine, theirs in zip(ours, textbook(PROBLEM.matrix, PROBLEM.y[:, 0], 6, M), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
+
+
+def test_kernel_cg_is_algorithm_1(executor: LocalExecutor) -> None:
+    s2 = PROBLEM.noise_variance
+    K = PROBLEM.matrix - s2 * np.eye(300)
+    y = PROBLEM.y[:, 0]
+    A = K @ K + s2 * K
+    alpha, gamma = np.zeros(300), -y
+    h = -gamma
+    expected = []
+    for _ in range(8):
+        alpha = alpha - (gamma @ K @ h) / (h @ A @ h) * h
+        new = K @ alpha + s2 * alpha - y
+        eta = ((new - gamma) @ K @ new) / (gamma @ K @ gamma)
+        h, gamma = -new + eta * h, new
+        expected.append(alpha)
+    for mine, theirs in zip(alphas(KernelConjugateGradient("double"), executor, 8), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
+
+
+def test_parameter_cg_is_cg_on_the_risks_hessian(executor: LocalExecutor) -> None:
+    K = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(300)
+    A, b = K @ K + PROBLEM.noise_variance * K, K @ PROBLEM.y[:, 0]
+    ours = alphas(ParameterConjugateGradient("double"), executor, 6)
+    for mine, theirs in zip(ours, textbook(A, b, 6), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
+
+
+def test_products_are_counted(executor: LocalExecutor) -> None:
+    for solver, each in ((ConjugateGradient(), 1), (KernelConjugateGradient(), 1), (ParameterConjugateGradient(), 2)):
+        solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(5))
+        assert solution.progress.column_passes == 5 * each
+
+
+def test_kernel_cg_needs_at_most_twice_the_root_of_parameter_cgs_iterations(executor: LocalExecutor) -> None:
+    """The theorem of section 5, on a kernel matrix regular enough for parameter CG to end."""
+    problem = smooth_problem(300, 3, noise_variance=0.3, gamma=6.0)
+    stopping = GradientInfNorm(1e-3) | MaxIterations(4000)
+    counts = {}
+    for solver in (KernelConjugateGradient("double"), ParameterConjugateGradient("double")):
+        solution = solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping)
+        assert solution.converged
+        counts[solver.name] = solution.progress.iteration
+    assert counts["kcg"] <= 2.0 * np.sqrt(counts["paramcg"])
+
+
+class TestPartialCholesky:
+    def test_it_is_the_inverse_of_its_own_matrix(self, executor: LocalExecutor, rng: np.random.Generator) -> None:
+        operator = PROBLEM.blocked(executor)
+        landmarks = np.array([5, 17, 40, 100, 299])
+        factor = LowRankFactor(operator, landmarks)
+        K = PROBLEM.matrix - 0.1 * np.eye(300)
+        Q = K[:, landmarks] @ np.linalg.solve(K[np.ix_(landmarks, landmarks)], K[landmarks])
+        R = rng.standard_normal((300, 3))
+        np.testing.assert_allclose(factor.expand(factor.project(R)), Q @ R, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            Preconditioner(factor, 0.1).apply(R), np.linalg.solve(Q + 0.1 * np.eye(300), R), rtol=0, atol=1e-4
+        )
+
+    def test_of_full_rank_it_solves_in_a_few_iterations(self, executor: LocalExecutor) -> None:
+        problem = arm_problem(400)
+        plain, full = (
+            solve(problem.blocked(executor), problem.y, solver=ConjugateGradient(chosen))
+            for chosen in (None, PartialCholesky(rank=400))
+        )
+        assert full.converged
+        assert full.progress.iteration <= 5
+        assert plain.progress.iteration > 10 * full.progress.iteration
+
+    def test_pivots_beat_chance(self, executor: LocalExecutor) -> None:
+        """Clustered inputs: a uniform draw leaves the rare ones out."""
+        problem = smooth_problem(600, 2, noise_variance=1e-3)
+        problem.X[:560] *= 0.05
+        counts = {}
+        for landmarks in ("pivoted", "uniform"):
+            solver = ConjugateGradient(PartialCholesky(rank=40, landmarks=landmarks))
+            solution = solve(problem.blocked(executor), problem.y, solver=solver)
+            assert solution.converged
+            counts[landmarks] = solution.progress.iteration
+        assert counts["pivoted"] < counts["uniform"]
+
+    def test_the_rank_follows_memory_and_samples(self) -> None:
+        assert PartialCholesky().resolved(10_000, 8).rank == 1000
+        assert PartialCholesky(memory_bytes=4_000_000).resolved(10_000, 8).rank == 100
+        assert PartialCholesky().resolved(50, 8).rank == 50
+        assert PartialCholesky(rank=70).resolved(50, 8).rank == 50
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"rank": 0}, "rank must be 'auto' or at least 1; got 0"),
+            ({"landmarks": "best"}, "landmarks must be 'pivoted' or 'uniform'; got 'best'"),
+            ({"memory_bytes": 0}, "must not be negative"),
+            ({"seed": -1}, "must not be negative"),
+        ],
+    )
+    def test_settings_out_of_range(self, settings, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            PartialCholesky(**settings)
+
+    def test_a_rank_beyond_its_memory_is_refused_with_numbers(self) -> None:
+        with pytest.raises(InputError, match="takes 40,000,000 bytes.*may take 1,000,000.*Lower the rank to 25"):
+            PartialCholesky(rank=1000, memory_bytes=1_000_000).resolved(10_000, 8)
+
+    def test_an_operator_without_blocks_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="BlockedKernelOperator; got DenseKernelOperator"):
+            solve(PROBLEM.dense(), PROBLEM.y, solver=ConjugateGradient(PartialCholesky(rank=5)))
+
+
+@pytest.mark.parametrize("precision", ["double", "mixed"])
+def test_parameter_cg_knows_how_near_the_risk_is(executor: LocalExecutor, precision: str) -> None:
+    """On a smooth kernel most of g lies where K sees nothing of it: the bound of Theorem 1 hardly comes down."""
+    problem = smooth_problem(300, 2, targets=2, noise_variance=0.1, gamma=0.2)
+    least = problem.risk(problem.solution)
+    solver, seen = ParameterConjugateGradient(precision), []
+    with problem.blocked(executor) as operator:
+        state = solver.start(operator, problem.y)
+        for _ in range(30):
+            before = problem.risk(state.alpha)
+            solver.advance(operator, state)
+            # The width is of the risk before the step, and the step lowers that.
+            assert before - least <= state.risk_width * (1 + 1e-5) + 1e-9
+            assert problem.risk(state.alpha) <= before + 1e-9
+            seen.append((state.risk_width, 0.5 * float(np.sum(state.gradient**2))))
+    assert seen[-1][0] < (1e-2 if precision == "double" else 1e-1) * seen[-1][1]
+    solution = solve(
+        problem.blocked(executor), problem.y, solver=solver, stopping=DualityGap(1e-3) | MaxIterations(300)
+    )
+    assert solution.reason.rule == "duality_gap"
+    assert problem.risk(solution.alpha) - least <= 1e-3 * (0.5 * float(np.sum(problem.y**2)) - least)
+
+
+def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
+    problem = smooth_problem(60, 2)
+    solver, operator = ParameterConjugateGradient("double"), problem.dense()
+    state = solver.start(operator, problem.y)
+    assert state.metadata()["risk_width"] is None
+    solver.advance(operator, state)
+    again = solver.restore(operator, problem.y, dict(state.arrays()), state.metadata())
+    assert again.risk_width == state.risk_width < np.inf
+    # Checkpoints of before there was such a bound.
+    old = {name: value for name, value in state.metadata().items() if name != "risk_width"}
+    assert solver.restore(operator, problem.y, dict(state.arrays()), old).risk_width == np.inf
+    # Evaluated in float32, it is not proven.
+    state.precision = "single"
+    state.renew_gradient(state.gradient, "double")
+    assert state.risk_width == np.inf
