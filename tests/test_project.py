@@ -124,7 +124,11 @@ def test_import_contracts_bite(tmp_path: Path, module: str, statement: str, cont
         file.write(f"\n{statement}\n")
     result = lint_imports(tmp_path)
     assert result.returncode != 0, result.stdout
-    assert re.findall(r"(.*\S) +BROKEN", result.stdout) == [contract], result.stdout + result.stderr
+    broken = re.findall(r"(.*\S) +BROKEN", result.stdout)
+    # A layer that is imported from below comes back to its own rooms in a circle, so their contracts break as well.
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = {item["name"] for item in contracts if item["id"].startswith("rooms-")} - {contract}
+    assert [name for name in broken if name not in rooms] == [contract], result.stdout + result.stderr
 
 
 def test_collections_of_dask_stay_in_data_and_estimators() -> None:
