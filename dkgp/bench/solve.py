@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchSolveJob:
-    """What to compare.
+    """A comparison of GBCD with Cholesky and a plain pass over the kernel matrix, on one problem.
 
     Attributes
     ----------

@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchTilesJob:
-    """What to measure.
+    """A measurement of what a kernel entry costs, against several contenders.
 
     Attributes
     ----------

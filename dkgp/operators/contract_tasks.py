@@ -65,7 +65,7 @@ def piece_bytes(threads: int) -> int:
 def contract_task(
     context: BlockContext, vectors: dict[int, FloatArray], mixings: tuple[Mixing, ...], pairs: list[tuple[int, int]]
 ) -> list[FloatArray]:
-    """What each pair of blocks (i, j) and its mirror image contribute, (len(mixings), q) each.
+    """Contributions of each pair of blocks (i, j) and its mirror image, (len(mixings), q) each.
 
     `vectors` holds the rows of N by block, for the blocks that the pairs name.
     """

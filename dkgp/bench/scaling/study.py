@@ -51,7 +51,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchScalingJob:
-    """What to measure.
+    """A study of one solve on growing numbers of workers.
 
     Attributes
     ----------

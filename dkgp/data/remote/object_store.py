@@ -222,7 +222,7 @@ async def replace_exactly(file_system: Any, path: str, url: str, data: bytes, ta
 
 
 def tag_of(url: str) -> str | None:
-    """What tells one state of an object from the next; None where there is none."""
+    """The tag that tells one state of an object from the next; None where there is no object."""
     file_system, path = backend(url)
     file_system.invalidate_cache()
     found = _run(file_system, lambda: _info(file_system, path, url))

@@ -1,4 +1,4 @@
-"""What workers do for a Cholesky factor in tiles on disk: stateless tasks that read tiles, compute, and write tiles.
+"""Tasks of a Cholesky factor in tiles on disk: stateless, they read tiles, compute, and write tiles.
 
 Block column k of the factor L ("panel" k) is made from the panels before it, left-looking: tile (i, k) is
 (K_ik - sum_{j<k} L_ij L_kj') L_kk^-T, every tile is written once, and a tile's bits depend on nothing but the matrix
@@ -41,7 +41,7 @@ PIECE_ROWS = 256
 
 @dataclass(frozen=True)
 class TileLayout:
-    """How the lower triangle is cut into tiles.
+    """The cut of the lower triangle into tiles.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class TileLayout:
 
 @dataclass(frozen=True)
 class TileContext:
-    """What a task needs to know besides its tiles."""
+    """Context of a task, besides its tiles."""
 
     context: BlockContext
     store: TileStore

@@ -92,7 +92,7 @@ class TileFactor:
 
     @property
     def url(self) -> str:
-        """Where the tiles lie."""
+        """The place of the tiles."""
         return self._store.url
 
     def complete(self, panels: int) -> None:
