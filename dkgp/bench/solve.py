@@ -51,7 +51,7 @@ class BenchSolveJob:
     problem, solver, cluster
         The data, and how GBCD solves it.
     repeats
-        Rounds in which every contender takes its turn; medians are reported.
+        Turns that every contender takes; medians are reported.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """

@@ -62,7 +62,7 @@ class BenchTilesJob:
     rows, columns
         Size of the product K(A, B) @ w that is timed.
     repeats
-        Rounds in which every contender takes its turn.
+        Turns that every contender takes.
     pass_seconds
         How long one turn lasts at least.
     """

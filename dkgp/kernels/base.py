@@ -189,7 +189,7 @@ class Kernel(ABC):
 
     @property
     def amplitude_index(self) -> int | None:
-        """Index in `parameters` of a factor of the whole kernel; None where no single one is."""
+        """Index in `parameters` of the whole kernel's amplitude; None where no single one is."""
         for index, parameter in enumerate(self.parameters()):
             if parameter.name == "variance":
                 return index

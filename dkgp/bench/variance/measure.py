@@ -62,7 +62,7 @@ class VarianceTrial:
     cluster
         Where the variances are computed.
     repeats
-        Rounds in which every contender takes its turn; medians are reported.
+        Turns that every contender takes; medians are reported.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """
