@@ -102,7 +102,7 @@ def _predict(document: Document) -> list[RenderableType]:
 
 
 def _assumed(document: Document) -> Rows:
-    """What bounds take on trust, where they do."""
+    """A row for what bounds take on trust, where they do."""
     return [("bounds assume", document["assumes"])] if document.get("assumes") else []
 
 
