@@ -79,6 +79,7 @@ format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Build the documentation site, into docs-output/index.html; a warning is an error
+	@rm -rf docs/generated
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/.doctrees . $(DOCS_OUTPUT)
 	@echo "$(DOCS_OUTPUT)/index.html"
 

@@ -1,7 +1,7 @@
 """How the documentation site is built (`make docs`): from Markdown, docstrings and click's own help, by Sphinx.
 
-The source folder is the repository's root, of which `include_patterns` names the pages: so a relative link from one page
-to another is the same on the site and on a code host. Nothing that is built loads anything from elsewhere.
+The source folder is the repository's root, of which `include_patterns` names the pages: so a relative link from one
+page to another is the same on the site and on a code host. Nothing that is built loads anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ extensions = [
     "docstrings",
     "mathml",
     "pictures",
+    "self_contained",
 ]
 
 root_doc = "docs/index"
@@ -38,7 +39,7 @@ nitpicky = True
 # Several classes have an `n_samples`; none is meant more than the others.
 suppress_warnings = ["ref.python"]
 
-# ------------------------------------------------------------------------------------------------ Markdown and notebooks
+# ----------------------------------------------------------------------------------------------- Markdown and notebooks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
@@ -47,7 +48,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 
-# ---------------------------------------------------------------------------------------------------------- docstrings
+# ----------------------------------------------------------------------------------------------------------- docstrings
 
 # A module's public names are those of its `__all__`, wherever they are defined.
 autosummary_ignore_module_all = False
@@ -67,7 +68,7 @@ napoleon_use_ivar = True
 # Single backticks are code; `docstrings` makes links of those that name something public.
 default_role = "py:obj"
 
-# -------------------------------------------------------------------------------------------------------------- the site
+# ------------------------------------------------------------------------------------------------------------- the site
 
 html_theme = "furo"
 html_title = f"dkgp {release}"

@@ -1,4 +1,4 @@
-"""Every command's help as a page, from click itself: what `dkgp COMMAND --help` prints."""
+"""Every command's help from click itself, for docs/reference/options.md: what `dkgp COMMAND --help` prints."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def every_command(command: click.Command, context: click.Context) -> Iterator[cl
                 yield from every_command(subcommand, inner)
 
 
-def write_page(app: Sphinx) -> None:
-    """Write the page before Sphinx looks for pages."""
+def write_help(app: Sphinx) -> None:
+    """Write them before Sphinx reads the page that includes them."""
     folder = Path(app.srcdir, "docs", "generated")
     folder.mkdir(exist_ok=True)
     root = click.Context(main, info_name="dkgp", terminal_width=WIDTH)
-    parts = ["# Every option of every command\n\nWhat `dkgp COMMAND --help` prints.\n"]
+    parts = []
     for context in every_command(main, root):
         level = "##" if context.parent is root else "###"
         parts.append(f"{level} {context.command_path}\n\n```text\n{context.get_help()}\n```\n")
-    (folder / "commands.md").write_text("\n".join(parts), encoding="utf-8")
+    (folder / "commands.txt").write_text("\n".join(parts), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write it at the start of every build."""
-    app.connect("builder-inited", write_page)
+    app.connect("builder-inited", write_help)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -16,7 +16,6 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-
 # What reStructuredText would take for markup: |g|, names that end in an underscore.
 MARKUP = re.compile(r"(?<!\\)(\||(?<=\w)_(?!\w))")
 

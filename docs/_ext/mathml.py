@@ -9,11 +9,13 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
+    """Write a formula within a line."""
     translator.body.append(convert(node.astext(), display="inline"))
     raise nodes.SkipNode
 
 
 def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """Write one that stands by itself."""
     translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 

@@ -76,7 +76,7 @@ def draw_posterior(path: Path) -> None:
 
 
 def draw_convergence(path: Path) -> None:
-    """max |g| over column passes, for three ways to choose what to move."""
+    """The gradient over column passes, for four ways to choose what to move."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((3000, 4))
     y = np.sin(2.0 * X[:, 0]) * X[:, 1] + np.cos(X[:, 2] + X[:, 3]) + rng.normal(0.0, 0.05, 3000)
@@ -153,13 +153,11 @@ PICTURES = {
 
 
 def draw(app: Sphinx) -> None:
-    """Draw what is not there yet; `make clean` has all drawn anew."""
+    """Draw them before Sphinx reads the pages that show them."""
     folder = Path(app.srcdir, "docs", "generated")
     folder.mkdir(exist_ok=True)
     for name, drawn_by in PICTURES.items():
-        path = folder / f"{name}.svg"
-        if not path.exists():
-            drawn_by(path)
+        drawn_by(folder / f"{name}.svg")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
