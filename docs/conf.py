@@ -30,14 +30,12 @@ extensions = [
     "self_contained",
 ]
 
+templates_path = [str(Path(__file__).parent / "_templates")]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/**", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 # Folders that are not even looked into, too.
 exclude_patterns = [".*", "dkgp", "tests", "build", "dist", "*-output", "docs/_*", "**/.ipynb_checkpoints"]
-templates_path = ["_templates"]
 nitpicky = True
-# Several classes have an `n_samples`; none is meant more than the others.
-suppress_warnings = ["ref.python"]
 
 # ----------------------------------------------------------------------------------------------- Markdown and notebooks
 
@@ -55,7 +53,6 @@ autosummary_ignore_module_all = False
 autosummary_imported_members = True
 autodoc_default_options = {
     "members": True,
-    "show-inheritance": True,
     # scikit-learn's own, on every estimator.
     "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request",
 }
@@ -64,7 +61,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 # Single backticks are code; `docstrings` makes links of those that name something public.
 default_role = "py:obj"
 
@@ -74,3 +71,4 @@ html_theme = "furo"
 html_title = f"dkgp {release}"
 html_extra_path = ["_root"]
 html_copy_source = False
+html_show_copyright = False

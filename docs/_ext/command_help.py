@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 from dkgp.cli import main
 
-WIDTH = 100
+WIDTH = 92
 
 
 def every_command(command: click.Command, context: click.Context) -> Iterator[click.Context]:
@@ -19,7 +19,7 @@ def every_command(command: click.Command, context: click.Context) -> Iterator[cl
         for name in command.list_commands(context):
             subcommand = command.get_command(context, name)
             if subcommand is not None and not subcommand.hidden:
-                inner = click.Context(subcommand, parent=context, info_name=name, terminal_width=WIDTH)
+                inner = click.Context(subcommand, parent=context, info_name=name)
                 yield inner
                 yield from every_command(subcommand, inner)
 
@@ -28,7 +28,7 @@ def write_help(app: Sphinx) -> None:
     """Write them before Sphinx reads the page that includes them."""
     folder = Path(app.srcdir, "docs", "generated")
     folder.mkdir(exist_ok=True)
-    root = click.Context(main, info_name="dkgp", terminal_width=WIDTH)
+    root = click.Context(main, info_name="dkgp", **{**main.context_settings, "terminal_width": WIDTH})
     parts = []
     for context in every_command(main, root):
         level = "##" if context.parent is root else "###"

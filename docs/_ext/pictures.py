@@ -94,7 +94,7 @@ def draw_convergence(path: Path) -> None:
             passes = [record.column_passes for record in found.history]
             ax.semilogy(passes, [record.gradient_inf_norm for record in found.history], label=name)
         ax.set(xlabel="passes over the kernel matrix's columns", ylabel="max |gradient|", xlim=(0.0, 30.0))
-        ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
+        ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     executor.close()
 
 
