@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from dkgp.cli import main
+from dkgp.cluster import configured_options
+from dkgp.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
@@ -93,6 +95,14 @@ def test_commands_parse(page: Path, line: str) -> None:
         pytest.fail(f"{name_of(page)}: dkgp {line}: {error.format_message()}")
 
 
+def test_configuration_of_clusters_is_read(tmp_path: Path) -> None:
+    (block,) = blocks(ROOT / "docs" / "guides" / "clusters.md", "yaml")
+    file = tmp_path / "dask.yaml"
+    file.write_text(block)
+    options = configured_options({"config_file": str(file)})
+    assert (options.kind, options.workers, options.worker_memory_bytes) == ("slurm", 8, 16 * 1024**3)
+
+
 def test_every_command_is_listed() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     table = page.partition("\n## ")[0]
@@ -105,8 +115,6 @@ def test_every_command_is_listed() -> None:
 
 
 def test_every_exit_code_is_listed() -> None:
-    from dkgp.errors import ExitCode
-
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE) == [str(code.value) for code in ExitCode]
 
