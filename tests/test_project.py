@@ -84,10 +84,9 @@ ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which 
 ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alone"
 
 
-# Each may break its own contract alone: those of one row are tried together, in one copy of the package.
-INTRUDERS: list[list[tuple[str, str, str]]] = [
-    [
-        ("errors", "import dkgp.cli", LAYERS),
+# (module, statement, contract) by rows, each row tried in one copy of the package.
+INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
+    "each its own contract": [
         ("solvers/smo", "import zarr", STORES),
         ("operators/base", "from distributed import Client", CLUSTER),
         ("models/exact", "import dask.array", DASK),
@@ -97,25 +96,29 @@ INTRUDERS: list[list[tuple[str, str, str]]] = [
         ("operators/dense", "import dkgp.operators.tree.memory", ROOMS_OF_OPERATORS),
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
     ],
-    [("operators/base", "from dkgp.solvers import driver", LAYERS), ("estimators/lazy", "import xarray", STORES)],
-    [("data/types", "import dkgp.kernels.base", LAYERS)],
-    [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
-    [("utilities", "", LAYERS)],
-]
+    "to the right": [("data/types", "import dkgp.kernels.base", LAYERS), ("estimators/lazy", "import xarray", STORES)],
+    "to the left, later": [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
+    "unknown": [("utilities", "", LAYERS)],
+    "far up": [("errors", "import dkgp.cli", LAYERS)],
+    "up": [("operators/base", "from dkgp.solvers import driver", LAYERS)],
+}
+# An import upwards takes the layer's own rooms with it.
+BREAK_MORE = {"far up", "up"}
 
 
-@pytest.mark.parametrize("intruders", INTRUDERS, ids=lambda intruders: intruders[0][0])
-def test_import_contracts_bite(tmp_path: Path, intruders: list[tuple[str, str, str]]) -> None:
+@pytest.mark.parametrize("row", INTRUDERS)
+def test_import_contracts_bite(tmp_path: Path, row: str) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(PACKAGE, tmp_path / "dkgp", ignore=shutil.ignore_patterns("__pycache__"))
-    for module, statement, _ in intruders:
+    for module, statement, _ in INTRUDERS[row]:
         # A file that is there: where rooms are listed to the last, a new one would break that contract as well.
         with (tmp_path / "dkgp" / f"{module}.py").open("a") as file:
             file.write(f"\n{statement}\n")
     result = lint_imports(tmp_path)
     assert result.returncode != 0, result.stdout
-    broken = sorted(re.findall(r"(.*\S) +BROKEN", result.stdout))
-    assert broken == sorted(contract for _, _, contract in intruders), result.stdout + result.stderr
+    broken = set(re.findall(r"(.*\S) +BROKEN", result.stdout))
+    expected = {contract for _, _, contract in INTRUDERS[row]}
+    assert expected <= broken if row in BREAK_MORE else expected == broken, result.stdout + result.stderr
 
 
 def test_collections_of_dask_stay_in_data_and_estimators() -> None:
