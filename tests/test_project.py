@@ -214,7 +214,7 @@ class TestMake:
 
     def test_tests_leave_out_the_slow_ones_and_faults(self, tmp_path: Path) -> None:
         commands = self.make("-n", "test", f"VENV={tmp_path / 'venv'}").stdout
-        assert '-m pytest -m "not slow and not faults"' in commands
+        assert '-m pytest -m "not slow and not faults and not portable"' in commands
         assert "-m venv" in commands
 
     def test_unfit_interpreter_is_named(self, tmp_path: Path) -> None:
