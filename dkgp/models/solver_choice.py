@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkgp.data import Dataset
+from dkgp.data.types import FloatArray, IntArray
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.tuning.tune import TunedDataset, draw_subset
-from dkgp.operators.base import FloatArray
+from dkgp.models.tuning.tune import draw_subset
 from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
 
 __all__ = ["choose_among", "choose_solver_for"]
 
 
 def choose_solver_for(
-    dataset: TunedDataset,
+    dataset: Dataset,
     kernel: Kernel,
     noise_variance: float,
     p: int,
@@ -80,5 +80,5 @@ def choose_among(
     return choose_solver(kernel, noise_variance, rows, len(inputs), p, tolerance=tolerance, double=double, seed=seed)
 
 
-def _rows(n: int, seed: int) -> NDArray[np.int64]:
+def _rows(n: int, seed: int) -> IntArray:
     return draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64)
