@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
-from dkgp.kernels.fields import VARIANCE_BOUNDS, integer_from_json, number_from_json
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
+from dkgp.kernels.fields import VARIANCE_BOUNDS, integer_from_json, known_settings, number_from_json
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures, Waves
 
 __all__ = ["Constant", "White", "fold_white"]
 
@@ -24,6 +25,8 @@ class _Featureless(Kernel):
     variance: float = 1.0
     n_features: int = 0
 
+    featureless: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
         count = self.n_features
@@ -33,7 +36,7 @@ class _Featureless(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) is the variance everywhere."""
+        """k(x, x) is the variance everywhere."""
         return True
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
@@ -67,6 +70,11 @@ class _Featureless(Kernel):
             integer_from_json(document, "n_features", 0),
         )
 
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; `variance` alone may be set."""
+        return cls(n_features=n_features, **known_settings(settings))
+
 
 @register_kernel
 @dataclass(frozen=True)
@@ -87,6 +95,10 @@ class Constant(_Featureless):
         """The variance for all pairs; see `Kernel.__call__`."""
         left, right = self.rows(A, B)
         return np.full((left.shape[0], right.shape[0]), self.variance)
+
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures]:
+        """A wave of frequency zero; see `Kernel.random_features`."""
+        return [Waves(np.zeros((1, n_features)), self.variance)]
 
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Push 1; see `Kernel.emit`."""

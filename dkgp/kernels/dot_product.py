@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     VARIANCE_BOUNDS,
@@ -21,13 +20,49 @@ from dkgp.kernels.fields import (
     checked_per_feature,
     feature_parameters,
     integer_from_json,
+    isotropic_setting,
+    known_settings,
     list_from_json,
     number_from_json,
     replaced,
 )
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import Profile, ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures, Slopes
 
-__all__ = ["Linear", "Polynomial"]
+__all__ = ["POLYNOMIAL", "Linear", "Polynomial"]
+
+
+def _polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
+    """By repeated squaring from the leading bit of p down."""
+    degree, offset = int(parameters[0]), values.dtype.type(parameters[1])
+    for i in range(len(values)):
+        values[i] = values[i] + offset
+    if degree > 1:
+        leading = 2
+        while 2 * leading <= degree:
+            leading *= 2
+        base = values.copy()
+        bit = leading // 2
+        while bit > 0:
+            for i in range(len(values)):
+                values[i] = values[i] * values[i]
+            if degree & bit:
+                for i in range(len(values)):
+                    values[i] = values[i] * base[i]
+            bit //= 2
+
+
+# Each power rounds; the degree's share of a dot product is added with the inputs.
+POLYNOMIAL = Profile(
+    "polynomial",
+    _polynomial,
+    rounding=2.0,
+    steepest=lambda r, degree: 0.0,
+    bulge=lambda r, degree: degree,
+    parameters=2,
+    reads="product",
+)
+"""(t + c)**p; the parameters are p, a whole number from 1, and c; linear for p = 1, c = 0"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +70,11 @@ class _DotProduct(Kernel):
     """What both share: t = sum_l w_l x_l x'_l with weights w by feature or one for all."""
 
     weight: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def _starting_weight(settings: Settings, d: int) -> tuple[float, ...]:
+        """1 / d each, so that k(x, x) is 1 in the mean; a single one where an expression says `isotropic`."""
+        return (1.0 / d,) * (1 if isotropic_setting(settings) else d)
 
     @property
     def _by_feature(self) -> bool:
@@ -106,7 +146,7 @@ class Linear(_DotProduct):
         return self.variance * self._products(A, B)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
+        """k(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
         return self.variance * self._squared_norms(A)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -134,10 +174,20 @@ class Linear(_DotProduct):
             return replace(self, weight=replaced(self.weight, checked))
         return replace(self, variance=checked[0])
 
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures]:
+        """The features themselves, which are exact; see `Kernel.random_features`."""
+        return [Slopes(self.variance * self._feature_weights)]
+
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; weights 1 / d."""
+        weight = cls._starting_weight(settings, n_features)
+        return cls(weight, n_features=n_features, **known_settings(settings, "isotropic"))
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """A polynomial of degree 1; see `Kernel.emit`."""
         scale = [math.sqrt(value) for value in self._feature_weights]
-        builder.leaf(Profile.POLYNOMIAL, columns, scale, product=True, parameters=(1.0, 0.0))
+        builder.leaf(POLYNOMIAL, columns, scale, parameters=(1.0, 0.0))
         return self.variance
 
     def to_json(self) -> dict[str, Any]:
@@ -203,7 +253,7 @@ class Polynomial(_DotProduct):
         return self.variance * (self._products(A, B) + self.offset) ** self.degree
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) for each row of `A`."""
+        """k(x, x) for each row of `A`."""
         base = self._squared_norms(A) + self.offset
         values = base.copy()
         for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
@@ -244,11 +294,22 @@ class Polynomial(_DotProduct):
         variance = self.variance if self._by_feature else next(checked)
         return replace(self, weight=weight, offset=offset, variance=variance)
 
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; weights 1 / d, and a variance that makes up for (1 + 1)^degree in the mean."""
+        weight = cls._starting_weight(settings, n_features)
+        degree = settings.get("degree", 2)
+        if isinstance(degree, int):
+            # As it is, it would start far from the targets' variance of 1.
+            settings.setdefault("variance", 2.0**-degree)
+        known = known_settings(settings, "isotropic", "degree", "offset")
+        return cls(weight, n_features=n_features, **known)
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """(t + offset)^degree; see `Kernel.emit`."""
         scale = [math.sqrt(value) for value in self._feature_weights]
         parameters = (float(self.degree), self.offset)
-        builder.leaf(Profile.POLYNOMIAL, columns, scale, product=True, parameters=parameters)
+        builder.leaf(POLYNOMIAL, columns, scale, parameters=parameters)
         return self.variance
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What kernels with one number for each feature, or one for all, have in common: checks, bounds, JSON."""
+"""One number for each feature, or one for all: checks, bounds, JSON and settings that kernels have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.base import Parameter, require_positive
+from dkgp.kernels.base import Parameter, Settings, require_positive
 
 __all__ = [
     "GAMMA_BOUNDS",
@@ -22,10 +22,14 @@ __all__ = [
     "checked_per_feature",
     "feature_parameters",
     "gamma_of_length_scales",
+    "gamma_setting",
     "integer_from_json",
+    "isotropic_setting",
+    "known_settings",
     "length_scales_of_gamma",
     "list_from_json",
     "number_from_json",
+    "per_feature_setting",
     "replaced",
 ]
 
@@ -126,3 +130,40 @@ def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{name}[{index}] must be a number; got {value!r}")
     return tuple(float(value) for value in values)
+
+
+# -------------------------------------------------------------------------------------------- settings of expressions
+
+
+def gamma_setting(settings: Settings, d: int) -> tuple[float, ...]:
+    """Take `length_scale` and `isotropic` out of an expression's settings: gamma, by default 1 / (2 d) each."""
+    scales, isotropic = settings.pop("length_scale", None), isotropic_setting(settings)
+    if scales is None:
+        return (1.0 / (2.0 * d),) * (1 if isotropic else d)
+    return per_feature_setting("length_scale", gamma_of_length_scales(scales), d, isotropic)
+
+
+def isotropic_setting(settings: Settings) -> bool:
+    """Take `isotropic` out of an expression's settings: whether one number serves all features."""
+    value = settings.pop("isotropic", False)
+    if not isinstance(value, bool):
+        raise InputError(f"isotropic must be True or False; got {value!r}")
+    return value
+
+
+def per_feature_setting(name: str, values: tuple[float, ...], d: int, isotropic: bool) -> tuple[float, ...]:
+    """One value for each feature, where one may have been given for all; a single one where `isotropic`."""
+    if len(values) not in (1, d):
+        raise InputError(f"{name} takes one value, or one for each of {d} features; got {len(values)}")
+    if isotropic and len(values) > 1:
+        raise InputError(f"isotropic=True takes one {name}; got {len(values)}")
+    return values if isotropic or len(values) == d else values * d
+
+
+def known_settings(settings: Settings, *known: str) -> Settings:
+    """The settings, once none is unknown; every kernel knows `variance`."""
+    unknown = [name for name in settings if name not in ("variance", *known)]
+    if unknown:
+        expected = ", ".join(sorted({"variance", *known}))
+        raise InputError(f"unknown setting {', '.join(unknown)}; expected one of {expected}")
+    return settings

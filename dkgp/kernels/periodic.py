@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.distance import LOG2_E, spread, squared_distances
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
@@ -22,13 +21,17 @@ from dkgp.kernels.fields import (
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
+    gamma_setting,
     integer_from_json,
+    known_settings,
     length_scales_of_gamma,
     list_from_json,
     number_from_json,
+    per_feature_setting,
     replaced,
 )
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.stationary import EXP2
 
 __all__ = ["Periodic"]
 
@@ -99,7 +102,7 @@ class Periodic(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) = v everywhere."""
+        """k(x, x) = v everywhere."""
         return True
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
@@ -112,7 +115,7 @@ class Periodic(Kernel):
         return self.variance * np.exp(exponent)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v for each row of `A`."""
+        """k(x, x) = v for each row of `A`."""
         return np.full(self.one_side(A).shape[0], self.variance)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -180,10 +183,19 @@ class Periodic(Kernel):
             return self.period if any(self.gamma) else (0.0,)
         return tuple(period if weight else 0.0 for period, weight in zip(self.period, self.feature_gamma, strict=True))
 
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Whole numbers of waves in a period; see `Kernel.frequencies`.
+
+        exp(z (cos t - 1)) = sum_j exp(-z) I_j(z) cos(j t): j is distributed as the difference of two Poisson counts.
+        """
+        z, shape = 2.0 * np.asarray(self.feature_gamma), (count, self.n_features)
+        waves = rng.poisson(z / 2.0, shape) - rng.poisson(z / 2.0, shape)
+        return np.asarray(2.0 * np.pi * waves / np.asarray(self.feature_period))
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """exp(-s) = 2**(-s log2 e) of points on circles; see `Kernel.emit`."""
         scale = [math.sqrt(value * LOG2_E) for value in self.feature_gamma]
-        builder.leaf(Profile.EXP2, columns, scale, periods=self.feature_period)
+        builder.leaf(EXP2, columns, scale, periods=self.feature_period)
         return self.variance
 
     def to_json(self) -> dict[str, Any]:
@@ -206,3 +218,13 @@ class Periodic(Kernel):
             variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
             n_features=integer_from_json(document, "n_features", 0),
         )
+
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; periods 1 by default, and gamma as of a `DistanceKernel`."""
+        isotropic = settings.get("isotropic") is True
+        gamma = gamma_setting(settings, n_features)
+        given = tuple(np.atleast_1d(settings.pop("period", 1.0)).tolist())
+        period = per_feature_setting("period", given, n_features, isotropic)
+        known = known_settings(settings, "length_scale", "isotropic", "period")
+        return cls(gamma, period, n_features=n_features, **known)

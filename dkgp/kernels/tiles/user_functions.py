@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.code_cache import c_function
-from dkgp.kernels.tiles.math import prefer_full_vectors, stay_apart
 from dkgp.kernels.tiles.stages import TILE_COLUMNS, distance_signature, entry_signature
+from dkgp.kernels.vector_math import prefer_full_vectors, stay_apart
 
 __all__ = ["function_name", "require_compilable", "user_stage"]
 
