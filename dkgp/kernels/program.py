@@ -30,11 +30,11 @@ __all__ = [
     "TileProgram",
 ]
 
-# By name: what can be compiled before a kernel asks for it.
+# By name, of all kernels that are known.
 PROFILES: dict[str, Profile] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
     """The scalar function that a leaf applies to s, its group's scaled squared distance, or t, its dot product.
 
@@ -80,8 +80,15 @@ class Profile:
     multiplies: bool = False
 
     def __post_init__(self) -> None:
-        if self.entries is not None:
-            PROFILES[self.name] = self
+        PROFILES[self.name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One object in each process.
+        return _profile, (self.name,)
+
+
+def _profile(name: str) -> Profile:
+    return PROFILES[name]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,16 +41,16 @@ def _power_of_two(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = exp2(values[i], floor)
 
 
-def _value_exp2(s: float, parameter: float) -> float:
+def _value_exp2(s: float, parameter: float) -> Any:
     return 2.0 ** (-s)
 
 
-def _steepest_exp2(r: float, parameter: float) -> float:
+def _steepest_exp2(r: float, parameter: float) -> Any:
     steepest = max(r, math.sqrt(0.5 / LN2))
     return 2.0 * LN2 * steepest * 2.0 ** (-steepest * steepest)
 
 
-def _bulge_exp2(r: float, parameter: float) -> float:
+def _bulge_exp2(r: float, parameter: float) -> Any:
     bulge = max(r * r, 1.0 / LN2)
     return LN2 * bulge * 2.0 ** (-bulge)
 
@@ -145,15 +145,15 @@ def _matern12(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = exp2(-np.sqrt(max(-values[i], zero)), floor)
 
 
-def _value_matern12(s: float, parameter: float) -> float:
+def _value_matern12(s: float, parameter: float) -> Any:
     return np.exp(-LN2 * np.sqrt(s))
 
 
-def _steepest_matern12(r: float, parameter: float) -> float:
+def _steepest_matern12(r: float, parameter: float) -> Any:
     return LN2 * np.exp(-LN2 * r)
 
 
-def _bulge_matern12(r: float, parameter: float) -> float:
+def _bulge_matern12(r: float, parameter: float) -> Any:
     bulge = max(LN2 * r, 1.0)
     return 0.5 * bulge * np.exp(-bulge)
 
@@ -199,17 +199,17 @@ def _matern32(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = fma(ln2, u, one) * exp2(-u, floor)
 
 
-def _value_matern32(s: float, parameter: float) -> float:
+def _value_matern32(s: float, parameter: float) -> Any:
     v = LN2 * np.sqrt(s)
     return (1.0 + v) * np.exp(-v)
 
 
-def _steepest_matern32(r: float, parameter: float) -> float:
+def _steepest_matern32(r: float, parameter: float) -> Any:
     steepest = max(LN2 * r, 1.0)
     return LN2 * steepest * np.exp(-steepest)
 
 
-def _bulge_matern32(r: float, parameter: float) -> float:
+def _bulge_matern32(r: float, parameter: float) -> Any:
     bulge = max(LN2 * r, 2.0)
     return 0.5 * bulge * bulge * np.exp(-bulge)
 
@@ -264,17 +264,17 @@ def _matern52(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = fma(v, fma(v, third, one), one) * exp2(-u, floor)
 
 
-def _value_matern52(s: float, parameter: float) -> float:
+def _value_matern52(s: float, parameter: float) -> Any:
     v = LN2 * np.sqrt(s)
     return (1.0 + v + v * v / 3.0) * np.exp(-v)
 
 
-def _steepest_matern52(r: float, parameter: float) -> float:
+def _steepest_matern52(r: float, parameter: float) -> Any:
     steepest = max(LN2 * r, _GOLDEN)
     return LN2 / 3.0 * steepest * (1.0 + steepest) * np.exp(-steepest)
 
 
-def _bulge_matern52(r: float, parameter: float) -> float:
+def _bulge_matern52(r: float, parameter: float) -> Any:
     bulge = max(LN2 * r, 1.0 + math.sqrt(3.0))
     return bulge * bulge / 6.0 * (1.0 + bulge) * np.exp(-bulge)
 
@@ -333,16 +333,16 @@ def _rational_quadratic(values, parameters, floor):  # type: ignore[no-untyped-d
         values[i] = exp2(-exponent * log2_1p(max(-values[i], zero)), floor)
 
 
-def _value_rational_quadratic(s: float, parameter: float) -> float:
+def _value_rational_quadratic(s: float, parameter: float) -> Any:
     return np.exp(-parameter * np.log1p(s))
 
 
-def _steepest_rational_quadratic(r: float, parameter: float) -> float:
+def _steepest_rational_quadratic(r: float, parameter: float) -> Any:
     steepest = max(r, 1.0 / np.sqrt(2.0 * parameter + 1.0))
     return 2.0 * parameter * steepest * np.exp(-(parameter + 1.0) * np.log1p(steepest * steepest))
 
 
-def _bulge_rational_quadratic(r: float, parameter: float) -> float:
+def _bulge_rational_quadratic(r: float, parameter: float) -> Any:
     bulge = max(r * r, 1.0 / parameter)
     return parameter * bulge * np.exp(-(parameter + 1.0) * np.log1p(bulge))
 

@@ -273,8 +273,7 @@ def _multiplied(first: _Term, second: _Term) -> _Term:
     if first.tree is None or second.tree is None:
         return _Term(factor, first.tree or second.tree)
     left, right = first.tree, second.tree
-    one, other = (tree.leaf and tree.leaf.profile for tree in (left, right))
-    if one is not None and one.multiplies and one == other:
+    if left.leaf and right.leaf and left.leaf.profile == right.leaf.profile and left.leaf.profile.multiplies:
         return _Term(factor, replace(left, parts=left.parts + right.parts))
     if right.depth > left.depth:
         left, right = right, left

@@ -119,7 +119,7 @@ _COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
 
 def stage_names() -> tuple[str, ...]:
     """All stages that can be compiled by name: those of this module, and the profiles of the kernels that are known."""
-    return (*_OWN, *PROFILES)
+    return (*_OWN, *(name for name, profile in PROFILES.items() if profile.entries is not None))
 
 
 def stage_address(name: str, dtype: DTypeLike) -> int:
