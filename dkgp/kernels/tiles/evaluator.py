@@ -21,6 +21,7 @@ from dkgp.kernels.tiles.circle import cosine_and_sine
 from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
+from dkgp.kernels.tiles.stages import stage_names
 
 __all__ = ["Features", "Precision", "TileEvaluator"]
 
@@ -149,7 +150,7 @@ class TileEvaluator:
     @property
     def stage_names(self) -> tuple[str, ...]:
         """The stages that the kernel takes of those that dkgp has; users' functions are none of them."""
-        return tuple(sorted({stage.name for stage in self._encoded.stages if isinstance(stage.name, str)}))
+        return tuple(sorted({stage.name for stage in self._encoded.stages if stage.name in stage_names()}))
 
     @property
     def amplitude(self) -> float:

@@ -118,8 +118,9 @@ _COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
 
 
 def stage_names() -> tuple[str, ...]:
-    """All stages that can be compiled by name: those of this module, and the profiles of the kernels that are known."""
-    return (*_OWN, *(name for name, profile in PROFILES.items() if profile.entries is not None))
+    """All stages that can be compiled by name in any process: those of this module, and dkgp's own profiles."""
+    entries = {name: profile.entries for name, profile in PROFILES.items() if profile.entries is not None}
+    return (*_OWN, *(name for name, function in entries.items() if function.__module__.startswith("dkgp.")))
 
 
 def stage_address(name: str, dtype: DTypeLike) -> int:
@@ -132,7 +133,9 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
         if own:
             stage = c_function(function, own[1](dtype), fastmath=FAST_MATH)
         else:
-            stage = c_function(_profile_stage(function), entry_signature(dtype), inner=function, fastmath=FAST_MATH)
+            # Division by zero as in NumPy: what looks out for an exception is no vector code.
+            options = {"fastmath": FAST_MATH, "error_model": "numpy"}
+            stage = c_function(_profile_stage(function), entry_signature(dtype), inner=function, **options)
         # Where two threads were at it, the first one's stays: an address lives as long as what it belongs to.
         _COMPILED.setdefault(key, stage)
     return int(_COMPILED[key].address)
