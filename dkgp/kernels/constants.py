@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
-from dkgp.kernels.fields import VARIANCE_BOUNDS, integer_from_json, known_settings, number_from_json
+from dkgp.kernels.fields import VARIANCE_BOUNDS, PlainKernel, known_settings
 from dkgp.kernels.program import ProgramBuilder
 from dkgp.kernels.spectrum import RandomFeatures, Waves
 
@@ -19,7 +18,7 @@ __all__ = ["Constant", "White", "fold_white"]
 
 
 @dataclass(frozen=True)
-class _Featureless(Kernel):
+class _Featureless(PlainKernel):
     """A variance, and a number of features that is only there to be checked."""
 
     variance: float = 1.0
@@ -56,19 +55,6 @@ class _Featureless(Kernel):
         """The same kernel with another variance; see `Kernel.with_parameters`."""
         (variance,) = self.checked_values(values)
         return replace(self, variance=variance)
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": ..., "variance": v}`, and the number of features where one was given."""
-        document: dict[str, Any] = {"type": self.type_name, "variance": self.variance}
-        return {**document, "n_features": self.n_features} if self.n_features else document
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            number_from_json(document, "variance", "the kernel's variance", 1.0),
-            integer_from_json(document, "n_features", 0),
-        )
 
     @classmethod
     def start(cls, settings: Settings, n_features: int) -> Self:

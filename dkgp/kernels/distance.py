@@ -20,21 +20,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, require_positive
+from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, require_positive
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     VARIANCE_BOUNDS,
+    PlainKernel,
     by_feature,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
     gamma_setting,
-    integer_from_json,
     known_settings,
     length_scales_of_gamma,
-    list_from_json,
-    number_from_json,
     replaced,
 )
 from dkgp.kernels.program import Profile, ProgramBuilder
@@ -48,7 +46,7 @@ _FEW_DIGITS = 1e-9
 
 
 @dataclass(frozen=True)
-class DistanceKernel(Kernel):
+class DistanceKernel(PlainKernel):
     """k(x, x') = v f(s), s = sum_l gamma_l (x_l - x'_l)^2.
 
     Parameters
@@ -177,10 +175,7 @@ class DistanceKernel(Kernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d (or the one for all; none for those that are zero), then v."""
-        if self.isotropic:
-            found = [replace(one, feature=None) for one in feature_parameters("gamma", self.gamma, GAMMA_BOUNDS)]
-        else:
-            found = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS)
+        found = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS, self.n_features)
         shapes = (Parameter(name, getattr(self, name), *bounds) for name, bounds in self.shapes.items())
         return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *shapes)
 
@@ -208,23 +203,6 @@ class DistanceKernel(Kernel):
         parameters = tuple(getattr(self, name) for name in self.shapes)[: self.compiled.parameters]
         builder.leaf(self.compiled, columns, scale, parameters=parameters)
         return self.variance
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": ..., "variance": v, "gamma": [...]}`, and the number of features where one gamma serves several."""
-        document: dict[str, Any] = {"type": self.type_name, "variance": self.variance, "gamma": list(self.gamma)}
-        if self.isotropic:
-            document["n_features"] = self.n_features
-        return {**document, **{name: getattr(self, name) for name in self.shapes}}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1), as may what else has a default."""
-        return cls(
-            gamma=list_from_json(document, "gamma"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-            **{name: number_from_json(document, name, name, getattr(cls, name)) for name in cls.shapes},
-        )
 
     @classmethod
     def start(cls, settings: Settings, n_features: int) -> Self:

@@ -1,22 +1,24 @@
-"""One number for each feature, or one for all: checks, bounds, JSON and settings that kernels have in common."""
+"""Numbers of kernels, each for one feature or for all: checks, bounds, JSON and settings that they have in common."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.base import Parameter, Settings, require_positive
+from dkgp.kernels.base import Kernel, Parameter, Settings, require_positive
 
 __all__ = [
     "GAMMA_BOUNDS",
     "PERIOD_BOUNDS",
     "SHAPE_BOUNDS",
     "VARIANCE_BOUNDS",
+    "PlainKernel",
     "by_feature",
     "checked_features",
     "checked_per_feature",
@@ -70,9 +72,12 @@ def by_feature(values: tuple[float, ...], n_features: int) -> tuple[float, ...]:
     return values if len(values) == n_features else values * n_features
 
 
-def feature_parameters(name: str, values: tuple[float, ...], bounds: tuple[float, float]) -> list[Parameter]:
+def feature_parameters(
+    name: str, values: tuple[float, ...], bounds: tuple[float, float], n_features: int
+) -> list[Parameter]:
     """The positive ones of `values` as parameters; of no feature where there is one for all of several."""
-    return [Parameter(name, value, *bounds, feature=feature) for feature, value in enumerate(values) if value > 0.0]
+    places = range(n_features) if len(values) == n_features else [None]
+    return [Parameter(name, v, *bounds, feature=place) for place, v in zip(places, values, strict=True) if v > 0.0]
 
 
 def replaced(values: tuple[float, ...], new: Iterable[float]) -> tuple[float, ...]:
@@ -130,6 +135,44 @@ def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{name}[{index}] must be a number; got {value!r}")
     return tuple(float(value) for value in values)
+
+
+@dataclass(frozen=True)
+class PlainKernel(Kernel):
+    """A kernel whose fields are `variance`, `n_features`, other numbers, and tuples of one for each feature or all.
+
+    Attributes
+    ----------
+    required : tuple of str
+        Numbers that a description must give although they have a default.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": ..., "variance": v, "gamma": [...]}` and so on; `n_features` where no list tells."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {"type": self.type_name, "variance": own.pop("variance")}
+        total = own.pop("n_features")
+        document |= {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+        evident = not total or any(isinstance(value, tuple) and len(value) == total for value in own.values())
+        return document if evident else {**document, "n_features": total}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`'s form; numbers with a default may be left out, but for those `required`."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            name, default = field.name, None if field.default is MISSING else field.default
+            default = None if name in cls.required else default
+            if field.type in ("int", int):
+                values[name] = integer_from_json(document, name, default)
+            elif field.type in ("float", float):
+                called = "the kernel's variance" if name == "variance" else name
+                values[name] = number_from_json(document, name, called, default)
+            else:
+                values[name] = list_from_json(document, name)
+        return cls(**values)
 
 
 # -------------------------------------------------------------------------------------------- settings of expressions

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.distance import LOG2_E, spread, squared_distances
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     PERIOD_BOUNDS,
     VARIANCE_BOUNDS,
+    PlainKernel,
     by_feature,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
     gamma_setting,
-    integer_from_json,
     known_settings,
     length_scales_of_gamma,
-    list_from_json,
-    number_from_json,
     per_feature_setting,
     replaced,
 )
@@ -38,7 +35,7 @@ __all__ = ["Periodic"]
 
 @register_kernel
 @dataclass(frozen=True)
-class Periodic(Kernel):
+class Periodic(PlainKernel):
     """k(x, x') = v exp(-4 sum_l gamma_l sin^2(pi (x_l - x'_l) / period_l)).
 
     MacKay's kernel (1998; Rasmussen and Williams 2006, equation 4.31): a squared exponential of points on circles, each
@@ -163,9 +160,9 @@ class Periodic(Kernel):
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d, period_1 .. period_d (or the one for all; none of a feature that is off), then v."""
         found = [
-            parameter if len(values) == self.n_features else replace(parameter, feature=None)
+            parameter
             for name, values, bounds in (("gamma", self.gamma, GAMMA_BOUNDS), ("period", self._free(), PERIOD_BOUNDS))
-            for parameter in feature_parameters(name, values, bounds)
+            for parameter in feature_parameters(name, values, bounds, self.n_features)
         ]
         return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
 
@@ -197,27 +194,6 @@ class Periodic(Kernel):
         scale = [math.sqrt(value * LOG2_E) for value in self.feature_gamma]
         builder.leaf(EXP2, columns, scale, periods=self.feature_period)
         return self.variance
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": "periodic", "variance": v, "gamma": [...], "period": [...]}`, `n_features` where not to be seen."""
-        document: dict[str, Any] = {
-            "type": self.type_name,
-            "variance": self.variance,
-            "gamma": list(self.gamma),
-            "period": list(self.period),
-        }
-        evident = max(len(self.gamma), len(self.period)) == self.n_features
-        return document if evident else {**document, "n_features": self.n_features}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            gamma=list_from_json(document, "gamma"),
-            period=list_from_json(document, "period"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-        )
 
     @classmethod
     def start(cls, settings: Settings, n_features: int) -> Self:
