@@ -8,6 +8,7 @@ the function itself travels, with the kernel.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,11 +34,12 @@ from dkgp.kernels.fields import (
 from dkgp.kernels.function_registry import Function, name_of_function, registered_function
 from dkgp.kernels.program import Profile, ProgramBuilder
 
-__all__ = ["USER", "USER_PAIR", "UserKernel", "check_positive_definite", "has_user_function"]
+__all__ = ["USER", "USER_PAIR", "UserKernel", "check_positive_definite", "compile_function", "has_user_function"]
 
 _KINDS = ("squared_distance", "pair")
 # Error (step^4 / 30) of the fifth derivative, and rounding 1.5 eps / step: both about 1e-13.
 _LOG_STEP = 1e-3
+_SHOWN_LINES = 3
 
 # A user's function is taken to be good to sixteen roundings, to change no faster than in proportion, and, where it is
 # one of s, to be no steeper than one in r.
@@ -354,7 +356,7 @@ def check_positive_definite(kernel: Kernel, inputs: ArrayLike, *, samples: int =
 
 @lru_cache(maxsize=64)
 def _compiled_profile(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64,))
+    compiled = compile_function(function, called, (numba.float64,))
 
     @numba.njit(nogil=True)
     def apply(s, out):  # type: ignore[no-untyped-def]
@@ -369,7 +371,7 @@ def _compiled_profile(function: Function, called: str) -> Function:
 
 @lru_cache(maxsize=64)
 def _compiled_pairs(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+    compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
 
     @numba.njit(nogil=True)
     def apply(A, B, out):  # type: ignore[no-untyped-def]
@@ -385,7 +387,7 @@ def _compiled_pairs(function: Function, called: str) -> Function:
 
 @lru_cache(maxsize=64)
 def _compiled_diagonal(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+    compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
 
     @numba.njit(nogil=True)
     def apply(A, out):  # type: ignore[no-untyped-def]
@@ -398,21 +400,35 @@ def _compiled_diagonal(function: Function, called: str) -> Function:
     return cast(Function, apply)
 
 
-def _compiled(function: Function, called: str, signature: tuple[Any, ...]) -> Any:
-    """Compile the function by itself, so that errors speak of the user's lines; division by zero is as in NumPy."""
+def compile_function(function: Function, called: str, arguments: tuple[Any, ...]) -> Any:
+    """Compile a user's function by itself, so that Numba speaks of its lines; division by zero is as in NumPy.
+
+    Raises
+    ------
+    InputError
+        Whatever stops the compiler, its own mistakes among it; or what is returned is no real number.
+    """
     try:
         compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
-        compiled.compile(signature)
-    except Exception as error:  # whatever stops the compiler, its own mistakes among it
-        raise InputError(
-            f"{called} cannot be compiled: {_explanation(error)}. Write it as a plain function, with arithmetic, math, "
-            "branches and loops on numbers"
-        ) from error
-    return compiled
+        compiled.compile(arguments)
+    except Exception as error:
+        reason = _explanation(error)
+    else:
+        (overload,) = compiled.overloads.values()
+        returned = overload.signature.return_type
+        if isinstance(returned, numba.types.Float | numba.types.Integer | numba.types.Boolean):
+            return compiled
+        reason = f"it returns {returned}, not a real number"
+    expected = "two 1-D arrays" if len(arguments) > 1 else "one number, the scaled squared distance"
+    raise InputError(
+        f"{called} cannot be compiled: {reason}. Write it as a plain function of {expected}, with arithmetic, math, "
+        "branches and loops on numbers"
+    )
 
 
-def _explanation(error: Exception) -> str:
-    """The first line of what Numba says that is about the function."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = (line for line in lines if line and not line.startswith(("Failed in", "During", "File", "- Resolution")))
-    return next(told, type(error).__name__).rstrip(".:")
+def _explanation(error: BaseException) -> str:
+    """Numba's own first lines, without what it says of itself."""
+    text = re.sub(r"\x1b\[[0-9;]*m|\.?\s*Raised from None$", "", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("Failed in", "During: ", "File ", "- Resolution"))]
+    return "; ".join(line.rstrip(".:") for line in kept[:_SHOWN_LINES]) or type(error).__name__

@@ -279,9 +279,4 @@ def test_what_cannot_be_compiled_is_told(function: Any, pair: bool, why: str) ->
 )
 def test_what_is_no_plain_function_is_told(function: Any) -> None:
     with pytest.raises(InputError, match="cannot be compiled: "):
-        user_functions.require_compilable(function, pair=False)
-
-
-def test_a_function_that_can_be_compiled_is_let_through() -> None:
-    user_functions.require_compilable(cauchy, pair=False)
-    user_functions.require_compilable(cosine, pair=True)
+        user_functions.user_stage(function, np.float64, pair=False)
