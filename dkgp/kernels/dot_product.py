@@ -39,7 +39,8 @@ def _polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
         leading = 2
         while 2 * leading <= degree:
             leading *= 2
-        base = values.copy()
+        # Read again where the degree is no power of two.
+        base = values.copy() if degree & (degree - 1) else values
         bit = leading // 2
         while bit > 0:
             for i in range(len(values)):

@@ -31,12 +31,9 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
     text : str
         Kernels by name, `+`, `*`, numbers as factors, and brackets for precedence. `name[features]` is a kernel of some
         features, each a name in quotes or a number from 0. `name(setting=value)` sets what the kernel starts from:
-
-        - `length_scale`, one number or a list (rbf, matern12, matern32, matern52, rq, periodic, user),
-        - `period`, one number or a list (periodic), `alpha` (rq), `degree` and `offset` (polynomial),
-        - `variance` (all),
-        - `isotropic=True`: one length scale or weight for all features,
-        - `function="name"`, of a registered function, and `of="pair"` where it is one of two rows (user).
+        `variance` all have, `length_scale` (one number or a list) those of a distance, `isotropic=True` (one length
+        scale or weight for all features) these and dot products. Of others see each kernel's `start`: `period`,
+        `alpha`, `degree`, `offset`, and of users' kernels `function="name"`, and `of="pair"` where it is one of two rows.
     n_features : int
         Number of features d of the inputs.
     feature_names : sequence of d str, optional

@@ -134,8 +134,13 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
             stage = c_function(function, own[1](dtype), fastmath=FAST_MATH)
         else:
             # Division by zero as in NumPy: what looks out for an exception is no vector code.
-            options = {"fastmath": FAST_MATH, "error_model": "numpy"}
-            stage = c_function(_profile_stage(function), entry_signature(dtype), inner=function, **options)
+            stage = c_function(
+                _profile_stage(function),
+                entry_signature(dtype),
+                inner=function,
+                fastmath=FAST_MATH,
+                error_model="numpy",
+            )
         # Where two threads were at it, the first one's stays: an address lives as long as what it belongs to.
         _COMPILED.setdefault(key, stage)
     return int(_COMPILED[key].address)

@@ -87,9 +87,8 @@ def _forest(context: BlockContext) -> _Forest:
 def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
     if evaluator.radial is None:
         raise InputError(
-            "tree sums are for one kernel that falls with the distance (squared exponential, Matern, rational "
-            f"quadratic, periodic, times a constant); got one of type {evaluator.kernel.type_name!r}. Use the blocked "
-            "operator"
+            "tree sums are for one kernel that falls with the distance, such as a squared exponential, maybe times a "
+            f"constant; got one of type {evaluator.kernel.type_name!r}. Use the blocked operator"
         )
     return evaluator.radial
 
@@ -138,7 +137,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     Parameters
     ----------
     kernel : Kernel
-        One that falls with the distance: squared exponential, Matern, rational quadratic or periodic, maybe scaled.
+        One whose profile falls with the distance, such as a squared exponential, maybe scaled.
     noise_variance : float
     source : InputSource
         Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds
