@@ -33,7 +33,7 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
         features, each a name in quotes or a number from 0. `name(setting=value)` sets what the kernel starts from:
         `variance` all have, `length_scale` (one number or a list) those of a distance, `isotropic=True` (one length
         scale or weight for all features) these and dot products. Of others see each kernel's `start`: `period`,
-        `alpha`, `degree`, `offset`, and of users' kernels `function="name"`, and `of="pair"` where it is one of two rows.
+        `alpha`, `degree`, `offset`; of users' kernels `function="name"`, and `of="pair"` where it is one of two rows.
     n_features : int
         Number of features d of the inputs.
     feature_names : sequence of d str, optional

@@ -174,9 +174,7 @@ class UserKernel(Kernel):
         """k(x, x) for each row of `A`: (a,)."""
         rows = self.one_side(A)
         if self.of == "pair":
-            values = np.empty(len(rows))
-            _compiled_diagonal(self.function, self._called)(np.ascontiguousarray(rows), values)
-            return self.variance * values
+            return self.variance * self._of_rows(rows, rows, paired=True)[:, 0]
         return np.full(len(rows), self.variance * float(self.function(0.0)))
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -184,11 +182,16 @@ class UserKernel(Kernel):
         left, right = self.rows(A, B)
         if self.of == "squared_distance":
             return self._plain().linearise(left, right)
-        values = np.empty((len(left), len(right)))
-        pairs = _compiled_pairs(self.function, self._called)
-        pairs(np.ascontiguousarray(left), np.ascontiguousarray(right), values)
+        values = self._of_rows(left, right)
         values *= self.variance
         return values, lambda weights: np.array([np.vdot(weights, values)])
+
+    def _of_rows(self, left: FloatArray, right: FloatArray, *, paired: bool = False) -> FloatArray:
+        """f of all pairs of rows (a, b), or where `paired` of each row with its own (a, 1)."""
+        values = np.empty((len(left), 1 if paired else len(right)))
+        apply = _compiled_pairs(self.function, self._called)
+        apply(np.ascontiguousarray(left), np.ascontiguousarray(right), paired, values)
+        return values
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Of a function of s, the gammas that are not zero, and v; of a function of two rows, v."""
@@ -374,28 +377,13 @@ def _compiled_pairs(function: Function, called: str) -> Function:
     compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
 
     @numba.njit(nogil=True)
-    def apply(A, B, out):  # type: ignore[no-untyped-def]
-        for i in range(A.shape[0]):
-            for j in range(B.shape[0]):
+    def apply(A, B, paired, out):  # type: ignore[no-untyped-def]
+        for i in range(out.shape[0]):
+            for j in range(out.shape[1]):
                 try:
-                    out[i, j] = compiled(A[i], B[j])
+                    out[i, j] = compiled(A[i], B[i if paired else j])
                 except Exception:
                     out[i, j] = np.nan
-
-    return cast(Function, apply)
-
-
-@lru_cache(maxsize=64)
-def _compiled_diagonal(function: Function, called: str) -> Function:
-    compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
-
-    @numba.njit(nogil=True)
-    def apply(A, out):  # type: ignore[no-untyped-def]
-        for i in range(A.shape[0]):
-            try:
-                out[i] = compiled(A[i], A[i])
-            except Exception:
-                out[i] = np.nan
 
     return cast(Function, apply)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -140,7 +141,7 @@ class TileEvaluator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The table holds addresses of this process.
-        return _evaluator, (self.kernel, self.precision, self._expanded, self._centre)
+        return partial(TileEvaluator, expanded=self._expanded, centre=self._centre), (self.kernel, self.precision)
 
     @property
     def program(self) -> NDArray[np.int64]:
@@ -321,12 +322,6 @@ def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
     """
     return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
-
-
-def _evaluator(
-    kernel: Kernel, precision: Precision, expanded: bool | None, centre: NDArray[np.float64] | None
-) -> TileEvaluator:
-    return TileEvaluator(kernel, precision, expanded=expanded, centre=centre)
 
 
 def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
