@@ -1,4 +1,4 @@
-"""What a kernel is: an immutable value that is evaluated, differentiated, combined, described in JSON and compiled.
+"""The interface of kernels: immutable values, evaluated, differentiated, combined, described in JSON, compiled.
 
 All that is known of a kernel stands in its own file: it derives from `Kernel` (of a distance, from
 `dkgp.kernels.distance.DistanceKernel`, which leaves little to do), and `register_kernel` makes it known by its name.
@@ -43,7 +43,7 @@ _CONTRACTED_ENTRIES = 2**17
 Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
 """weights (a, b) -> sum_ij weights_ij d k(a_i, b_j) / d log(parameter), one for each parameter"""
 Settings: TypeAlias = dict[str, Any]
-"""What an expression sets of a kernel by name: numbers, lists of numbers, truth values, words"""
+"""Settings of a kernel in an expression, by name: numbers, lists of numbers, truth values, words"""
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class Kernel(ABC):
 
     @property
     def stationary(self) -> bool:
-        """Whether k(x, x) is the same everywhere."""
+        """True if k(x, x) is the same everywhere."""
         return False
 
     @property
     def label(self) -> str:
-        """What a composite calls this kernel in the names of its parameters."""
+        """The kernel's name in the names of a composite's parameters."""
         return self.type_name
 
     @property
@@ -114,12 +114,12 @@ class Kernel(ABC):
 
     @property
     def pairwise(self) -> bool:
-        """Whether two rows are all that a value depends on, and not where they stand: not so of white noise."""
+        """True if a value depends on two rows alone, and not on where they stand: not so of white noise."""
         return all(child.pairwise for child in self.children)
 
     @property
     def unproven(self) -> str | None:
-        """What to call a function that is not proven positive definite, nor its rounding; None for dkgp's own."""
+        """Name of a function that nobody has proven positive definite, nor its rounding; None for dkgp's own."""
         return None
 
     def walk(self) -> Iterator[Kernel]:
@@ -211,7 +211,7 @@ class Kernel(ABC):
 
     @property
     def amplitude_index(self) -> int | None:
-        """Which of the `parameters` is a factor of the whole kernel; None where no single one is."""
+        """Index in `parameters` of the whole kernel's amplitude; None where no single one is."""
         for index, parameter in enumerate(self.parameters()):
             if parameter.name == "variance":
                 return index
@@ -237,7 +237,7 @@ class Kernel(ABC):
         return _composite("on", self, tuple(features), n_features)
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of this kernel without white noise (None: nothing), and the noise's variance."""
+        """Split off white noise: the rest of this kernel (None: nothing), and the noise's variance."""
         return self, 0.0
 
     # ---------------------------------------------------------------------------------------------------------- draws
@@ -266,7 +266,7 @@ class Kernel(ABC):
     # ---------------------------------------------------------------------------------------------------- descriptions
 
     def tile_program(self) -> TileProgram:
-        """What the compiled loops are told of this kernel."""
+        """Describe the kernel for the compiled loops: a `dkgp.kernels.program.TileProgram`."""
         builder = ProgramBuilder()
         amplitude = self.emit(builder, tuple(range(self.n_features)))
         return builder.program(amplitude)

@@ -132,7 +132,7 @@ class _DotProduct(PlainKernel):
 
     @property
     def _by_feature(self) -> bool:
-        """Whether the weights are parameters; the amplitude then only changes all of them together."""
+        """True if the weights are parameters; the amplitude then only changes all of them together."""
         return len(self.weight) > 1
 
     @property

@@ -63,7 +63,7 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
 
 
 def kernel_names() -> tuple[str, ...]:
-    """What kernels are called in expressions: those that have been registered, composites apart."""
+    """Names of kernels in expressions: of those that have been registered, composites apart."""
     return tuple(sorted(name for name, kind in kernel_types().items() if not kind.composite))
 
 

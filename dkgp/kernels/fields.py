@@ -1,4 +1,4 @@
-"""Numbers of kernels, each for one feature or for all: checks, bounds, JSON and settings that they have in common."""
+"""Fields of kernels, each one number for a feature or for all: checks, bounds, JSON, settings."""
 
 from __future__ import annotations
 

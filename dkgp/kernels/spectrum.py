@@ -22,7 +22,7 @@ class Waves:
 
     @property
     def count(self) -> int:
-        """How many features: a cosine and a sine of each frequency."""
+        """Number of features: a cosine and a sine of each frequency."""
         return 2 * len(self.frequencies)
 
     def features(self, inputs: FloatArray) -> FloatArray:
@@ -50,7 +50,7 @@ class Slopes:
 
     @property
     def count(self) -> int:
-        """How many features: d."""
+        """Number of features: d."""
         return len(self.variances)
 
     def features(self, inputs: FloatArray) -> FloatArray:

@@ -121,7 +121,7 @@ class SquaredExponential(DistanceKernel):
 
 @dataclass(frozen=True)
 class _Matern(DistanceKernel):
-    """What the three Matern kernels share: u = sqrt(2 nu) r = sqrt(4 nu s), their exponent."""
+    """A Matern kernel, of u = sqrt(2 nu) r = sqrt(4 nu s), the exponent."""
 
     _twice_nu: ClassVar[int]
 

@@ -153,7 +153,7 @@ class UserKernel(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """Whether f is a function of s."""
+        """True if f is a function of s."""
         return self.of == "squared_distance"
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
@@ -298,7 +298,7 @@ class _FunctionOfDistance(DistanceKernel):
 
 
 def has_user_function(kernel: Kernel) -> bool:
-    """Whether some part of the kernel is a user's function, so that nobody has proven it positive definite."""
+    """True if some part of the kernel is a user's function, so that nobody has proven it positive definite."""
     return any(part.unproven is not None for part in kernel.walk())
 
 

@@ -61,7 +61,7 @@ class Group:
 
     @property
     def product(self) -> bool:
-        """Whether it is dot products that the leaf reads."""
+        """True if the leaf reads dot products."""
         return self.parts[0].product
 
     @property
@@ -77,7 +77,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What errors of a leaf's inputs do to its values.
+    """The effect that errors of a leaf's inputs have on its values.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class EncodedProgram:
-    """What a `TileEvaluator` runs.
+    """A kernel's program as a `TileEvaluator` runs it.
 
     Attributes
     ----------

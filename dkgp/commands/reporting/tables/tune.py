@@ -1,4 +1,4 @@
-"""Tables of `dkgp tune`: what was found, each hyperparameter, how the result scores, and what refining it did."""
+"""Tables of `dkgp tune`: what was found, each hyperparameter, and how the result scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.layout import table_of, titled
+from dkgp.commands.reporting.tables.layout import table_of, titled
+from dkgp.commands.reporting.tables.refine import refine_tables
 from dkgp.models import TunedParameter
 
 __all__ = ["tune_tables"]
@@ -41,7 +42,7 @@ def tune_tables(document: Document) -> list[RenderableType]:
     if document.get("scores"):
         shown.append(_scores(document))
     if document.get("refinement"):
-        shown += _refined(document["refinement"])
+        shown += refine_tables(document["refinement"])
     return shown
 
 
@@ -70,34 +71,3 @@ def _scores(document: Document) -> RenderableType:
         what = f"{scores['folds']} folds" if group == "folds" else f"{scores['rows']:,} rows held out"
         table.add_row(what, f"{scores['rmse']:.4f}", f"{scores['nlpd']:.4f}", f"{scores['coverage_95']:.4f}")
     return titled("Scores (standardised targets)", table)
-
-
-def _refined(refinement: Document) -> list[RenderableType]:
-    """What refining on all samples did, and how held-out samples were predicted before and after."""
-    history = refinement["history"]
-    rows = [
-        ("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
-        ("ended because", refinement["reason"]),
-        ("steps", f"{max(0, len(history) - 1)}"),
-        ("column passes", f"{refinement['column_passes']:.0f}, and {refinement['contractions']} of derivatives"),
-        ("seconds", f"{refinement['seconds']:.1f}"),
-    ]
-    if history:
-        last = next(step for step in reversed(history) if step["accepted"])
-        rows.insert(3, ("log likelihood", f"{last['gain']:+.1f}, error {last['gain_error']:.2g}"))
-        rows.insert(4, ("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}"))
-    shown = [table_of("Refined on all samples", rows)]
-    before, after = refinement["before"], refinement["after"]
-    if before is not None and after is not None:
-        shown.append(_held_out_scores(refinement["n_held_out"], before, after))
-    return shown
-
-
-def _held_out_scores(held_out: int, before: Document, after: Document) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", style="dim")
-    for title in ("NLPD", "RMSE", "95 % coverage"):
-        table.add_column(title, justify="right")
-    for name, score in (("before", before), ("after", after)):
-        table.add_row(name, f"{score['nlpd']:.4f}", f"{score['rmse']:.4f}", f"{score['coverage_95']:.3f}")
-    return titled(f"{held_out:,} held-out samples (standardised)", table)
