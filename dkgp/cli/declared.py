@@ -81,6 +81,7 @@ class DeclaredCommand(click.Command):
     def __init__(
         self, *arguments: Any, described: Callable[[], Mapping[str, str]] | None = None, **settings: Any
     ) -> None:
+        self._params: list[click.Parameter] = []
         super().__init__(*arguments, **settings)
         self._described = described
 

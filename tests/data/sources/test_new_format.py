@@ -71,10 +71,10 @@ def test_a_format_is_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
 
 def test_the_declarations_of_dkgps_own() -> None:
     found = FORMATS.all()
-    assert list(found)[0].startswith("CSV")
+    assert next(iter(found)).startswith("CSV")
     assert {"Parquet", "NPY", "NPZ", "NetCDF", "NetCDF 3", "Zarr"} < found.keys()
     assert {each.extra.name for each in found.values() if each.extra} == {"parquet", "netcdf"}
-    assert [each.name for each in found.values() if each.takes_text] == [list(found)[0]]
+    assert [each.name for each in found.values() if each.takes_text] == [next(iter(found))]
 
 
 def test_what_no_format_recognises_is_told_with_what_there_is(tmp_path: Path) -> None:
