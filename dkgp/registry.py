@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from threading import RLock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
@@ -76,6 +76,16 @@ class Option:
     multiple: bool = False
 
 
+def whole_or_auto(text: str) -> int | Literal["auto"]:
+    """Read a whole number, or "auto": the `type` of options that choose by themselves."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a whole number nor 'auto'.") from None
+
+
 class Named(Protocol):
     """A declaration."""
 
@@ -96,7 +106,7 @@ class Registry(Generic[T]):
     sort
         What they are ("cluster kind"), for messages.
     package
-        All modules of this package are imported before the first look.
+        All modules of this package, and of those within it, are imported before the first look.
     group
         The entry point group in which installed packages name modules to be imported too.
     """
@@ -138,8 +148,8 @@ class Registry(Generic[T]):
 
     def _import(self) -> None:
         folder = importlib.import_module(self.package)
-        for module in sorted(found.name for found in pkgutil.iter_modules(folder.__path__)):
-            importlib.import_module(f"{self.package}.{module}")
+        for module in pkgutil.walk_packages(folder.__path__, f"{self.package}."):
+            importlib.import_module(module.name)
         for point in entry_points(group=self.group):
             try:
                 point.load()
