@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     block_size,
     cluster_from,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-@click.command(epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick"))
+@click.command(
+    cls=DeclaredCommand, epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick")
+)
 @click.option("--out", default="demo-output", show_default=True, metavar="DIR", help="Folder for everything.")
 @click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
 @click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")

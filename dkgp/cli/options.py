@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dkgp.cli.declared import click_option, declared_options
+from dkgp.registry import Option
+
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
 
@@ -29,7 +32,6 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
-CLUSTER_KINDS = ["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
 CLUSTER_NAMES = (
     "scheduler",
     "scheduler_file",
@@ -101,20 +103,25 @@ def setting(value: str) -> tuple[str, Any]:
         return name.strip(), text
 
 
+def _cluster_option() -> list[click.Option]:
+    from dkgp.cluster.kinds import cluster_kinds
+
+    kinds = cluster_kinds()
+    by_help: dict[str, list[str]] = {}
+    for kind in kinds:
+        by_help.setdefault(kind.help, []).append(kind.name)
+    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
+    precedence = "Precedence: --scheduler, --scheduler-file, --cluster, dkgp.cluster in dask's configuration."
+    names = tuple(kind.name for kind in kinds)
+    return [click_option(Option("cluster", f"{told}. {precedence}  [default: auto]", choices=names))]
+
+
 def cluster_options(function: F) -> F:
     """Where the work runs; `cluster_from` takes the values."""
     return _together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
-        click.option(
-            "--cluster",
-            type=click.Choice(CLUSTER_KINDS),
-            help="none: this process's threads, no Dask; local: a Dask cluster in this process; processes: worker "
-            "processes; slurm, pbs, lsf: workers are jobs of that queueing system; kubernetes: of the Dask operator; "
-            "gateway: of a Dask Gateway; ssh: started on hosts; auto: the scheduler in dask's configuration "
-            "(DASK_SCHEDULER_ADDRESS), else none for small problems and local for the rest. Precedence: --scheduler, "
-            "--scheduler-file, --cluster, dkgp.cluster in dask's configuration.  [default: auto]",
-        ),
+        declared_options(_cluster_option),
         click.option("--workers", type=int, metavar="N", help="Workers to start, or to wait for at a scheduler."),
         click.option(
             "--adaptive", type=int, nargs=2, metavar="MIN MAX", help="As many workers as the work needs, instead."

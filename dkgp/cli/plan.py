@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     block_size,
     byte_count,
@@ -49,12 +50,13 @@ def measured_cluster_options(function: F) -> F:
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp plan train.zarr --hyper hyper.json",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
         "dkgp plan train.zarr --hyper hyper.json --validate",
-    )
+    ),
 )
 @click.argument("dataset")
 @click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     byte_count,
     cluster_from,
@@ -40,11 +41,12 @@ VARIANCE_OPTIONS = {
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp predict model.zarr test.zarr --out pred.zarr",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
-    )
+    ),
 )
 @click.argument("model")
 @click.argument("dataset")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     block_size,
     byte_count,
@@ -50,11 +51,12 @@ SOLVER_NAMES = (
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --solver gbcd --tol 1e-4",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
-    )
+    ),
 )
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the model goes.")

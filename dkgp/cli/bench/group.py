@@ -16,6 +16,7 @@ from dkgp.cli.bench.options import (
     variables_option,
 )
 from dkgp.cli.bench.solvers import papers, solvers
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     byte_count,
     cluster_from,
@@ -49,7 +50,9 @@ def bench() -> None:
     """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""
 
 
-@bench.command(epilog=examples("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json"))
+@bench.command(
+    cls=DeclaredCommand, epilog=examples("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json")
+)
 @click.option("--features", "features", type=int, multiple=True, help="Numbers of features.  [default: 2 8 10 21 90]")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Rounds of turns; medians are reported."
@@ -68,10 +71,11 @@ def tiles(as_json: bool, quiet: bool, debug: bool, features: tuple[int, ...], **
 
 
 @bench.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp bench solve --data kin40k.npz --samples 30000 --out solve.json",
         "dkgp bench solve --data friedman1 --samples 100000 --no-cholesky",
-    )
+    ),
 )
 @problem_options()
 @block_option
@@ -102,7 +106,7 @@ def solve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
 
 
-@bench.command(epilog=examples("dkgp bench overhead --samples 30000 --out overhead.json"))
+@bench.command(cls=DeclaredCommand, epilog=examples("dkgp bench overhead --samples 30000 --out overhead.json"))
 @problem_options()
 @block_option
 @tolerance_option
@@ -127,10 +131,11 @@ def overhead(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 
 @bench.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp bench scaling --samples 100000 --workers 1,2 --out scaling.json",
         "dkgp bench scaling --data kin40k.npz --samples 30000 --workers 1,2,4",
-    )
+    ),
 )
 @problem_options()
 @block_option
@@ -161,7 +166,9 @@ def scaling(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
 
 
-@bench.command(epilog=examples("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png"))
+@bench.command(
+    cls=DeclaredCommand, epilog=examples("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png")
+)
 @problem_options()
 @block_option
 @click.option(
@@ -198,12 +205,13 @@ def selection(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
 
 @bench.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp bench variance --samples 10000 --variance-gap 0.02 --variance-gap 0.005",
         "dkgp bench variance --data kin40k.npz --samples 30000 --test-samples 1000 --out variance.json",
         "dkgp bench variance --model model.zarr --data test.zarr",
         "dkgp bench variance --table 3 --data-folder benchmark-data --out table3.json",
-    )
+    ),
 )
 @problem_options(test_samples=500)
 @click.option("--model", metavar="STORE", help="Predict with this model, at samples of --data.")
