@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.flags import in_flags_of_command
 from dkgp.errors import DkgpError, ExitCode
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def execute(
         from dkgp.commands.signals import terminate_as_interrupt
 
         with terminate_as_interrupt():
-            document = job(TerminalReporter(quiet=quiet))
+            document = job(TerminalReporter(quiet=quiet, wording=in_flags_of_command))
     except DkgpError as error:
         checkpoint = getattr(error, "checkpoint", None)
         failure = (
             type(error).__name__,
-            str(error),
+            in_flags_of_command(str(error)),
             int(error.exit_code),
             None if checkpoint is None else str(checkpoint),
         )

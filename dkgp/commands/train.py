@@ -27,15 +27,16 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
+from dkgp.models.memory import MemoryPlan, plan_training
 from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing, Choice, Solver
+from dkgp.solvers.registry import Need, said, solver_memory, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -61,7 +62,7 @@ class TrainJob:
     memory_limit_bytes
         What the processes on this machine may take; default: what is available.
     tiles
-        Where the solver "tiled-cholesky" keeps its factor until it is done (default: `OUT.tiles`).
+        Where a solver whose work outgrows memory keeps it until it is done (default: `OUT.tiles`).
     tree_error
         Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
     plot, log_json
@@ -90,9 +91,15 @@ class TrainJob:
     @property
     def tiles_url(self) -> str | None:
         """Where tiles go; None for a solver that has none."""
-        if self.solver.solver != "tiled-cholesky":
+        if not self.solver.needs(Need.FOLDER):
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    def check_tiles(self) -> None:
+        """Refuse a place for tiles where the solver has none; `UsageError`."""
+        if self.tiles is not None and self.tiles_url is None:
+            named = said(solvers_that_need(Need.FOLDER))
+            raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
 
     @property
     def checkpoint_url(self) -> str:
@@ -233,8 +240,7 @@ def _decided(job: TrainJob) -> tuple[TrainJob, Choice | None]:
 
 
 def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
-    if job.tiles is not None and job.tiles_url is None:
-        raise UsageError(f"--tiles belongs to the solver tiled-cholesky; got --solver {job.solver.solver}")
+    job.check_tiles()
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
@@ -272,7 +278,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_samples,
             dataset.n_features,
             dataset.n_targets,
-            **memory,
+            memory,
             resident_bytes=resident_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
@@ -284,8 +290,14 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
     if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
-        if holding.coordinator_bytes <= budget_bytes:
+        if holding.coordinator_bytes <= budget_bytes or job.solver.needs(Need.INPUTS):
+            holding.require(budget_bytes)
             return holding
+    elif job.solver.needs(Need.INPUTS):
+        raise MemoryBudgetError(
+            f"the solver {job.solver.solver} needs {Need.INPUTS.value}: {needed:,} bytes for {dataset.n_samples:,} "
+            f"samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
+        )
     lean = plan(holds_inputs=False)
     lean.require(budget_bytes)
     return lean

@@ -48,7 +48,8 @@ COMMANDS: tuple[str, ...] = ("train", "tune", "predict", "evaluate")
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
 LONGEST_TEXT = 4096
-_MODELS: dict[str, type[BaseModel]] = {}
+# Solvers may become known at any time.
+_MODELS: dict[tuple[str, tuple[str, ...]], type[BaseModel]] = {}
 # Where ranges are checked that depend on the number of samples, they are checked for the most there could be.
 MANY_SAMPLES = 2**31
 
@@ -118,9 +119,7 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
 
 def options_from_job(job: Job) -> dict[str, Any]:
     """Return the options that make the job: JSON, without the cluster and without what has its default value."""
-    options: dict[str, Any] = _difference(job)
-    options.pop("cluster", None)
-    return options
+    return _difference(job)
 
 
 def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
@@ -166,9 +165,19 @@ def _kind(command: str) -> type[Any]:
     return kind
 
 
-def _field_types(kind: type[Any]) -> dict[str, Any]:
+def _fields(kind: type[Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of every field of a dataclass; of a solver's options, of all that are declared."""
+    declared = getattr(kind, "option_types", None)
+    if declared is not None:
+        found: dict[str, tuple[Any, Any]] = declared()
+        return found
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name != "cluster"}
+    made = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+        if field.name != "cluster"
+    }
+    return {name: (hints[name], default) for name, default in made.items()}
 
 
 def _nested(annotation: Any) -> type[Any] | None:
@@ -179,29 +188,28 @@ def _nested(annotation: Any) -> type[Any] | None:
 
 def _model(kind: type[Any]) -> type[BaseModel]:
     """A pydantic model with the dataclass's fields: strict, finite, and of bounded length."""
-    if kind.__qualname__ in _MODELS:
-        return _MODELS[kind.__qualname__]
+    from dkgp.solvers.registry import solver_names
+
+    options = _fields(kind)
+    key = kind.__qualname__, solver_names()
+    if key in _MODELS:
+        return _MODELS[key]
     try:
         from pydantic import ConfigDict, Field, create_model
     except ImportError:
         raise MissingExtraError("pydantic", "service", "Checking a job's options") from None
 
     fields: dict[str, Any] = {}
-    annotations = _field_types(kind)
-    for field in dataclasses.fields(kind):
-        if field.name not in annotations:
-            continue
-        annotation, inner = annotations[field.name], _nested(annotations[field.name])
+    for name, (annotation, default) in options.items():
+        inner = _nested(annotation)
         if inner is not None:
-            optional = isinstance(annotation, types.UnionType)
-            annotation = _model(inner) | None if optional else _model(inner)
-        default: Any = ... if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = Field(default_factory=_model(inner) if inner is not None else field.default_factory)
-        fields[field.name] = (annotation, default)
+            model = _model(inner)
+            annotation = model | None if isinstance(annotation, types.UnionType) else model
+            default = None if default is None else Field(default_factory=model)
+        fields[name] = (annotation, ... if default is dataclasses.MISSING else default)
     settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
     made = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)
-    return _MODELS.setdefault(kind.__qualname__, made)
+    return _MODELS.setdefault(key, made)
 
 
 def _checked(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +263,7 @@ def _shown(value: object) -> str:
 
 
 def _refuse_unknown(command: str, kind: type[Any], options: Mapping[str, Any], prefix: str) -> None:
-    known = _field_types(kind)
+    known = _fields(kind)
     for name, value in options.items():
         if name == "cluster" and not prefix:
             raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
@@ -263,7 +271,7 @@ def _refuse_unknown(command: str, kind: type[Any], options: Mapping[str, Any], p
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean '{prefix}{near[0]}'?" if near else f"expected some of {', '.join(known)}"
             raise UsageError(f"{prefix}{_shown(name)[1:-1]}: {command} has no such option; {advice}")
-        inner = _nested(known[name])
+        inner = _nested(known[name][0])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown(command, inner, value, f"{prefix}{name}.")
 
@@ -292,10 +300,10 @@ def _refuse_unusual(value: Any, name: str) -> None:
 
 
 def _build(kind: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    annotations = _field_types(kind)
+    known = _fields(kind)
     arguments = {}
     for name, value in values.items():
-        inner = _nested(annotations[name])
+        inner = _nested(known[name][0])
         arguments[name] = _build(inner, value, f"{name}.") if inner is not None and value is not None else value
     with _naming(prefix.rstrip(".")):
         return kind(**arguments)
@@ -315,15 +323,12 @@ def _naming(field: str) -> Iterator[None]:
 def _difference(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+    for name, (_, default) in _fields(type(value)).items():
+        held = getattr(value, name)
         if default is dataclasses.MISSING or held != default:
-            if field.name != "cluster" and dataclasses.is_dataclass(held):
+            if dataclasses.is_dataclass(held):
                 held = _difference(held)
-            found[field.name] = list(held) if isinstance(held, tuple) else held
+            found[name] = list(held) if isinstance(held, tuple) else held
     return found
 
 
@@ -346,17 +351,16 @@ def _require_absolute(field: str, location: str | None) -> None:
 
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
-    from dkgp.commands.solver_options import BLOCK_SOLVERS
     from dkgp.commands.tree_sums import check_tree_error
     from dkgp.data.remote.storage import is_local
+    from dkgp.solvers.registry import AUTO
 
     with _naming("solver"):
-        # What the other solvers refuse for want of memory depends on the data.
         job.solver.check()
-        if job.solver.solver != "auto":
-            job.solver.build(MANY_SAMPLES if job.solver.solver in BLOCK_SOLVERS else 1, 1, 1, SilentReporter())
-        if job.tiles is not None and job.tiles_url is None:
-            raise UsageError(f"tiles belong to the solver tiled-cholesky; got {job.solver.solver}")
+        if job.solver.solver != AUTO:
+            # What a solver refuses for want of memory depends on the data.
+            job.solver.build(1, 1, 1, SilentReporter())
+        job.check_tiles()
         job.solver.stopping()
     with _naming("tree_error"):
         check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy.linalg
@@ -23,7 +23,8 @@ from dkgp.errors import NumericalError
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
-from dkgp.solvers import MaxIterations, Progress, SequentialMinimalOptimization, Solver, StoppingRule, solve
+from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
+from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
@@ -190,22 +191,25 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    plain = replace(options, block_size="auto", memory=None)
-    blocks = replace(options, block_size=block, memory=0)
-    return [
-        Contender("gbcd", "GBCD, as in the paper", replace(blocks, solver="gbcd", variables_per_step=1)),
-        Contender("gbcd_default", "GBCD, dkgp's default", replace(plain, solver="gbcd")),
-        Contender("bcdc", "BCDC", replace(blocks, solver="bcdc")),
-        Contender("smo", "SMO, as in the paper", replace(plain, solver="smo"), _smo_without_cache(options)),
-        Contender("smo_default", "SMO, dkgp's default", replace(plain, solver="smo")),
-        Contender("cg", "CG", replace(plain, solver="cg")),
-        Contender("bcdg", "BCDG", replace(blocks, solver="bcdg")),
-    ]
-
-
-def _smo_without_cache(options: SolverOptions) -> Solver:
-    """The paper evaluates columns whenever they are needed, as it would have to where they do not fit."""
-    return SequentialMinimalOptimization(cache_bytes=0, precision=options.precision)
+    general = options.changed(block_size="auto", memory=None)
+    found: list[Contender] = []
+    for name in solver_names():
+        declared = declaration_of(name)
+        if declared.paper is None:
+            continue
+        own = {option.name for option in declared.options}
+        plain = general.changed(solver=name)
+        # Options it has on the command line; of its other fields, the solver is told itself.
+        known = {each: value for each, value in declared.paper.items() if each in own}
+        asked = plain.changed(**known, **({"block_size": block} if "block_size" in own else {}))
+        others = {each: value for each, value in declared.paper.items() if each not in own}
+        solver = replace(cast(Any, build_solver(name, precision=options.precision)), **others) if others else None
+        if declared.paper:
+            found.append(Contender(name, f"{declared.label}, as in the paper", asked, solver))
+            found.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
+        else:
+            found.append(Contender(name, declared.label, asked))
+    return found
 
 
 class Workbench:
@@ -349,7 +353,7 @@ class Workbench:
         rows = min(WARM_UP_SAMPLES, self.data.n)
         found, few = self.data.found, ArrayInputs(self.data.inputs[:rows])
         size = options.block_size if options.block_size == "auto" else min(options.block_size, rows)
-        settings = replace(options, block_size=size)
+        settings = options.changed(block_size=size)
         with BlockedKernelOperator(found.kernel, found.noise_variance, few, self.executor) as operator:
             solver = settings.build(rows, few.n_features, self.data.targets.shape[1], SilentReporter())
             with suppress(NumericalError):  # the run itself will say so

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.bench.options import out_option, tolerance_option
+from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
 from dkgp.cli.options import block_size, examples, output_options, overwrite_option, seed_option
 from dkgp.cli.plan import whole_numbers
 from dkgp.cli.running import execute, print_parts
+from dkgp.registry import Option
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -109,11 +111,21 @@ def papers(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     execute("bench", job, as_json=as_json, quiet=quiet, debug=debug, show=show)
 
 
+def solver_choice() -> list[click.Option]:
+    """Return `--solver`, for each that is to be compared."""
+    from dkgp.bench.solvers import rivals
+    from dkgp.solvers.registry import solver_names
+
+    told = f"What auto is compared with.  [default: {', '.join(rivals())}]"
+    return [click_option(Option("solvers", told, spellings=("--solver",), choices=solver_names(), multiple=True))]
+
+
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp bench solvers --sizes 2000,20000",
         "dkgp bench solvers --data benchmark-data --problem kin40k --problem abalone --repeats 3 --out solvers.json",
-    )
+    ),
 )
 @click.option(
     "--data",
@@ -130,13 +142,7 @@ def papers(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 @click.option(
     "--sizes", type=whole_numbers, default="2000,10000", show_default=True, metavar="N,N,...", help="Training samples."
 )
-@click.option(
-    "--solver",
-    "solvers",
-    type=click.Choice(["cholesky", "tiled-cholesky", "gbcd", "bcdc", "bcdg", "pcg", "cg", "kcg", "smo"]),
-    multiple=True,
-    help="What auto is compared with.  [default: cholesky, pcg, gbcd, tiled-cholesky, cg, bcdc, smo]",
-)
+@declared_options(solver_choice)
 @click.option("--repeats", type=int, default=1, show_default=True, help="Of everything, in turns; medians count.")
 @click.option("--subset", type=int, default=2000, show_default=True, help="Samples to tune on.")
 @tolerance_option
@@ -150,10 +156,10 @@ def solvers(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """
 
     def job(reporter: Reporter) -> Document:
-        from dkgp.bench.solvers import RIVALS, BenchSolversJob, run_bench_solvers
+        from dkgp.bench.solvers import BenchSolversJob, rivals, run_bench_solvers
         from dkgp.commands.solver_options import SolverOptions
 
-        options["solvers"] = options["solvers"] or RIVALS
+        options["solvers"] = options["solvers"] or rivals()
         return run_bench_solvers(
             BenchSolversJob(solver=SolverOptions(tolerance=options.pop("tolerance")), **options), reporter
         )

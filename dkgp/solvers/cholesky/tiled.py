@@ -22,6 +22,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.gradient import column_products, ratio
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = ["TiledCholesky", "TiledCholeskyState"]
@@ -265,3 +266,15 @@ class TiledCholesky:
             precision = "double" if found is not None and found.get("precision") == "double" else "single"
         layout = TileLayout(operator.n, self.tile_rows, precision)
         return TileFactor(operator, layout, folder, self.memory_bytes, self.disk_budget_bytes)
+
+
+register_solver(
+    SolverDeclaration(
+        "tiled-cholesky",
+        "on disk",
+        TiledCholesky,
+        needs=frozenset({Need.ENTRIES, Need.ROUNDS, Need.FOLDER}),
+        memory=lambda solver, n, d: SolverMemory(factor_bytes=solver.memory_bytes),
+        bench_turn=4,
+    )
+)

@@ -18,6 +18,7 @@ from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.conjugate.gradient import column_products, ratio
+from dkgp.solvers.registry import SolverDeclaration, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = ["KernelConjugateGradient", "ParameterConjugateGradient", "RiskState"]
@@ -209,3 +210,7 @@ class ParameterConjugateGradient(_RiskSolver):
         state.slope = slope
         _move(operator, state, step)
         return {"update": time.perf_counter() - started}
+
+
+register_solver(SolverDeclaration("kcg", "kernel conjugate gradient", KernelConjugateGradient))
+register_solver(SolverDeclaration("paramcg", "on the risk's parameters, its rival", ParameterConjugateGradient))
