@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand
+from dkgp.cli.declared import DeclaredCommand, click_type
 from dkgp.cli.options import (
-    block_size,
     cluster_from,
     cluster_options,
     examples,
@@ -18,6 +17,7 @@ from dkgp.cli.options import (
     seed_option,
 )
 from dkgp.cli.running import execute
+from dkgp.registry import whole_or_auto
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -35,7 +35,7 @@ __all__ = ["demo"]
 @click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
 @click.option(
     "--block-size",
-    type=block_size,
+    type=click_type(whole_or_auto),
     metavar="M|auto",
     default="auto",
     show_default=True,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.declared import click_option, declared_options
-from dkgp.registry import Option
+from dkgp.cli.declared import click_option, click_type, declared_options
+from dkgp.registry import Option, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
 
 __all__ = [
-    "block_size",
-    "byte_count",
     "checkpoint_options",
     "cluster_from",
     "cluster_options",
@@ -48,30 +45,11 @@ CLUSTER_NAMES = (
     "settings",
     "config_file",
 )
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def examples(*lines: str) -> str:
     """Return an epilog that shows commands as they are typed."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def block_size(value: str) -> int | str:
-    """Type of `--block-size`: a whole number, or "auto"."""
-    if value == "auto":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a whole number nor 'auto'.") from None
-
-
-def byte_count(value: str) -> int:
-    """Type of an amount of memory, such as 4GiB: bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), flags=re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -130,7 +108,7 @@ def cluster_options(function: F) -> F:
         click.option(
             "--worker-memory",
             "worker_memory_bytes",
-            type=byte_count,
+            type=click_type(byte_count),
             metavar="SIZE",
             help="Memory of each worker started here, such as 8GiB.",
         ),
