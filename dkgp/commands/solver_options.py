@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
@@ -68,12 +68,12 @@ class SolverOptions:
         max_passes: float | None = None,
         max_seconds: float | None = None,
         duality_gap: float | None = None,
-        **own: Any,
+        own: Iterable[tuple[str, Any]] = (),
+        **declared: Any,
     ) -> None:
         defaults = {name: option.default for name, option in own_options().items()}
-        changed = sorted(
-            (name, value) for name, value in own.items() if name not in defaults or value != defaults[name]
-        )
+        given = {**dict(own), **declared}
+        changed = sorted((name, value) for name, value in given.items() if value != defaults.get(name, ...))
         limits = {"max_passes": max_passes, "max_seconds": max_seconds, "duality_gap": duality_gap}
         values = {"solver": solver, "precision": precision, "seed": seed, "tolerance": tolerance, **limits}
         for name, value in {**values, "own": tuple(changed)}.items():
@@ -105,7 +105,7 @@ class SolverOptions:
 
     def changed(self, **values: Any) -> SolverOptions:
         """Return these options with some changed."""
-        return SolverOptions(**{**self._general(), **dict(self.own), **values})
+        return SolverOptions(**{**self._general(), "own": self.own, **values})
 
     def decided(
         self,

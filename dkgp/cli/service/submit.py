@@ -131,7 +131,7 @@ def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, *
 def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]], Any]) -> click.Command:
     """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
 
-    def parameters() -> list[click.Parameter]:
+    def parameters() -> list[Any]:
         return [parameter for parameter in command.params if parameter.name not in CLUSTER_NAMES]
 
     @click.command(
