@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
-__all__ = ["Extra", "Option", "Registry"]
+__all__ = ["Extra", "Option", "Registry", "byte_count", "whole_numbers", "whole_or_auto"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,22 @@ def whole_or_auto(text: str) -> int | Literal["auto"]:
         return int(text)
     except ValueError:
         raise ValueError(f"{text!r} is neither a whole number nor 'auto'.") from None
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them."""
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of whole numbers such as 1,2,4.") from None
+
+
+def byte_count(text: str) -> int:
+    """Read an amount of memory, such as 4GiB, in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 class Named(Protocol):

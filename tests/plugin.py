@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
@@ -21,7 +24,31 @@ def install(folder: Path, group: str, module: str, content: str) -> dict[str, st
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
-def dkgp(environment: dict[str, str], *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "dkgp.cli", *arguments]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it printed."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+_RUN = """
+import json, sys
+from click.testing import CliRunner
+from dkgp.cli import main
+
+results = [CliRunner().invoke(main, command) for command in json.load(sys.stdin)]
+print(json.dumps([(result.exit_code, result.stdout, result.stderr) for result in results]))
+"""
+
+
+def dkgp(environment: dict[str, str], folder: Path, *commands: str) -> list[Ended]:
+    """Run commands, one after the other, in a folder and in one process that is not this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=json.dumps([shlex.split(command) for command in commands]),
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [Ended(*result) for result in json.loads(done.stdout.splitlines()[-1])]

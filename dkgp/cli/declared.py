@@ -56,12 +56,12 @@ def click_option(option: Option) -> click.Option:
 class _Declared(click.Option):
     """Stands in for options that are not made yet."""
 
-    def __init__(self, make: Callable[[], Iterable[click.Option]]) -> None:
+    def __init__(self, make: Callable[[], Iterable[click.Parameter]]) -> None:
         super().__init__(["--declared"])
         self.make = make
 
 
-def declared_options(make: Callable[[], Iterable[click.Option]]) -> Callable[[F], F]:
+def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[[F], F]:
     """Return a decorator for a `DeclaredCommand` that takes, at this place, the options that `make` returns."""
 
     def decorate(function: F) -> F:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, click_type
 from dkgp.cli.options import (
-    block_size,
     cluster_from,
     cluster_options,
     examples,
@@ -17,6 +17,7 @@ from dkgp.cli.options import (
     seed_option,
 )
 from dkgp.cli.running import execute
+from dkgp.registry import whole_or_auto
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-@click.command(epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick"))
+@click.command(
+    cls=DeclaredCommand, epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick")
+)
 @click.option("--out", default="demo-output", show_default=True, metavar="DIR", help="Folder for everything.")
 @click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
 @click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")
 @click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
 @click.option(
     "--block-size",
-    type=block_size,
+    type=click_type(whole_or_auto),
     metavar="M|auto",
     default="auto",
     show_default=True,

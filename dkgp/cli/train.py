@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
+from dkgp.cli.declared import DeclaredCommand, click_option, click_type, declared_options
 from dkgp.cli.flags import in_flags
 from dkgp.cli.options import (
-    byte_count,
     checkpoint_options,
     cluster_from,
     cluster_options,
@@ -22,7 +21,7 @@ from dkgp.cli.options import (
     seed_option,
 )
 from dkgp.cli.running import execute
-from dkgp.registry import Option
+from dkgp.registry import Option, byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -91,7 +90,7 @@ def solver_options() -> list[click.Option]:
 @click.option(
     "--memory-limit",
     "memory_limit_bytes",
-    type=byte_count,
+    type=click_type(byte_count),
     metavar="SIZE",
     help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
 )

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from dkgp import __version__
+from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
@@ -69,8 +70,8 @@ def _installation() -> Document:
 
 
 def _declared_extras() -> list[Extra]:
-    declared = [*FORMATS.all().values()]
-    return [each.extra for each in declared if each.extra is not None]
+    extras = [form.extra for form in FORMATS.all().values()] + [kind.extra for kind in KINDS.all().values()]
+    return [extra for extra in extras if extra is not None]
 
 
 def _store(url: str) -> Document:

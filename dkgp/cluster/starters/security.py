@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions
 from dkgp.errors import InputError, UsageError
 
@@ -28,9 +29,6 @@ __all__ = [
     "security_for_start",
     "security_from",
 ]
-
-# Their scheduler listens on a port, and their starters can be handed certificates.
-_TAKE_CERTIFICATES = ("processes", "slurm", "pbs", "lsf", "ssh")
 
 _PARTS = ("cert", "key")
 _HOW = (
@@ -103,7 +101,7 @@ def security_for_start(options: ClusterOptions) -> Security | None:
     if options.plain_text:
         return None
     found = security_from(options)
-    if found is not None or options.kind not in _TAKE_CERTIFICATES:
+    if found is not None or KINDS.find(options.kind).certificates != "given":
         return found
     # In memory; without it any user of this machine could run code in the coordinator and the workers.
     made: Security = Security.temporary()

@@ -15,9 +15,12 @@ import pytest
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.starters import jobqueue
 from dkgp.cluster.starters import start as starters
+from dkgp.cluster.starters.gateway import gateway_arguments
 from dkgp.cluster.starters.jobqueue import job_arguments, lifetime_arguments, start_jobqueue, walltime_seconds
+from dkgp.cluster.starters.kubernetes import kube_arguments
+from dkgp.cluster.starters.local import local_arguments
 from dkgp.cluster.starters.security import in_files, security_for_start, security_from
-from dkgp.cluster.starters.start import gateway_arguments, kube_arguments, local_arguments, ssh_arguments
+from dkgp.cluster.starters.ssh import ssh_arguments
 from dkgp.errors import ClusterError, ExitCode, InputError, MissingExtraError, UsageError
 from tests.cluster.helpers import Certificates
 
@@ -206,7 +209,7 @@ def test_clusters_of_no_size_are_refused(kind: Any) -> None:
         ("slurm", "dask_jobqueue", "jobqueue"),
         ("pbs", "dask_jobqueue", "jobqueue"),
         ("lsf", "dask_jobqueue", "jobqueue"),
-        ("kubernetes", "dask_kubernetes.operator.kubecluster.kubecluster", "kubernetes"),
+        ("kubernetes", "dask_kubernetes", "kubernetes"),
         ("gateway", "dask_gateway", "gateway"),
         ("ssh", "asyncssh", "ssh"),
     ],

@@ -53,20 +53,25 @@ def test_a_format_is_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
     values = rng.normal(size=(20, 3))
     lines = ["a|b|y", *("|".join(f"{value!r}" for value in row) for row in values.tolist())]
     (tmp_path / "table.bars").write_text("\n".join(lines))
-    shown = dkgp(environment, "ingest", "--help", cwd=tmp_path).stdout
-    assert "--upside-down" in shown
-    assert "bars" in shown.split("are recognised")[0]
-    for flags, expected in (((), values), (("--upside-down", "--overwrite"), values[::-1])):
-        done = dkgp(environment, "ingest", "table.bars", "out.zarr", "--target", "y", *flags, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        dataset = open_dataset(tmp_path / "out.zarr")
+    helped, info, plain, turned, refused = dkgp(
+        environment,
+        tmp_path,
+        "ingest --help",
+        "info --json",
+        "ingest table.bars plain.zarr --target y",
+        "ingest table.bars turned.zarr --target y --upside-down",
+        "ingest bar_format.py no.zarr --upside-down",
+    )
+    assert "--upside-down" in helped.stdout
+    assert "bars" in helped.stdout.split("are recognised")[0]
+    assert json.loads(info.stdout)["extras"]["bars"] is True
+    for done, store, expected in ((plain, "plain.zarr", values), (turned, "turned.zarr", values[::-1])):
+        assert done.exit_code == 0, done.stderr
+        dataset = open_dataset(tmp_path / store)
         assert dataset.feature_names == ("a", "b")
         np.testing.assert_array_equal(dataset.raw_inputs(0, 20), expected[:, :2])
-    installation = json.loads(dkgp(environment, "info", "--json", cwd=tmp_path).stdout)
-    assert installation["extras"]["bars"] is True
-    unknown = dkgp(environment, "ingest", "bar_format.py", "no.zarr", "--upside-down", cwd=tmp_path)
-    assert unknown.returncode == 2
-    assert "the option 'upside_down' goes with bars; the sources are CSV" in unknown.stderr
+    assert refused.exit_code == 2
+    assert "the option 'upside_down' goes with bars; the sources are CSV" in refused.stderr
 
 
 def test_the_declarations_of_dkgps_own() -> None:
