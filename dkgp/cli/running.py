@@ -86,7 +86,8 @@ def execute(
     else:
         if document is None:
             sys.exit(int(ExitCode.DONE))
-        _print_document(document, as_json, show)
+        words = {name: in_flags_of_command(text) for name, text in document.items() if isinstance(text, str)}
+        _print_document({**document, **words}, as_json, show)
         if exit_code is not None:
             sys.exit(exit_code(document))
         unconverged = must_converge and not document["converged"]

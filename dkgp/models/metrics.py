@@ -207,7 +207,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     _check_belonging(prediction, dataset)
     variances = _Variances.of(prediction, noise_free)
     if variances is None:
-        raise InputError(f"'{prediction.url}' has no variances; predict with --variance")
+        raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
     levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
     counts = np.zeros((CURVE_LEVELS, prediction.n_targets))
     for start, stop in prediction.row_chunks():

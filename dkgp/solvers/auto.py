@@ -1,4 +1,4 @@
-"""`--solver auto`: which solver, from the sizes of a problem and one cheap probe of its smoothness.
+"""The solver "auto": which one, from the sizes of a problem and one cheap probe of its smoothness.
 
 The probe is a randomly pivoted Cholesky factor of the kernel matrix of a small random subset. What it leaves of the
 diagonal after R pivots, e(R), depends on the kernel and on where the samples lie, hardly on how many there are, and it

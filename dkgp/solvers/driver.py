@@ -338,7 +338,7 @@ class _Loop:
                         raise CheckpointError(
                             f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; "
                             f"this run's is {value!r}. Resume with the same data and options, or start afresh "
-                            "without --resume"
+                            "without `resume`"
                         )
                 loop = found.metadata["loop"]
                 self.history = [Progress(**record) for record in loop["history"]]

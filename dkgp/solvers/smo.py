@@ -221,7 +221,7 @@ class SequentialMinimalOptimization:
         if not operator.holds_inputs:
             raise UsageError(
                 f"SMO needs the inputs of all {operator.n:,} samples in the coordinator's memory, and they exceed its "
-                "share; take --solver gbcd, which does not"
+                "share; take another solver, such as gbcd"
             )
         if state.features is None or state.cache is None or state.features_precision != state.precision:
             state.features_precision = state.precision

@@ -228,7 +228,7 @@ def predict(
             elif writer.attributes != attributes:
                 raise InputError(
                     f"'{url}' was predicted from another model or other data, or with other settings; "
-                    "start afresh with --overwrite"
+                    "start afresh with `overwrite`"
                 )
             try:
                 if run is not None and writer.pending_regions():
@@ -266,7 +266,7 @@ def _write_regions(
     while todo or under_way:
         if interrupted is not None and interrupted():
             raise InterruptedRunError(
-                f"interrupted after {done} of {writer.n_samples} test samples; continue with --resume", writer.url
+                f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
             )
         while todo and len(under_way) < rounds.depth:
             start, stop = todo.popleft()
