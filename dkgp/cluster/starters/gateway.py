@@ -59,6 +59,6 @@ KINDS.add(
         certificates="own",
         queues=True,
         adaptive={},  # scales by rules of its own
-        no_workers="look at the cluster's page of the gateway and its workers' logs; `worker_wait_seconds` is the limit",
+        no_workers="look at the cluster's page of the gateway, and workers' logs; `worker_wait_seconds` waits longer",
     )
 )

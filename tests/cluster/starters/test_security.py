@@ -185,7 +185,7 @@ def test_a_key_in_the_certificates_file_and_relative_paths(
 @pytest.mark.parametrize("option", ["tls_ca", "tls_cert", "tls_key"])
 def test_a_missing_file_is_named(certificates: Certificates, option: str) -> None:
     given = {**certificates.options(), option: "/nowhere/x.pem"}
-    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: there is no file '/nowhere/x.pem'"):
+    with pytest.raises(InputError, match=f"`{option}`: there is no file '/nowhere/x.pem'"):
         security_from(ClusterOptions(**given))
 
 
