@@ -27,7 +27,7 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_training
@@ -36,7 +36,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import Need, said, solver_memory, solvers_that_need
+from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -148,6 +148,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
+            _require_one_arithmetic(job, executor)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -258,6 +259,16 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+
+
+def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
+    """Refuse a solver whose tasks take more than dkgp's own loops to workers that differ; `ClusterError`."""
+    if job.solver.needs(Need.ROUNDS):
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError as error:
+            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:

@@ -101,8 +101,8 @@ class SolverDeclaration:
     bench_turn
         Its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when named.
     label, paper
-        What it is called in the GBCD paper, and its fields that differ there from the defaults here; None for a solver
-        that is not among the paper's.
+        What it is called in the GBCD paper, and the fields of the solver that differ there from the defaults here; None
+        for one that is not among the paper's.
     compiles
         Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
     """

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -24,7 +24,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
-from dkgp.solvers.registry import build_solver, declaration_of, solver_names
+from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
@@ -191,24 +191,18 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    general = options.changed(block_size="auto", memory=None)
     found: list[Contender] = []
     for name in solver_names():
         declared = declaration_of(name)
         if declared.paper is None:
             continue
-        own = {option.name for option in declared.options}
-        plain = general.changed(solver=name)
-        # Options it has on the command line; of its other fields, the solver is told itself.
-        known = {each: value for each, value in declared.paper.items() if each in own}
-        asked = plain.changed(**known, **({"block_size": block} if "block_size" in own else {}))
-        others = {each: value for each, value in declared.paper.items() if each not in own}
-        solver = replace(cast(Any, build_solver(name, precision=options.precision)), **others) if others else None
+        plain = options.changed(solver=name, block_size="auto", memory=None)
+        asked = plain.changed(block_size=block) if name in owners("block_size") else plain
+        solver: Any = build_solver(name, dict(asked.own), precision=options.precision, seed=options.seed)
+        said = f"{declared.label}, as in the paper" if declared.paper else declared.label
+        found.append(Contender(name, said, asked, replace(solver, **declared.paper)))
         if declared.paper:
-            found.append(Contender(name, f"{declared.label}, as in the paper", asked, solver))
             found.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
-        else:
-            found.append(Contender(name, declared.label, asked))
     return found
 
 
