@@ -85,17 +85,20 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def _annotation(kind: type[Any]) -> Any:
-    """A model with the dataclass's fields, and then the dataclass made of those that were given."""
+    """A model with the dataclass's fields, within the bounds that their metadata say, then made into the dataclass."""
     from pydantic import AfterValidator, ConfigDict, Field, create_model
 
     fields: dict[str, Any] = {}
+    bounds = {field.name: field.metadata for field in dataclasses.fields(kind)}
     for name, (annotation, default) in fields_of(kind).items():
         inner = _nested(annotation)
         if inner is not None:
             held = _annotation(inner)
             annotation = held | None if isinstance(annotation, types.UnionType) else held
             default = None if default is None else Field(default_factory=inner)
-        fields[name] = (annotation, ... if default is dataclasses.MISSING else default)
+        elif name in bounds:
+            default = Field(... if default is dataclasses.MISSING else default, **bounds[name])
+        fields[name] = (annotation, default)
     settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
     model = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)
 
@@ -116,7 +119,7 @@ def fields_of(kind: type[Any]) -> dict[str, tuple[Any, Any]]:
     if declared is not None:
         found: dict[str, tuple[Any, Any]] = declared()
         return found
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind)
     made = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         for field in dataclasses.fields(kind)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, Any, Literal, get_type_hints
-
-from pydantic import Field
+from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
 from dkgp.service.queue.records import JobRecord
@@ -37,8 +35,8 @@ class JobRequest:
 
     command: Literal["train", "tune", "predict", "evaluate"]
     options: dict[str, Any]
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
-    deadline_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
+    deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})
 
 
 @dataclass(frozen=True)

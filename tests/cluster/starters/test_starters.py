@@ -20,7 +20,6 @@ from dkgp.cluster.starters.jobqueue import job_arguments, lifetime_arguments, st
 from dkgp.cluster.starters.kubernetes import kube_arguments
 from dkgp.cluster.starters.local import local_arguments
 from dkgp.cluster.starters.security import in_files, security_for_start, security_from
-from dkgp.cluster.starters.ssh import ssh_arguments
 from dkgp.errors import ClusterError, ExitCode, InputError, MissingExtraError, UsageError
 from tests.cluster.helpers import Certificates
 
@@ -394,62 +393,3 @@ def test_a_gateways_arguments_fit_its_classes() -> None:
 def test_a_gateway_has_its_own_certificates(certificates: Certificates) -> None:
     with pytest.raises(UsageError, match="certificates of its own"):
         gateway_arguments(ClusterOptions(kind="gateway", **certificates.options()), None)
-
-
-# ------------------------------------------------------------------------------------------------------------------ ssh
-
-
-def ssh(**options: Any) -> dict[str, Any]:
-    from distributed import SSHCluster
-
-    found = ssh_arguments(ClusterOptions(kind="ssh", **options), None)
-    inspect.signature(SSHCluster).bind(**found)
-    return found
-
-
-def test_a_cluster_over_ssh() -> None:
-    found = ssh(
-        settings={"hosts": "head, node1,node2", "connect_options": {"username": "gp"}}, **{**SIZES, "workers": 4}
-    )
-    assert found["hosts"] == ["head", "node1", "node2"]
-    assert found["worker_options"] == {"nthreads": 4, "memory_limit": 8 * GIB, "n_workers": 2}
-    assert found["connect_options"] == {"username": "gp"}
-
-
-def test_workers_over_ssh_import_nothing_from_the_folder_they_start_in() -> None:
-    assert ssh(settings={"hosts": ["a", "b"]})["remote_python"] == f"{sys.executable} -P"
-    assert ssh(settings={"hosts": ["a", "b"], "remote_python": "python3.12"})["remote_python"] == "python3.12 -P"
-    listed = {"hosts": ["a", "b"], "remote_python": ["python3.11", "python3.12"]}
-    assert ssh(settings=listed)["remote_python"] == ["python3.11 -P", "python3.12 -P"]
-
-
-def test_certificates_over_ssh(certificates: Certificates) -> None:
-    options = ClusterOptions(kind="ssh", settings={"hosts": ["a", "b"]}, **certificates.options())
-    found = ssh_arguments(options, security_from(options))
-    assert found["worker_options"]["protocol"] == found["scheduler_options"]["protocol"] == "tls://"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "needs hosts"),
-        ({"settings": {"hosts": "one"}}, "got ['one']"),
-        ({"settings": {"hosts": ["a", "b", "c"]}, "workers": 3}, "3 workers cannot be shared out evenly over 2 hosts"),
-        ({"settings": {"hosts": ["a", "b", "c"]}, "workers": 1}, "1 workers cannot be shared out"),
-        ({"settings": {"hosts": ["a", "b"], "worker_options": {"nthreads": 2}}, "threads_per_worker": 1}, "'nthreads'"),
-        ({"settings": {"hosts": ["a", "b"], "nthreads": 2}}, "has no setting 'nthreads'"),
-        ({"settings": {"hots": ["a", "b"]}}, "did you mean hosts?"),
-    ],
-)
-def test_settings_of_ssh_that_cannot_be_used(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        ssh(**options)
-    assert words in str(caught.value)
-
-
-def test_hosts_that_cannot_be_reached_are_a_cluster_error_without_secrets() -> None:
-    settings = {"hosts": ["127.0.0.1"] * 2, "connect_options": {"port": 1, "password": "hunter2", "known_hosts": None}}
-    options = ClusterOptions(kind="ssh", settings=settings)
-    with pytest.raises(ClusterError, match="the ssh cluster could not be started") as caught, open_executor(options, 1):
-        pass
-    assert "hunter2" not in str(caught.value)
