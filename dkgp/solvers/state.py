@@ -1,15 +1,18 @@
-"""What every iterative solver's state has in common: alpha, the gradient, and how the gradient was computed."""
+"""What every method's state has in common: alpha, the gradient, how it was computed, and where the solve stands."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.measures import measures
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["SolverState"]
 
@@ -20,6 +23,8 @@ class SolverState:
 
     Attributes
     ----------
+    saved : tuple of str
+        The arrays that a checkpoint holds, by the name of their attribute.
     alpha, gradient, rhs : (n, p) float64
         The solution so far, g = Kbar alpha - y by the solver's recursion, and y.
     iteration, columns : int
@@ -36,6 +41,8 @@ class SolverState:
         targets added up; infinite where it knows of none.
     """
 
+    saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")
+
     alpha: FloatArray
     gradient: FloatArray
     rhs: FloatArray
@@ -45,6 +52,27 @@ class SolverState:
     exact: bool = False
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
+
+    @classmethod
+    def before_first_round(
+        cls, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None, gradient: FloatArray | None
+    ) -> Self:
+        """Return alpha = 0, g = -y, or a warm start; its gradient takes a float64 product where it is not given."""
+        if initial is None:
+            alpha, gradient = np.zeros_like(rhs), -rhs
+        else:
+            alpha = initial.copy()
+            gradient = operator.matmat(alpha) - rhs if gradient is None else gradient.copy()
+        return cls(alpha, gradient, rhs, exact=True, moved=np.zeros(rhs.shape[1]))
+
+    @classmethod
+    def from_checkpoint(cls, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> Self:
+        """Return the state that `arrays` and `metadata` were written of; the arrays are taken over."""
+        state = cls(arrays["alpha"], arrays["gradient"], rhs)
+        for name in cls.saved:
+            setattr(state, name, arrays[name])
+        state.read_metadata(metadata)
+        return state
 
     def note_step(self, squared_norm: FloatArray) -> None:
         """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32.
@@ -57,7 +85,7 @@ class SolverState:
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
-        return {"alpha": self.alpha, "gradient": self.gradient, "moved": self.moved}
+        return {name: getattr(self, name) for name in self.saved}
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
@@ -78,14 +106,36 @@ class SolverState:
         width = metadata.get("risk_width")
         self.risk_width = math.inf if width is None else float(width)
 
-    def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
-        """Continue from a gradient recomputed in float64, with tiles of `precision` from here on.
-
-        It stays exact until the next step.
-        """
+    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
+        """Compute the gradient anew in float64, and go on with tiles of `precision`; it stays exact until a step."""
         if self.precision == "single":  # so is what the solver's own bound was evaluated in
             self.risk_width = math.inf
-        self.gradient = gradient
-        self.moved = np.zeros(gradient.shape[1])
+        self.gradient = operator.matmat(self.alpha) - self.rhs
+        self.moved = np.zeros(self.gradient.shape[1])
         self.precision = precision
         self.exact = True
+
+    def measured(self, operator: KernelOperator) -> Progress:
+        """Return where the solve stands; what it has taken, in seconds and kernel entries, is the driver's to add."""
+        largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
+        norms, scale = np.sqrt(squares), self._scale
+        # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
+        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(scale**2))
+        width = 0.5 * float(np.sum(squares))
+        if self.risk_width < width:
+            lower, width = lower + (width - self.risk_width), self.risk_width
+        middle = 0.5 * (abs(lower) + abs(lower + width))
+        return Progress(
+            iteration=self.iteration,
+            column_passes=self.columns / operator.n,
+            gradient_inf_norm=float(largest),
+            gradient_norm=float(np.max(norms, initial=0.0)),
+            relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
+            objective=float(np.sum(objective)),
+            objective_gap_bound=float(np.sum(squares)) / (2.0 * operator.noise_variance),
+            duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
+        )
+
+    @cached_property
+    def _scale(self) -> FloatArray:
+        return np.asarray(np.linalg.norm(self.rhs, axis=0))

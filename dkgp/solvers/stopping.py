@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """Where a solve stands after a round; one structured record.
 
@@ -61,8 +61,8 @@ class Progress:
 
     iteration: int
     column_passes: float
-    kernel_evaluations: int
-    seconds: float
+    kernel_evaluations: int = 0
+    seconds: float = 0.0
     gradient_inf_norm: float
     gradient_norm: float
     relative_residual: float

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import Method, check_precision
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner
 from dkgp.solvers.state import SolverState
 
@@ -47,17 +46,15 @@ class ConjugateGradientState(SolverState):
         M^-1; not part of a checkpoint: it is built again, to the same bits.
     """
 
+    saved = (*SolverState.saved, "direction", "rho")
+
     direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     rho: FloatArray = field(default_factory=lambda: np.zeros(0))
     preconditioner: Preconditioner | None = None
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        return {**super().arrays(), "direction": self.direction, "rho": self.rho}
-
 
 @dataclass(frozen=True)
-class ConjugateGradient:
+class ConjugateGradient(Method[ConjugateGradientState]):
     """Conjugate gradients, one full kernel product an iteration.
 
     Parameters
@@ -76,9 +73,10 @@ class ConjugateGradient:
     preconditioner: PartialCholesky | None = None
     precision: Literal["mixed", "double"] = "mixed"
 
+    state_type = ConjugateGradientState
+
     def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+        check_precision(self.precision)
 
     @property
     def name(self) -> str:
@@ -98,33 +96,6 @@ class ConjugateGradient:
             "precision": self.precision,
             "preconditioner": None if self.preconditioner is None else asdict(self.preconditioner),
         }
-
-    def start(
-        self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None
-    ) -> ConjugateGradientState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        moved = np.zeros(rhs.shape[1])
-        return ConjugateGradientState(
-            alpha, gradient, rhs, precision=precision, exact=True, moved=moved, rho=np.zeros(rhs.shape[1])
-        )
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> ConjugateGradientState:
-        """State from a checkpoint."""
-        state = ConjugateGradientState(
-            arrays["alpha"],
-            arrays["gradient"],
-            rhs,
-            moved=arrays["moved"],
-            direction=arrays["direction"],
-            rho=arrays["rho"],
-        )
-        state.read_metadata(metadata)
-        return state
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

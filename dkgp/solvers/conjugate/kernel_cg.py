@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import Method, check_precision
 from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.state import SolverState
 
@@ -38,50 +37,26 @@ class RiskState(SolverState):
         The gradient that the direction was made from (g, or K g for parameter CG), and for kernel CG its product K g.
     """
 
+    saved = (*SolverState.saved, "direction", "image", "slope", "slope_image")
+
     direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     slope: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     slope_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        own = {name: getattr(self, name) for name in ("direction", "image", "slope", "slope_image")}
-        return {**super().arrays(), **own}
-
 
 @dataclass(frozen=True)
-class _RiskSolver:
+class _RiskSolver(Method[RiskState]):
     precision: Literal["mixed", "double"] = "mixed"
 
-    def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+    state_type = RiskState
 
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
         return {"solver": self.name, "precision": self.precision}
-
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> RiskState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        return RiskState(alpha, gradient, rhs, precision=precision, exact=True, moved=np.zeros(rhs.shape[1]))
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> RiskState:
-        """State from a checkpoint."""
-        state = RiskState(arrays.pop("alpha"), arrays.pop("gradient"), rhs)
-        for name, values in arrays.items():
-            setattr(state, name, values)
-        state.read_metadata(metadata)
-        return state
 
 
 def _product(operator: KernelOperator, state: RiskState, vectors: FloatArray) -> FloatArray:
@@ -116,10 +91,6 @@ class KernelConjugateGradient(_RiskSolver):
     def name(self) -> str:
         """Short name, as on the command line."""
         return "kcg"
-
-    def resolved(self, n: int, d: int, p: int = 1) -> KernelConjugateGradient:
-        """Nothing is left open."""
-        return self
 
     def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
@@ -184,10 +155,6 @@ class ParameterConjugateGradient(_RiskSolver):
     def name(self) -> str:
         """Short name, as on the command line."""
         return "paramcg"
-
-    def resolved(self, n: int, d: int, p: int = 1) -> ParameterConjugateGradient:
-        """Nothing is left open."""
-        return self
 
     def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

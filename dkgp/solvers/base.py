@@ -1,0 +1,78 @@
+"""What a solver is to the driver: settings, a state to start from or to restore, and one round of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.state import SolverState
+
+__all__ = ["Method", "Solver", "check_precision"]
+
+State = TypeVar("State", bound=SolverState)
+
+
+class Method(ABC, Generic[State]):
+    """An iterative method with its settings.
+
+    Attributes
+    ----------
+    state_type : type
+        Its states' class.
+    precision : {"mixed", "double"}
+        "mixed" starts with float32 tiles, under a gradient that the driver verifies in float64; "double" takes float64
+        tiles throughout.
+    """
+
+    state_type: type[State]
+    precision: Literal["mixed", "double"] = "mixed"
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short name, as on the command line."""
+
+    def resolved(self, n: int, d: int, p: int = 1) -> Self:
+        """Return the settings with every automatic choice made for n samples, d features and p targets."""
+        return self
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Settings that determine the result, in plain JSON types; a checkpoint must match them."""
+
+    def start(
+        self,
+        operator: KernelOperator,
+        rhs: FloatArray,
+        initial: FloatArray | None = None,
+        gradient: FloatArray | None = None,
+    ) -> State:
+        """State before the first round; a warm start costs one float64 product where its gradient is not given."""
+        state = self.state_type.before_first_round(operator, rhs, initial, gradient)
+        state.precision = "double" if self.precision == "double" else "single"
+        return state
+
+    def restore(
+        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
+    ) -> State:
+        """State from a checkpoint, whose arrays are taken over."""
+        return self.state_type.from_checkpoint(rhs, arrays, metadata)
+
+    @abstractmethod
+    def advance(self, operator: KernelOperator, state: State) -> dict[str, float]:
+        """One round, in place; seconds by phase."""
+
+    def finish(self, state: State) -> None:
+        """Give up what is kept outside the state, of a solve that has converged."""
+
+
+Solver: TypeAlias = Method[Any]
+"""A method, whatever its states are."""
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision that there is none of."""
+    if precision not in ("mixed", "double"):
+        raise InputError(f"the precision must be 'mixed' or 'double'; got {precision!r}")
