@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 
-__all__ = ["Method", "Solver", "check_precision"]
+__all__ = ["Method", "Solver", "as_columns", "check_precision"]
 
 State = TypeVar("State", bound=SolverState)
 
@@ -76,3 +79,17 @@ def check_precision(precision: str) -> None:
     """Refuse a precision that there is none of."""
     if precision not in ("mixed", "double"):
         raise InputError(f"the precision must be 'mixed' or 'double'; got {precision!r}")
+
+
+def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:
+    """Return vectors as (n, p) float64 numbers; refuse other shapes, and what is not finite."""
+    columns = np.array(values, dtype=np.float64)
+    if columns.ndim == 1:
+        columns = columns[:, None]
+    if columns.ndim != 2 or columns.shape[0] != n or columns.shape[1] == 0:
+        raise InputError(f"{name} must have shape ({n},) or ({n}, p); got {columns.shape}")
+    if p is not None and columns.shape[1] != p:
+        raise InputError(f"{name} has shape {columns.shape}; expected {(n, p)}")
+    if not np.isfinite(columns).all():
+        raise InputError(f"{name} must be finite; row {int(np.argwhere(~np.isfinite(columns))[0][0])} is not")
+    return columns

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Solver
+from dkgp.solvers.base import Solver, as_columns
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.driver import run
@@ -104,16 +103,13 @@ def solve(
     InterruptedRunError
         `interrupted` answered true.
     """
-    y = right_hand_side(rhs, operator.n)
-    start = None if initial is None else right_hand_side(initial, operator.n, "the warm start")
-    if start is not None and start.shape != y.shape:
-        raise InputError(f"the warm start has shape {start.shape}; expected {y.shape}")
-    known = None
-    if initial_gradient is not None:
-        known = right_hand_side(initial_gradient, operator.n, "the warm start's gradient")
-        if start is None or known.shape != y.shape:
-            raise InputError(f"the warm start's gradient has shape {known.shape}; expected a warm start and {y.shape}")
-    chosen = (solver or GreedyBlockCoordinateDescent()).resolved(operator.n, operator.kernel.n_features, y.shape[1])
+    y = as_columns(rhs, operator.n, "the right-hand side")
+    n, p = y.shape
+    start = None if initial is None else as_columns(initial, n, "the warm start", p)
+    if initial_gradient is not None and start is None:
+        raise InputError("the gradient of a warm start was given, and no warm start; give both, or none")
+    known = None if initial_gradient is None else as_columns(initial_gradient, n, "the warm start's gradient", p)
+    chosen = (solver or GreedyBlockCoordinateDescent()).resolved(n, operator.kernel.n_features, p)
     done = run(
         operator,
         y,
@@ -136,15 +132,3 @@ def solve(
         # Of the last product, which was with alpha.
         operator.error_bound,
     )
-
-
-def right_hand_side(values: ArrayLike, n: int, name: str = "the right-hand side") -> FloatArray:
-    """Return y as (n, p) float64 numbers; refuse other shapes, and what is not finite."""
-    y = np.array(values, dtype=np.float64)
-    if y.ndim == 1:
-        y = y[:, None]
-    if y.ndim != 2 or y.shape[0] != n or y.shape[1] == 0:
-        raise InputError(f"{name} must have shape ({n},) or ({n}, p); got {y.shape}")
-    if not np.isfinite(y).all():
-        raise InputError(f"{name} must be finite; row {int(np.argwhere(~np.isfinite(y))[0][0])} is not")
-    return y

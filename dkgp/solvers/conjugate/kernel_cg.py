@@ -14,19 +14,20 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method, check_precision
 from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.state import SolverState
 
-__all__ = ["KernelConjugateGradient", "ParameterConjugateGradient", "RiskState"]
+__all__ = ["NULL_SHARE", "KernelConjugateGradient", "LeastSquaresState", "ParameterConjugateGradient", "kernel_product"]
 
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13
 
 
 @dataclass
-class RiskState(SolverState):
+class LeastSquaresState(SolverState):
     """A solve between two iterations.
 
     Attributes
@@ -46,10 +47,10 @@ class RiskState(SolverState):
 
 
 @dataclass(frozen=True)
-class _RiskSolver(Method[RiskState]):
+class _LeastSquaresSolver(Method[LeastSquaresState]):
     precision: Literal["mixed", "double"] = "mixed"
 
-    state_type = RiskState
+    state_type = LeastSquaresState
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -59,13 +60,17 @@ class _RiskSolver(Method[RiskState]):
         return {"solver": self.name, "precision": self.precision}
 
 
-def _product(operator: KernelOperator, state: RiskState, vectors: FloatArray) -> FloatArray:
+def kernel_product(operator: KernelOperator, vectors: FloatArray, precision: Precision) -> FloatArray:
     """K V, without the noise on the diagonal."""
+    return operator.matmat(vectors, precision) - operator.noise_variance * vectors
+
+
+def _product(operator: KernelOperator, state: LeastSquaresState, vectors: FloatArray) -> FloatArray:
     state.columns += operator.n
-    return operator.matmat(vectors, state.precision) - operator.noise_variance * vectors
+    return kernel_product(operator, vectors, state.precision)
 
 
-def _move(operator: KernelOperator, state: RiskState, step: FloatArray) -> None:
+def _move(operator: KernelOperator, state: LeastSquaresState, step: FloatArray) -> None:
     """Go `step` along the direction: alpha, and g by its image (K + s2 I) h."""
     state.alpha += step * state.direction
     state.gradient += step * (state.image + operator.noise_variance * state.direction)
@@ -74,7 +79,7 @@ def _move(operator: KernelOperator, state: RiskState, step: FloatArray) -> None:
 
 
 @dataclass(frozen=True)
-class KernelConjugateGradient(_RiskSolver):
+class KernelConjugateGradient(_LeastSquaresSolver):
     """Conjugate gradients in function space: Algorithm 1 with the closed-form step of least squares.
 
     Parameters
@@ -92,7 +97,7 @@ class KernelConjugateGradient(_RiskSolver):
         """Short name, as on the command line."""
         return "kcg"
 
-    def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
         slope = state.gradient.copy()
@@ -117,7 +122,12 @@ class KernelConjugateGradient(_RiskSolver):
         return {"update": time.perf_counter() - started}
 
     def _leave_the_null_space(
-        self, operator: KernelOperator, state: RiskState, slope: FloatArray, slope_image: FloatArray, step: FloatArray
+        self,
+        operator: KernelOperator,
+        state: LeastSquaresState,
+        slope: FloatArray,
+        slope_image: FloatArray,
+        step: FloatArray,
     ) -> None:
         """Where K g vanishes the function is the best there is, and g is what its coefficients still lack, times s2.
 
@@ -131,7 +141,7 @@ class KernelConjugateGradient(_RiskSolver):
 
 
 @dataclass(frozen=True)
-class ParameterConjugateGradient(_RiskSolver):
+class ParameterConjugateGradient(_LeastSquaresSolver):
     """Conjugate gradients on the risk's parameters, Hessian K'K + s2 K: what kernel CG is compared with.
 
     Its gradient is K g: where K is nearly singular, as of a smooth kernel, it cannot see what is left of g, and max |g|
@@ -156,7 +166,7 @@ class ParameterConjugateGradient(_RiskSolver):
         """Short name, as on the command line."""
         return "paramcg"
 
-    def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
         slope = _product(operator, state, state.gradient)
