@@ -343,7 +343,7 @@ def _checkpointing(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
         return checkpointing
-    latest = store.load_latest()
+    latest = checkpointing.latest()
     if latest is None:
         reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
         return checkpointing

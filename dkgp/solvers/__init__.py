@@ -12,7 +12,8 @@ from dkgp.solvers.cholesky.tiled import TiledCholesky
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky
-from dkgp.solvers.linear_system import Solution, solve
+from dkgp.solvers.driver import Solution
+from dkgp.solvers.linear_system import solve
 from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
     DualityGap,

@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 
-__all__ = ["Method", "Solver", "as_columns", "check_precision"]
+__all__ = ["Method", "Solver", "as_columns"]
 
 State = TypeVar("State", bound=SolverState)
 
@@ -31,6 +31,11 @@ class Method(ABC, Generic[State]):
 
     state_type: type[State]
     precision: Literal["mixed", "double"] = "mixed"
+
+    def __post_init__(self) -> None:
+        """Refuse a precision that there is none of; a subclass that refuses more calls this too."""
+        if self.precision not in ("mixed", "double"):
+            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
 
     @property
     @abstractmethod
@@ -73,12 +78,6 @@ class Method(ABC, Generic[State]):
 
 Solver: TypeAlias = Method[Any]
 """A method, whatever its states are."""
-
-
-def check_precision(precision: str) -> None:
-    """Refuse a precision that there is none of."""
-    if precision not in ("mixed", "double"):
-        raise InputError(f"the precision must be 'mixed' or 'double'; got {precision!r}")
 
 
 def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
 from dkgp.errors import InputError
@@ -21,33 +21,46 @@ from dkgp.solvers.record import Record
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StoppingRule, StopReason
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Solution", "run"]
 
 State = TypeVar("State", bound=SolverState)
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[State]):
-    """How a solve ended.
+class Solution:
+    """What a solve returns.
 
     Attributes
     ----------
-    state : SolverState
-        Its gradient is evaluated anew in float64 after the last step.
+    alpha : (n, p) float64
+    gradient : (n, p) float64
+        Kbar alpha - y, evaluated anew in float64 after the last step.
     reason : StopReason
         Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
     progress : Progress
         The last record, from the float64 gradient.
     history : list of Progress
+    solver : dict
+        Settings, automatic choices made.
     refreshes : int
         Full float64 passes that were needed.
+    product_error : float
+        Bound on the error of an entry of `gradient`, where the operator is approximate (tree sums); 0 elsewhere.
     """
 
-    state: State
+    alpha: FloatArray
+    gradient: FloatArray
     reason: StopReason
     progress: Progress
     history: list[Progress]
+    solver: dict[str, Any]
     refreshes: int
+    product_error: float = 0.0
+
+    @property
+    def converged(self) -> bool:
+        """Whether the tolerance was met."""
+        return self.reason.converged
 
 
 def run(
@@ -61,8 +74,8 @@ def run(
     callback: Callable[[Progress], None] | None = None,
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
-) -> Outcome[State]:
-    """Run a method, its settings resolved, for a right-hand side or targets (n, p).
+) -> tuple[Solution, State]:
+    """Run a method, its settings resolved, for a right-hand side or targets (n, p); return what it ends in, and how.
 
     The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
     """
@@ -116,4 +129,14 @@ def run(
                 break
         if reason.converged:
             method.finish(state)
-        return Outcome(state, reason, progress, record.history, precision.refreshes)
+        return Solution(
+            state.alpha,
+            state.gradient,
+            reason,
+            progress,
+            record.history,
+            method.settings(),
+            precision.refreshes,
+            # Of the last product, which was with alpha.
+            operator.error_bound,
+        ), state

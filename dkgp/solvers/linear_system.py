@@ -1,59 +1,20 @@
-"""Solve Kbar alpha = y by any method: what is refused, what is taken by default, and what comes back."""
+"""Solve Kbar alpha = y by any method: what is refused, and what is taken by default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import KernelOperator
 from dkgp.solvers.base import Solver, as_columns
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.checkpointing import Checkpointing
-from dkgp.solvers.driver import run
-from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule, StopReason
+from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule
 
-__all__ = ["Solution", "solve"]
-
-
-@dataclass(frozen=True)
-class Solution:
-    """What a solve returns.
-
-    Attributes
-    ----------
-    alpha : (n, p) float64
-    gradient : (n, p) float64
-        Kbar alpha - y, evaluated anew in float64 after the last step.
-    reason : StopReason
-        Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
-    progress : Progress
-        The last record, from the float64 gradient.
-    history : list of Progress
-    solver : dict
-        Settings, automatic choices made.
-    refreshes : int
-        Full float64 passes that were needed.
-    product_error : float
-        Bound on the error of an entry of `gradient`, where the operator is approximate (tree sums); 0 elsewhere.
-    """
-
-    alpha: FloatArray
-    gradient: FloatArray
-    reason: StopReason
-    progress: Progress
-    history: list[Progress]
-    solver: dict[str, Any]
-    refreshes: int
-    product_error: float = 0.0
-
-    @property
-    def converged(self) -> bool:
-        """Whether the tolerance was met."""
-        return self.reason.converged
+__all__ = ["solve"]
 
 
 def solve(
@@ -110,7 +71,7 @@ def solve(
         raise InputError("the gradient of a warm start was given, and no warm start; give both, or none")
     known = None if initial_gradient is None else as_columns(initial_gradient, n, "the warm start's gradient", p)
     chosen = (solver or GreedyBlockCoordinateDescent()).resolved(n, operator.kernel.n_features, p)
-    done = run(
+    solution, _ = run(
         operator,
         y,
         chosen,
@@ -121,14 +82,4 @@ def solve(
         checkpointing=checkpointing,
         interrupted=interrupted,
     )
-    return Solution(
-        done.state.alpha,
-        done.state.gradient,
-        done.reason,
-        done.progress,
-        done.history,
-        chosen.settings(),
-        done.refreshes,
-        # Of the last product, which was with alpha.
-        operator.error_bound,
-    )
+    return solution

@@ -23,14 +23,14 @@ from numpy.typing import ArrayLike
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method, as_columns, check_precision
+from dkgp.solvers.base import Method, as_columns
 from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, kernel_product
-from dkgp.solvers.driver import Outcome, run
+from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.state import SolverState
-from dkgp.solvers.stopping import DualityGap, MaxIterations, Progress, StopReason
+from dkgp.solvers.stopping import DualityGap, MaxIterations, Progress
 
 __all__ = ["Risk", "RiskConjugateGradient", "RiskSolution", "RiskState", "minimise_risk"]
 
@@ -106,15 +106,19 @@ class RiskState(SolverState):
     square: FloatArray = field(default_factory=lambda: np.zeros(0))
     bound: FloatArray = field(default_factory=lambda: np.zeros(0))
 
+    @property
+    def here(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Targets, alpha and values: what the risk is a function of."""
+        return self.rhs, self.alpha, self.values
+
     def settle(self) -> None:
         """Let the gradient follow from alpha and the values."""
-        self.gradient = self.risk.gradient(self.rhs, self.alpha, self.values)
+        self.gradient = self.risk.gradient(*self.here)
 
     def raise_bound(self, gradient_image: FloatArray) -> None:
         """Take the better of the bounds that are known here, K g at hand, and that was known before."""
-        here = (self.rhs, self.alpha, self.values)
-        by_gradient = self.risk.bound_by_gradient(*here, gradient_image)
-        self.bound = np.maximum.reduce([self.bound, self.risk.lower_bound(*here), by_gradient])
+        by_gradient = self.risk.bound_by_gradient(*self.here, gradient_image)
+        self.bound = np.maximum.reduce([self.bound, self.risk.lower_bound(*self.here), by_gradient])
 
     def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
         """Compute the values anew in float64, and the bound where it was evaluated in float32."""
@@ -129,9 +133,8 @@ class RiskState(SolverState):
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""
-        here = (self.rhs, self.alpha, self.values)
-        risk = float(np.sum(self.risk.value(*here)))
-        below = float(np.sum(np.maximum(self.bound, self.risk.lower_bound(*here))))
+        risk = float(np.sum(self.risk.value(*self.here)))
+        below = float(np.sum(np.maximum(self.bound, self.risk.lower_bound(*self.here))))
         at_zero = self.risk.loss.slope(self.rhs, np.zeros_like(self.rhs))
         norms, scale = np.linalg.norm(self.gradient, axis=0), np.linalg.norm(at_zero, axis=0)
         size = max(abs(risk), abs(below))
@@ -169,9 +172,6 @@ class RiskConjugateGradient(Method[RiskState]):
     name = "risk-cg"
     state_type = RiskState
 
-    def __post_init__(self) -> None:
-        check_precision(self.precision)
-
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
         return {
@@ -196,7 +196,7 @@ class RiskConjugateGradient(Method[RiskState]):
         state.precision = "double" if self.precision == "double" else "single"
         if initial is None:
             state.settle()
-            state.bound = self.risk.lower_bound(rhs, alpha, state.values)
+            state.bound = self.risk.lower_bound(*state.here)
         else:
             state.renew_gradient(operator, state.precision)
         return state
@@ -277,29 +277,19 @@ class RiskSolution:
 
     Attributes
     ----------
-    alpha, values : (n, p) float64
-        Its coefficients, and its values at the samples: K alpha, evaluated anew in float64 after the last step.
+    solution : Solution
+        Its coefficients alpha, why the search stopped, and the way there: `objective` of a record is the risk,
+        `objective_gap_bound` how far it is from the least at most, `duality_gap` that over the larger magnitude of the
+        risk and the bound below it.
+    values : (n, p) float64
+        Its values at the samples: K alpha, evaluated anew in float64 after the last step.
     lower_bound : (p,) float64
         No function's risk is below it.
-    reason : StopReason
-        Why the search stopped; `reason.converged` says whether the gap was closed.
-    progress : Progress
-        The last record: `objective` is the risk, `objective_gap_bound` how far it is from the least at most,
-        `duality_gap` that over the larger of the two bounds' magnitudes.
-    history : list of Progress
     """
 
-    alpha: FloatArray
+    solution: Solution
     values: FloatArray
     lower_bound: FloatArray
-    reason: StopReason
-    progress: Progress
-    history: list[Progress]
-
-    @property
-    def converged(self) -> bool:
-        """Whether the gap was closed."""
-        return self.reason.converged
 
 
 def minimise_risk(
@@ -348,7 +338,7 @@ def minimise_risk(
         if not value > 0.0 or not np.isfinite(value):
             raise InputError(f"{name} must be finite and positive; got {value!r}")
     start = None if initial is None else as_columns(initial, operator.n, "the warm start", y.shape[1])
-    done: Outcome[RiskState] = run(
+    solution, state = run(
         operator,
         y,
         RiskConjugateGradient(Risk(loss, regularisation), precision),
@@ -358,6 +348,4 @@ def minimise_risk(
         checkpointing=checkpointing,
         interrupted=interrupted,
     )
-    state = done.state
-    bound = np.maximum(state.bound, state.risk.lower_bound(y, state.alpha, state.values))
-    return RiskSolution(state.alpha, state.values, bound, done.reason, done.progress, done.history)
+    return RiskSolution(solution, state.values, np.maximum(state.bound, state.risk.lower_bound(*state.here)))

@@ -19,7 +19,7 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Features, Precision
 from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import KernelOperator
-from dkgp.solvers.base import Method, check_precision
+from dkgp.solvers.base import Method
 from dkgp.solvers.state import SolverState
 
 __all__ = ["SequentialMinimalOptimization"]
@@ -180,7 +180,7 @@ class SequentialMinimalOptimization(Method[PairState]):
     state_type = PairState
 
     def __post_init__(self) -> None:
-        check_precision(self.precision)
+        super().__post_init__()
         if self.steps_per_round != "auto" and self.steps_per_round < 1:
             raise InputError(f"steps per round must be 'auto' or at least 1; got {self.steps_per_round!r}")
         if self.cache_bytes < 0:

@@ -55,11 +55,11 @@ def least_risk(loss: Any, targets: np.ndarray, regularisation: float) -> float:
 @losses
 def test_the_least_risk_of_a_general_optimiser(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
     solution = minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, regularisation=0.1, gap=1e-6)
-    assert solution.converged
+    assert solution.solution.converged
     least = least_risk(loss, targets, 0.1)
-    assert solution.progress.objective == pytest.approx(least, rel=2e-6)
+    assert solution.solution.progress.objective == pytest.approx(least, rel=2e-6)
     assert solution.lower_bound[0] <= least * (1 + 1e-7)
-    np.testing.assert_allclose(solution.values, K @ solution.alpha, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(solution.values, K @ solution.solution.alpha, rtol=0, atol=1e-8)
 
 
 @losses
@@ -86,7 +86,7 @@ def test_the_squared_loss_takes_the_closed_forms_way(executor: LocalExecutor) ->
             solver=KernelConjugateGradient("double"),
             stopping=GradientInfNorm(1e-15) | MaxIterations(count),
         )
-        np.testing.assert_allclose(general.alpha, closed.alpha, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(general.solution.alpha, closed.alpha, rtol=0, atol=1e-8)
 
 
 def test_what_cannot_be_minimised(executor: LocalExecutor) -> None:
@@ -105,18 +105,18 @@ def test_the_iteration_limit_is_told(executor: LocalExecutor) -> None:
     solution = minimise_risk(
         PROBLEM.blocked(executor), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-9, max_iterations=3
     )
-    assert not solution.converged
-    assert solution.progress.iteration == 3
+    assert not solution.solution.converged
+    assert solution.solution.progress.iteration == 3
 
 
 @losses
 def test_float32_rounds_end_in_bounds_of_float64(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
     solution = minimised(executor, targets, loss, precision="mixed")
-    assert solution.converged
-    least, values = least_risk(loss, targets, 0.1), K @ solution.alpha
+    assert solution.solution.converged
+    least, values = least_risk(loss, targets, 0.1), K @ solution.solution.alpha
     np.testing.assert_allclose(solution.values, values, rtol=0, atol=1e-10)
-    risk = loss.value(targets[:, None], values).sum() + 0.05 * float(np.sum(solution.alpha * values))
-    assert solution.progress.objective == pytest.approx(risk, rel=1e-12)
+    risk = loss.value(targets[:, None], values).sum() + 0.05 * float(np.sum(solution.solution.alpha * values))
+    assert solution.solution.progress.objective == pytest.approx(risk, rel=1e-12)
     assert solution.lower_bound[0] <= least * (1 + 1e-7) <= risk * (1 + 2e-7)
     assert risk - solution.lower_bound[0] <= 1e-5 * risk
 
@@ -135,14 +135,18 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(
             loss,
             precision=precision,
             callback=lambda progress: done.__setitem__(0, progress.iteration),
-            interrupted=lambda: done[0] >= whole.progress.iteration // 2,
+            interrupted=lambda: done[0] >= whole.solution.progress.iteration // 2,
             checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
         )
     again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
     resumed = minimised(executor, targets, loss, precision=precision, checkpointing=again)
-    for name in ("alpha", "values", "lower_bound"):
-        assert getattr(resumed, name).tobytes() == getattr(whole, name).tobytes()
-    assert len(resumed.history) == len(whole.history)
+    for ended, expected in (
+        (resumed.solution.alpha, whole.solution.alpha),
+        (resumed.values, whole.values),
+        (resumed.lower_bound, whole.lower_bound),
+    ):
+        assert ended.tobytes() == expected.tobytes()
+    assert len(resumed.solution.history) == len(whole.solution.history)
     again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
     with pytest.raises(CheckpointError, match="its solver is .*'regularisation': 0.1.*; this run's is .*0.2"):
         minimised(executor, targets, loss, precision=precision, regularisation=0.2, checkpointing=again)
@@ -151,10 +155,10 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(
 def test_each_target_as_if_it_were_alone(executor: LocalExecutor) -> None:
     labels = np.column_stack([LABELS, -LABELS, np.roll(LABELS, 7)])
     together = minimised(executor, labels, LogisticLoss(), gap=1e-7)
-    assert together.converged
+    assert together.solution.converged
     np.testing.assert_allclose(together.values[:, 1], -together.values[:, 0], atol=1e-9)
     # Strong convexity: lambda ||f - f*||^2 / 2 is within the gap, and ||f||_inf^2 within ||f||^2.
-    width = 2.0 * np.sqrt(2.0 * together.progress.objective_gap_bound / 0.1)
+    width = 2.0 * np.sqrt(2.0 * together.solution.progress.objective_gap_bound / 0.1)
     for target in range(3):
         alone = minimised(executor, labels[:, target], LogisticLoss(), gap=1e-7)
         np.testing.assert_allclose(together.values[:, [target]], alone.values, rtol=0, atol=width)
@@ -162,10 +166,10 @@ def test_each_target_as_if_it_were_alone(executor: LocalExecutor) -> None:
 
 def test_started_near_the_least_it_needs_less(executor: LocalExecutor) -> None:
     cold = minimised(executor, LABELS, LogisticLoss())
-    assert minimised(executor, LABELS, LogisticLoss(), initial=cold.alpha).progress.iteration == 0
-    near = minimised(executor, LABELS, LogisticLoss(), initial=1.01 * cold.alpha)
-    assert near.converged
-    assert 0 < near.progress.iteration < cold.progress.iteration
+    assert minimised(executor, LABELS, LogisticLoss(), initial=cold.solution.alpha).solution.progress.iteration == 0
+    near = minimised(executor, LABELS, LogisticLoss(), initial=1.01 * cold.solution.alpha)
+    assert near.solution.converged
+    assert 0 < near.solution.progress.iteration < cold.solution.progress.iteration
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
@@ -174,6 +178,6 @@ def test_equal_samples_close_the_gap(executor: LocalExecutor, precision: str) ->
     inputs, labels = np.repeat([[0.0, 1.0], [1.0, 0.0]], 6, axis=0), np.tile([1.0, 1.0, -1.0], 4)
     operator = BlockedKernelOperator(SquaredExponential((1.0, 2.0)), 0.1, ArrayInputs(inputs), executor)
     solution = minimise_risk(operator, labels, loss=LogisticLoss(), regularisation=0.1, gap=1e-10, precision=precision)
-    assert solution.converged
-    alike = solution.alpha[labels == 1.0][:4]
+    assert solution.solution.converged
+    alike = solution.solution.alpha[labels == 1.0][:4]
     np.testing.assert_allclose(alike, np.broadcast_to(alike[0], alike.shape), rtol=1e-3)

@@ -8,7 +8,7 @@ same everywhere.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -106,18 +106,6 @@ class BlockGrowth:
             pace = passes / decades if decades > 0.0 else np.inf
             self.size = grown_block_size(n, d, candidates, first, self.size, pace, largest)
         self.review_columns, self.review_norm = columns, norm
-
-    def start_over(self) -> None:
-        """Count anew from here: what the gradient falls by from a renewed one tells nothing."""
-        self.review_norm = 0.0
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        return {
-            "block_size": self.size,
-            "review_columns": self.review_columns,
-            "review_norm": self.review_norm,
-        }
 
 
 def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method, check_precision
+from dkgp.solvers.base import Method
 from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline
@@ -51,14 +51,20 @@ class BlockState(SolverState):
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        return {**super().metadata(), "held": len(self.memory.held), **self.growth.metadata()}
+        growth = self.growth
+        grown = {
+            "block_size": growth.size,
+            "review_columns": growth.review_columns,
+            "review_norm": growth.review_norm,
+        }
+        return {**super().metadata(), "held": len(self.memory.held), **grown}
 
     def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
         """Continue from a recomputed gradient; the remembered images belong to the old recursion and go."""
         super().renew_gradient(operator, precision)
         self.memory.clear()
         self.blocks.forget()
-        self.growth.start_over()
+        self.growth.review_norm = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
             )
         if not _is_whole(self.memory, least=0):
             raise InputError(f"the memory must be a whole number of steps, zero or more; got {self.memory!r}")
-        check_precision(self.precision)
+        super().__post_init__()
 
     def resolved(self, n: int, d: int, p: int = 1) -> GreedyBlockCoordinateDescent:
         """Return these settings with concrete block sizes, not above n."""

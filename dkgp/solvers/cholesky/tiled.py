@@ -19,7 +19,7 @@ from dkgp.errors import InputError, NumericalError, StorageError, UsageError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method, check_precision
+from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.gradient import column_products, ratio
@@ -122,7 +122,7 @@ class TiledCholesky(Method[TiledCholeskyState]):
     state_type = TiledCholeskyState
 
     def __post_init__(self) -> None:
-        check_precision(self.precision)
+        super().__post_init__()
         if self.tile_rows != "auto" and self.tile_rows < 1:
             raise InputError(f"tile_rows must be 'auto' or at least 1; got {self.tile_rows!r}")
         if self.memory_bytes < 1 or (self.disk_budget_bytes is not None and self.disk_budget_bytes < 1):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method, check_precision
+from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner
 from dkgp.solvers.state import SolverState
 
@@ -74,9 +74,6 @@ class ConjugateGradient(Method[ConjugateGradientState]):
     precision: Literal["mixed", "double"] = "mixed"
 
     state_type = ConjugateGradientState
-
-    def __post_init__(self) -> None:
-        check_precision(self.precision)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method, check_precision
+from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.state import SolverState
 
@@ -51,9 +51,6 @@ class _LeastSquaresSolver(Method[LeastSquaresState]):
     precision: Literal["mixed", "double"] = "mixed"
 
     state_type = LeastSquaresState
-
-    def __post_init__(self) -> None:
-        check_precision(self.precision)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
