@@ -4,7 +4,8 @@ One round: the selection chooses an active set B and the step delta that minimis
 made conjugate to the last few (which costs no kernel evaluation, because their images under Kbar are the updates of
 their own rounds) and taken with its exact length; workers compute Kbar[:, B] delta for all rows; the gradient follows.
 
-With `memory=0` and one variable a step this is the paper's method to the letter.
+With `memory=0` and one variable a step this is the paper's method to the letter. What else was tried, and what it
+brought: docs/experiments.md.
 """
 
 from __future__ import annotations
