@@ -19,7 +19,7 @@ from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
-from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
+from dkgp.solvers.block_descent.block_size import BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline
 from dkgp.solvers.block_descent.selection import GreedySelection, Selection
@@ -36,14 +36,11 @@ class BlockState(SolverState):
     ----------
     memory : ConjugateMemory
         The last steps.
-    growth : BlockGrowth
-        The size of the next blocks.
     blocks : SelectionPipeline
-        Their active sets; not part of a checkpoint: what was chosen ahead is chosen again.
+        The active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
     """
 
     memory: ConjugateMemory = field(init=False)
-    growth: BlockGrowth = field(init=False)
     blocks: SelectionPipeline = field(init=False)
 
     def arrays(self) -> dict[str, FloatArray]:
@@ -52,7 +49,7 @@ class BlockState(SolverState):
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        growth = self.growth
+        growth = self.blocks.growth
         grown = {
             "block_size": growth.size,
             "review_columns": growth.review_columns,
@@ -65,7 +62,6 @@ class BlockState(SolverState):
         super().renew_gradient(operator, precision)
         self.memory.clear()
         self.blocks.forget()
-        self.growth.review_norm = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,18 +155,17 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         state = super().restore(operator, rhs, arrays, metadata)
         self._equip(operator, state)
         state.memory.restore(arrays)
-        state.growth.size = int(metadata["block_size"])
-        state.growth.review_columns = int(metadata["review_columns"])
-        state.growth.review_norm = float(metadata["review_norm"])
+        growth = state.blocks.growth
+        growth.size = int(metadata["block_size"])
+        growth.review_columns, growth.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
         return state
 
     def _equip(self, operator: KernelOperator, state: BlockState) -> None:
         """Resolve the settings, once, into what the rounds go by."""
         n, p = state.rhs.shape
-        sizes = self._sizes(n, operator.kernel.n_features)
         state.memory = ConjugateMemory(n, p, self.memory)
-        state.growth = BlockGrowth(sizes, sizes.first)
-        state.blocks = SelectionPipeline(operator, self.selection, sizes.first, self.seed, p)
+        sizes = self._sizes(n, operator.kernel.n_features)
+        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p)
 
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """Steps 3 and 4 of Algorithm 1, in place.
@@ -183,22 +178,21 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
         clock, memory, blocks = _Clock(), state.memory, state.blocks
-        # Step 3: the active set B, chosen greedily, and the step delta that is best on it: Kbar_BB delta = -g_B.
-        active = blocks.take(state.gradient, state.growth.size, state.iteration)
+        # Step 3: the active set B, chosen greedily, and the best step on it: Kbar_BB delta = -g_B.
+        block = blocks.select(state.gradient, state.iteration)
         clock.lap("select")
-        delta = active.solve()
+        delta = block.solve()
         # Not in the paper: p = delta - sum_j c_j p_j, conjugate to the last steps, and its exact length.
-        step = memory.conjugate(active.indices, delta, active.gradient[: active.size])
+        step = memory.conjugate(block.indices, delta, block.gradient[: block.size])
         # Step 4: Kbar_B delta is started, alpha moves, and g follows once the product is back.
-        state.growth.review(state.columns, state.gradient)
-        blocks.announce(state.growth.size, state.iteration)
-        columns = operator.columns_to_evaluate(step.indices, state.precision)
+        blocks.announce(state.gradient, state.columns, state.iteration)
+        state.columns += operator.columns_to_evaluate(step.indices, state.precision)
         pending = operator.submit_columns(step.indices, delta, state.precision)
         state.note_step(memory.move(state.alpha, step))
+        state.iteration += 1
         clock.lap("vectors")
-        state.iteration, state.columns = state.iteration + 1, state.columns + columns
         update = GradientUnderWay(operator, state.gradient, memory, step, pending, state.precision)
-        blocks.prepare(update, state.growth.size, state.iteration)
+        blocks.prepare(update, state.iteration)
         clock.lap("select")
         update.settle()
         clock.lap("wait")

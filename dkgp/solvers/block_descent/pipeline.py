@@ -7,6 +7,7 @@ import numpy as np
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns
+from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
 from dkgp.solvers.block_descent.selection import GradientView, Selection
 from dkgp.solvers.block_descent.subproblem import Subproblem
@@ -25,61 +26,72 @@ class SelectionPipeline:
     operator : KernelOperator
     selection : Selection
         Of blocks of the first size; blocks that have grown draw fewer candidates for each variable.
-    first_size : int
-        Block size at the start.
+    sizes : BlockSizes
     seed, targets : int
+
+    Attributes
+    ----------
+    growth : BlockGrowth
+        The size of the next set.
     """
 
     def __init__(
-        self, operator: KernelOperator, selection: Selection, first_size: int, seed: int, targets: int
+        self, operator: KernelOperator, selection: Selection, sizes: BlockSizes, seed: int, targets: int
     ) -> None:
-        self._operator, self._selection, self._first_size = operator, selection, first_size
-        self._seed, self._targets = seed, targets
+        self.growth = BlockGrowth(sizes, sizes.first)
+        self._operator, self._selection, self._seed, self._targets = operator, selection, seed, targets
         self._typical_entry = operator.typical_entry()
-        self._active = self._subproblem(first_size)
-        self._spare = self._subproblem(first_size) if operator.overlaps else None
+        self._active = self._subproblem()
+        self._spare = self._subproblem() if operator.overlaps else None
         self._prepared = False
 
-    def take(self, gradient: FloatArray, size: int, iteration: int) -> Subproblem:
+    def select(self, gradient: FloatArray, iteration: int) -> Subproblem:
         """Return the active set of a round: the one that was prepared for it, or else one chosen now."""
         if not self._prepared:
-            self._choose(SettledGradient(gradient), size, iteration)
+            self._choose(SettledGradient(gradient), iteration)
         self._prepared = False
         return self._active
 
-    def announce(self, size: int, iteration: int) -> None:
-        """Tell an operator out of core, before it starts a round, whose inputs are to come with it."""
+    def announce(self, gradient: FloatArray, columns: int, iteration: int) -> None:
+        """Settle the size of the sets to come; tell an operator out of core whose inputs are to come with this round.
+
+        Before the round's update, which the next selection need not wait for: so that its size does not either.
+        """
+        self.growth.review(columns, gradient)
         if self._operator.holds_inputs:
             return
         # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
         # the round is under way, by the one after it.
         ahead = 2 if self._operator.overlaps else 1
-        coming = self._at(size).announced(self._operator, size, self._seed, iteration + ahead)
+        coming = self._next.announced(self._operator, self.growth.size, self._seed, iteration + ahead)
         if coming is not None:
             self._operator.announce(coming)
 
-    def prepare(self, view: GradientView, size: int, iteration: int) -> None:
+    def prepare(self, view: GradientView, iteration: int) -> None:
         """Choose the active set of a coming round, where the operator overlaps; the one taken stays as it is."""
         if self._spare is not None:
             self._active, self._spare = self._spare, self._active
-            self._choose(view, size, iteration)
+            self._choose(view, iteration)
             self._prepared = True
 
     def forget(self) -> None:
-        """Give up what was prepared: the gradient it was chosen by has been renewed."""
+        """Give up what was prepared, and what is known of the pace: the gradient has been renewed."""
         self._prepared = False
+        self.growth.review_norm = 0.0
 
-    def _at(self, size: int) -> Selection:
-        return self._selection.grown(self._first_size, size)
+    @property
+    def _next(self) -> Selection:
+        return self._selection.grown(self.growth.sizes.first, self.growth.size)
 
-    def _choose(self, view: GradientView, size: int, iteration: int) -> None:
+    def _choose(self, view: GradientView, iteration: int) -> None:
+        size = self.growth.size
         if self._active.capacity < size:
-            self._active = self._subproblem(size)
+            self._active = self._subproblem()
         self._active.reset()
-        self._at(size).fill(self._active, self._operator, view, size, self._seed, iteration)
+        self._next.fill(self._active, self._operator, view, size, self._seed, iteration)
 
-    def _subproblem(self, size: int) -> Subproblem:
-        return Subproblem(self._operator, size, self._targets, typical_entry=self._typical_entry)
+    def _subproblem(self) -> Subproblem:
+        return Subproblem(self._operator, self.growth.size, self._targets, typical_entry=self._typical_entry)
 
 
 class SettledGradient:
