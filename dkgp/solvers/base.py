@@ -58,15 +58,23 @@ class Method(ABC, Generic[State]):
         gradient: FloatArray | None = None,
     ) -> State:
         """State before the first round; a warm start costs one float64 product where its gradient is not given."""
-        state = self.state_type.before_first_round(operator, rhs, initial, gradient)
-        state.precision = "double" if self.precision == "double" else "single"
+        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
+        state = self.state_type(alpha, alpha, rhs, precision="double" if self.precision == "double" else "single")
+        self.equip(operator, state)
+        state.begin(operator, initial is not None, gradient)
         return state
 
     def restore(
         self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
     ) -> State:
         """State from a checkpoint, whose arrays are taken over."""
-        return self.state_type.from_checkpoint(rhs, arrays, metadata)
+        state = self.state_type(arrays["alpha"], arrays["gradient"], rhs)
+        state.read(arrays, metadata)
+        self.equip(operator, state)
+        return state
+
+    def equip(self, operator: KernelOperator, state: State) -> None:
+        """Give a state what it holds besides its numbers."""
 
     @abstractmethod
     def advance(self, operator: KernelOperator, state: State) -> dict[str, float]:

@@ -51,13 +51,7 @@ class Checkpointing:
 class Checkpoints:
     """The checkpoints of one solve; without settings there are none.
 
-    Parameters
-    ----------
-    settings : Checkpointing or None
-    solver : dict
-        Settings of the solver, which a resumed one must share.
-    loop : callable
-        What the driver keeps beside the state, in plain JSON types.
+    A resumed solve must share the solver's settings, `solver`; `loop` tells what the driver keeps beside the state.
     """
 
     def __init__(
@@ -112,15 +106,7 @@ class Checkpoints:
 
 
 class Interruption:
-    """A wish to end the solve between two rounds.
-
-    Parameters
-    ----------
-    wanted : callable or None
-        Answers true when the solve is to end.
-    checkpoints : Checkpoints
-        Where the state goes then.
-    """
+    """A wish to end the solve between two rounds, its state saved; `wanted` answers whether there is one."""
 
     def __init__(self, wanted: Callable[[], bool] | None, checkpoints: Checkpoints) -> None:
         self._wanted, self._checkpoints = wanted, checkpoints

@@ -34,17 +34,7 @@ LEAST_GAIN = 0.5
 
 
 class PrecisionPolicy:
-    """Float32 rounds for as long as they do.
-
-    Parameters
-    ----------
-    operator : KernelOperator
-
-    Attributes
-    ----------
-    refreshes : int
-        Gradients computed in float64 so far.
-    """
+    """Float32 rounds for as long as they do; `refreshes` counts the gradients computed in float64."""
 
     def __init__(self, operator: KernelOperator) -> None:
         self.refreshes = 0

@@ -15,14 +15,7 @@ __all__ = ["Record"]
 
 
 class Record:
-    """The history of a solve, and the clock and the count of kernel entries that go with it.
-
-    Parameters
-    ----------
-    operator : KernelOperator
-    callback : callable, optional
-        Hears of every round.
-    """
+    """The history of a solve, with its clock and its count of kernel entries; `callback` hears of every round."""
 
     def __init__(self, operator: KernelOperator, callback: Callable[[Progress], None] | None) -> None:
         self.history: list[Progress] = []

@@ -111,6 +111,15 @@ class RiskState(SolverState):
         """Targets, alpha and values: what the risk is a function of."""
         return self.rhs, self.alpha, self.values
 
+    def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
+        """Find the values at the start, which a given gradient does not tell: a warm start costs two products."""
+        self.values, self.bound = np.zeros_like(self.rhs), np.full(self.rhs.shape[1], -np.inf)
+        super().begin(operator, False, None)
+        if warm:
+            self.renew_gradient(operator, self.precision)
+        else:
+            self.settle()
+
     def settle(self) -> None:
         """Let the gradient follow from alpha and the values."""
         self.gradient = self.risk.gradient(*self.here)
@@ -181,33 +190,9 @@ class RiskConjugateGradient(Method[RiskState]):
             "regularisation": self.risk.regularisation,
         }
 
-    def start(
-        self,
-        operator: KernelOperator,
-        rhs: FloatArray,
-        initial: FloatArray | None = None,
-        gradient: FloatArray | None = None,
-    ) -> RiskState:
-        """State before the first iteration; a warm start costs two float64 products, whatever is known of it."""
-        p = rhs.shape[1]
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        state = RiskState(alpha, alpha, rhs, exact=True, moved=np.zeros(p))
-        state.risk, state.values, state.bound = self.risk, np.zeros_like(rhs), np.full(p, -np.inf)
-        state.precision = "double" if self.precision == "double" else "single"
-        if initial is None:
-            state.settle()
-            state.bound = self.risk.lower_bound(*state.here)
-        else:
-            state.renew_gradient(operator, state.precision)
-        return state
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> RiskState:
-        """State from a checkpoint."""
-        state = super().restore(operator, rhs, arrays, metadata)
+    def equip(self, operator: KernelOperator, state: RiskState) -> None:
+        """Tell the state what is minimised."""
         state.risk = self.risk
-        return state
 
     def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

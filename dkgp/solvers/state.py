@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,26 +53,14 @@ class SolverState:
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
 
-    @classmethod
-    def before_first_round(
-        cls, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None, gradient: FloatArray | None
-    ) -> Self:
-        """Return alpha = 0, g = -y, or a warm start; its gradient takes a float64 product where it is not given."""
-        if initial is None:
-            alpha, gradient = np.zeros_like(rhs), -rhs
+    def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
+        """Find the gradient at the start: -y at alpha = 0; at a warm start a float64 product where it is not given."""
+        if not warm:
+            self.gradient = -self.rhs
         else:
-            alpha = initial.copy()
-            gradient = operator.matmat(alpha) - rhs if gradient is None else gradient.copy()
-        return cls(alpha, gradient, rhs, exact=True, moved=np.zeros(rhs.shape[1]))
-
-    @classmethod
-    def from_checkpoint(cls, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> Self:
-        """Return the state that `arrays` and `metadata` were written of; the arrays are taken over."""
-        state = cls(arrays["alpha"], arrays["gradient"], rhs)
-        for name in cls.saved:
-            setattr(state, name, arrays[name])
-        state.read_metadata(metadata)
-        return state
+            self.gradient = operator.matmat(self.alpha) - self.rhs if gradient is None else gradient.copy()
+        self.moved = np.zeros(self.rhs.shape[1])
+        self.exact = True
 
     def note_step(self, squared_norm: FloatArray) -> None:
         """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32.
@@ -97,8 +85,10 @@ class SolverState:
             "risk_width": self.risk_width if math.isfinite(self.risk_width) else None,
         }
 
-    def read_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's scalars."""
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        for name in self.saved:
+            setattr(self, name, arrays[name])
         self.iteration = int(metadata["iteration"])
         self.columns = int(metadata["columns"])
         self.precision = metadata["precision"]

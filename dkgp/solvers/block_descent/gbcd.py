@@ -136,36 +136,23 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
             **self.selection.settings(),
         }
 
-    def start(
-        self,
-        operator: KernelOperator,
-        rhs: FloatArray,
-        initial: FloatArray | None = None,
-        gradient: FloatArray | None = None,
-    ) -> BlockState:
-        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start."""
-        state = super().start(operator, rhs, initial, gradient)
-        self._equip(operator, state)
-        return state
+    def equip(self, operator: KernelOperator, state: BlockState) -> None:
+        """Resolve the settings, once, into what the rounds go by."""
+        n, p = state.rhs.shape
+        state.memory = ConjugateMemory(n, p, self.memory)
+        sizes = self._sizes(n, operator.kernel.n_features)
+        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p)
 
     def restore(
         self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
     ) -> BlockState:
         """State from a checkpoint, its steps remembered and its blocks as large as they had grown."""
         state = super().restore(operator, rhs, arrays, metadata)
-        self._equip(operator, state)
         state.memory.restore(arrays)
         growth = state.blocks.growth
         growth.size = int(metadata["block_size"])
         growth.review_columns, growth.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
         return state
-
-    def _equip(self, operator: KernelOperator, state: BlockState) -> None:
-        """Resolve the settings, once, into what the rounds go by."""
-        n, p = state.rhs.shape
-        state.memory = ConjugateMemory(n, p, self.memory)
-        sizes = self._sizes(n, operator.kernel.n_features)
-        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p)
 
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """Steps 3 and 4 of Algorithm 1, in place.

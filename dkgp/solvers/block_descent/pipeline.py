@@ -19,20 +19,8 @@ class SelectionPipeline:
     """The active sets of a run, one after the other.
 
     Where the operator overlaps, the next set is chosen while the workers compute a round's product; elsewhere when its
-    round begins. The sets are the same.
-
-    Parameters
-    ----------
-    operator : KernelOperator
-    selection : Selection
-        Of blocks of the first size; blocks that have grown draw fewer candidates for each variable.
-    sizes : BlockSizes
-    seed, targets : int
-
-    Attributes
-    ----------
-    growth : BlockGrowth
-        The size of the next set.
+    round begins. The sets are the same. `growth` holds the size of the next one; `selection` is that of the first
+    size.
     """
 
     def __init__(
@@ -95,12 +83,7 @@ class SelectionPipeline:
 
 
 class SettledGradient:
-    """The gradient when nothing is under way.
-
-    Parameters
-    ----------
-    gradient : (n, p) float64
-    """
+    """The gradient when nothing is under way."""
 
     def __init__(self, gradient: FloatArray) -> None:
         self._gradient = gradient
@@ -120,17 +103,8 @@ class GradientUnderWay:
     At a few samples it is cheaper to evaluate K(candidates, B) delta here than to wait. The tile loops give the same
     bits for a row wherever it is evaluated, so it makes no difference to the result which way a value was had.
 
-    Parameters
-    ----------
-    operator : KernelOperator
-    gradient : (n, p) float64
-        g before the step; `settle` updates it in place.
-    memory : ConjugateMemory
-    step : BlockStep
-    pending : PendingColumns
-        Kbar[:, B] delta.
-    precision : {"single", "double"}
-        Of its tiles.
+    `gradient` is the one before the step, which `settle` updates in place; `pending` is Kbar[:, B] delta, by tiles of
+    `precision`.
     """
 
     def __init__(

@@ -66,9 +66,9 @@ class TiledCholeskyState(SolverState):
         """Scalars of a checkpoint."""
         return {**super().metadata(), "panels": self.panels, "tile_precision": self.tile_precision}
 
-    def read_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's scalars."""
-        super().read_metadata(metadata)
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
         self.panels = int(metadata["panels"])
         self.tile_precision = metadata["tile_precision"]
 
@@ -152,27 +152,10 @@ class TiledCholesky(Method[TiledCholeskyState]):
         """Settings that determine the result, in plain JSON types."""
         return {"solver": self.name, "precision": self.precision, "tile_rows": self.tile_rows}
 
-    def start(
-        self,
-        operator: KernelOperator,
-        rhs: FloatArray,
-        initial: FloatArray | None = None,
-        gradient: FloatArray | None = None,
-    ) -> TiledCholeskyState:
-        """State before the first round, budgets checked."""
-        factor = self._open(operator, "double" if self.precision == "double" else "single")
-        state = super().start(operator, rhs, initial, gradient)
-        state.precision, state.tile_precision, state.factor = "double", factor.layout.precision, factor
-        return state
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> TiledCholeskyState:
-        """State from a checkpoint, and the tiles that lie in the folder."""
-        state = super().restore(operator, rhs, arrays, metadata)
-        state.factor = self._open(operator, state.tile_precision)
-        state.tile_precision = state.factor.layout.precision
-        return state
+    def equip(self, operator: KernelOperator, state: TiledCholeskyState) -> None:
+        """Open the tiles, budgets checked: those that lie in the folder, or none yet."""
+        state.factor = self._open(operator, "double" if self.precision == "double" else state.tile_precision)
+        state.precision, state.tile_precision = "double", state.factor.layout.precision
 
     def advance(self, operator: KernelOperator, state: TiledCholeskyState) -> dict[str, float]:
         """Factor the next block column, or step towards the solution, in place; seconds by phase."""
