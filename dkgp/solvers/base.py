@@ -46,9 +46,9 @@ class Method(ABC, Generic[State]):
         """Return the settings with every automatic choice made for n samples, d features and p targets."""
         return self
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Settings that determine the result, in plain JSON types; a checkpoint must match them."""
+        return {"solver": self.name, "precision": self.precision}
 
     def start(
         self,

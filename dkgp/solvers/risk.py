@@ -183,12 +183,7 @@ class RiskConjugateGradient(Method[RiskState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {
-            "solver": self.name,
-            "precision": self.precision,
-            "loss": repr(self.risk.loss),
-            "regularisation": self.risk.regularisation,
-        }
+        return {**super().settings(), "loss": repr(self.risk.loss), "regularisation": self.risk.regularisation}
 
     def equip(self, operator: KernelOperator, state: RiskState) -> None:
         """Tell the state what is minimised."""

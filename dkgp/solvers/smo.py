@@ -199,7 +199,7 @@ class SequentialMinimalOptimization(Method[PairState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {"solver": self.name, "steps_per_round": self.steps_per_round, "precision": self.precision}
+        return {**super().settings(), "steps_per_round": self.steps_per_round}
 
     def advance(self, operator: KernelOperator, state: PairState) -> dict[str, float]:
         """One round of steps for every target, in place; seconds by phase."""

@@ -126,15 +126,8 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; a checkpoint must match them."""
-        return {
-            "solver": self.name,
-            "block_size": self.block_size,
-            "largest_block_size": self.largest_block_size,
-            "memory": self.memory,
-            "precision": self.precision,
-            "seed": self.seed,
-            **self.selection.settings(),
-        }
+        own = {name: getattr(self, name) for name in ("block_size", "largest_block_size", "memory", "seed")}
+        return {**super().settings(), **own, **self.selection.settings()}
 
     def equip(self, operator: KernelOperator, state: BlockState) -> None:
         """Resolve the settings, once, into what the rounds go by."""

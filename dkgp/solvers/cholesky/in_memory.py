@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -89,10 +88,6 @@ class Cholesky(Method[CholeskyState]):
                 "none"
             )
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """Settings in plain JSON types."""
-        return {"solver": self.name, "precision": "double"}
 
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""

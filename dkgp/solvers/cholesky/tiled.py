@@ -150,7 +150,7 @@ class TiledCholesky(Method[TiledCholeskyState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings that determine the result, in plain JSON types."""
-        return {"solver": self.name, "precision": self.precision, "tile_rows": self.tile_rows}
+        return {**super().settings(), "tile_rows": self.tile_rows}
 
     def equip(self, operator: KernelOperator, state: TiledCholeskyState) -> None:
         """Open the tiles, budgets checked: those that lie in the folder, or none yet."""

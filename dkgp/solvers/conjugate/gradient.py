@@ -88,11 +88,8 @@ class ConjugateGradient(Method[ConjugateGradientState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {
-            "solver": self.name,
-            "precision": self.precision,
-            "preconditioner": None if self.preconditioner is None else asdict(self.preconditioner),
-        }
+        factor = None if self.preconditioner is None else asdict(self.preconditioner)
+        return {**super().settings(), "preconditioner": factor}
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -51,10 +51,6 @@ class _LeastSquaresSolver(Method[LeastSquaresState]):
     precision: Literal["mixed", "double"] = "mixed"
 
     state_type = LeastSquaresState
-
-    def settings(self) -> dict[str, Any]:
-        """Settings in plain JSON types."""
-        return {"solver": self.name, "precision": self.precision}
 
 
 def kernel_product(operator: KernelOperator, vectors: FloatArray, precision: Precision) -> FloatArray:
