@@ -273,7 +273,8 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_features,
             dataset.n_targets,
             **memory,
-            resident_bytes=resident_bytes,
+            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
+            resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
             holds_inputs=holds_inputs,

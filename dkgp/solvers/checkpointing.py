@@ -33,19 +33,23 @@ class Checkpointing:
     every_seconds: float = 30.0
     identity: dict[str, Any] = field(default_factory=dict)
     resume: bool = False
-    _read: list[Checkpoint | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    _read: Checkpoint | None = field(default=None, init=False, repr=False, compare=False)
 
     def latest(self) -> Checkpoint | None:
         """Return the checkpoint to resume, which is read once: who looks at it before the solve leaves it here."""
-        if self.resume and not self._read:
-            self._read.append(self.store.load_latest())
-        return self._read[0] if self._read else None
+        if self.resume and self._read is None:
+            self._read = self.store.load_latest()
+        return self._read
 
     def take_latest(self) -> Checkpoint | None:
         """Return the checkpoint to resume, and let go of it: its arrays become the state's."""
-        found = self.latest()
-        self._read.clear()
+        found, self._read = self.latest(), None
         return found
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a checkpoint that was looked at, and waits for its solve."""
+        return 0 if self._read is None else sum(array.nbytes for array in self._read.arrays.values())
 
 
 class Checkpoints:

@@ -89,13 +89,13 @@ def run(
         found = checkpoints.latest()
         if found is None:
             state = start()
-            progress = record.measure(state)
-            precision.begin(progress)
         else:
             state = method.restore(operator, rhs, found.arrays, found.metadata["state"])
             record.resume(found.metadata["loop"])
             precision.resume(found.metadata["loop"])
-            progress = record.measure(state)
+        progress = record.measure(state)
+        if found is None:
+            precision.begin(progress)
         del found  # its arrays are the state's, or have served
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
@@ -118,17 +118,17 @@ def run(
             stopped_short = not reason.converged
             if stopped_short:
                 checkpoints.save(state)
-            if not precision.verifies(state):
+            if not precision.must_verify(state):
                 break
             precision.renew(state, state.precision)
             progress = record.measure(state)
             reason = rule.check(progress) or (reason if stopped_short else precision.stalled(state, progress))
             if reason is not None:
-                if not reason.converged and not stopped_short:
-                    checkpoints.save(state)
                 break
         if reason.converged:
             method.finish(state)
+        elif not stopped_short:
+            checkpoints.save(state)
         return Solution(
             state.alpha,
             state.gradient,

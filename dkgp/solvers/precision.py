@@ -79,7 +79,7 @@ class PrecisionPolicy:
         drift = DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
         return drift > LARGEST_DRIFT_SHARE * progress.gradient_inf_norm
 
-    def verifies(self, state: SolverState) -> bool:
+    def must_verify(self, state: SolverState) -> bool:
         """Whether a float64 product is needed to tell where the solve stands.
 
         The errors of an approximate operator's products have added up in the recursion; those of one are bounded.

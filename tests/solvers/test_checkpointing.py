@@ -209,8 +209,9 @@ def test_a_checkpoint_is_read_once_whoever_looks_first(
     found = checkpointing.latest()
     assert found is not None
     assert found.sequence_number == 5
+    assert checkpointing.held_bytes == sum(array.nbytes for array in found.arrays.values()) > 0
     resumed = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, checkpointing=checkpointing)
-    assert len(reads) == 1
+    assert (len(reads), checkpointing.held_bytes) == (1, 0)
     require_same(resumed, whole)
 
 
