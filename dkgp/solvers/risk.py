@@ -60,23 +60,26 @@ class Risk:
         """Coefficients of the functional gradient: (n, p) (equation 5)."""
         return self.loss.slope(targets, values) + self.regularisation * alpha
 
-    def lower_bound(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
-        """Bound that no function's risk is below, by Fenchel's dual at -lambda alpha: (p,), perhaps minus infinity."""
-        penalty = 0.5 * self.regularisation * column_products(alpha, values)
-        return np.asarray(-np.sum(self.loss.conjugate(targets, -self.regularisation * alpha), axis=0) - penalty)
+    def dual(self, targets: FloatArray, slopes: FloatArray, image: FloatArray) -> FloatArray:
+        """Bound that no function's risk is below, by Fenchel's dual: (p,), perhaps minus infinity.
 
-    def bound_by_gradient(
-        self, targets: FloatArray, alpha: FloatArray, values: FloatArray, gradient_image: FloatArray
-    ) -> FloatArray:
-        """Bound from below that is never further from R[f] than ||grad R||^2 / (2 lambda): (p,).
-
-        The dual at beta = -l'(y, f) / lambda = alpha - g / lambda, where it is finite whatever f; K beta follows from
-        K g.
+        Parameters
+        ----------
+        targets, slopes, image : (n, p) float64
+            y, u and K beta for u = -lambda beta.
         """
-        gradient = self.gradient(targets, alpha, values)
-        return self.lower_bound(
-            targets, alpha - gradient / self.regularisation, values - gradient_image / self.regularisation
-        )
+        return np.asarray(0.5 * column_products(slopes, image) - np.sum(self.loss.conjugate(targets, slopes), axis=0))
+
+    def lower_bound(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
+        """Bound from below by the dual at alpha itself."""
+        return self.dual(targets, -self.regularisation * alpha, values)
+
+    def bound_by_gradient(self, targets: FloatArray, values: FloatArray, gradient_image: FloatArray) -> FloatArray:
+        """Bound from below, finite whatever f, and no further from R[f] than ||grad R||^2 / (2 lambda).
+
+        The dual at beta = -l'(y, f) / lambda = alpha - g / lambda: K beta follows from K g.
+        """
+        return self.dual(targets, self.loss.slope(targets, values), values - gradient_image / self.regularisation)
 
 
 @dataclass
@@ -126,7 +129,7 @@ class RiskState(SolverState):
 
     def raise_bound(self, gradient_image: FloatArray) -> None:
         """Take the better of the bounds that are known here, K g at hand, and that was known before."""
-        by_gradient = self.risk.bound_by_gradient(*self.here, gradient_image)
+        by_gradient = self.risk.bound_by_gradient(self.rhs, self.values, gradient_image)
         self.bound = np.maximum.reduce([self.bound, self.risk.lower_bound(*self.here), by_gradient])
 
     def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
@@ -196,7 +199,6 @@ class RiskConjugateGradient(Method[RiskState]):
         slope_image = kernel_product(operator, slope, state.precision)
         timings = {"update": time.perf_counter() - started}
         started = time.perf_counter()
-        state.raise_bound(slope_image)
         square = column_products(slope, slope_image)
         if not state.direction.size:
             state.direction, state.image = -slope, -slope_image
@@ -210,8 +212,9 @@ class RiskConjugateGradient(Method[RiskState]):
         squares = column_products(slope, slope)
         stuck = (squares > 0.0) & (step == 0.0)
         if state.precision == "single" and stuck.any():  # what is left of K g is float32's rounding
-            state.precision, state.bound = "double", np.full_like(state.bound, -np.inf)
+            state.precision = "double"
         else:
+            state.raise_bound(slope_image)
             # Where K g vanishes the function is the best there is, and alpha = -l'(y, f) / lambda says so.
             lost = stuck | ((squares > 0.0) & (square <= NULL_SHARE * squares))
             state.direction[:, lost], state.image[:, lost] = -slope[:, lost], -slope_image[:, lost]

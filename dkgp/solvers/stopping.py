@@ -202,7 +202,8 @@ class DualityGap(StoppingRule):
     ||y||^2 / 2. The two differ by ||g||^2 / 2, which costs nothing to know. The gap is that difference over the mean of
     their magnitudes: Smola and Bartlett (2001), Theorem 1 and their stopping criterion; after Gibbs and MacKay. It says
     nothing about any single prediction; `GradientInfNorm` does. Where a solver knows of a narrower difference
-    (`SolverState.risk_width`), that counts.
+    (`SolverState.risk_width`), that counts. Of another loss (`Risk`) the gap is that of R itself, over the larger of
+    the two bounds' magnitudes.
     """
 
     tolerance: float = 0.025

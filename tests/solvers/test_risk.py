@@ -18,7 +18,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Checkpointing, GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress, solve
 from dkgp.solvers.losses import HuberLoss, LogisticLoss, SquaredLoss
-from dkgp.solvers.risk import RiskSolution, minimise_risk
+from dkgp.solvers.risk import Risk, RiskSolution, minimise_risk
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(200, 2, noise_variance=0.1, gamma=1.0)
@@ -181,3 +181,20 @@ def test_equal_samples_close_the_gap(executor: LocalExecutor, precision: str) ->
     assert solution.solution.converged
     alike = solution.solution.alpha[labels == 1.0][:4]
     np.testing.assert_allclose(alike, np.broadcast_to(alike[0], alike.shape), rtol=1e-3)
+
+
+@losses
+def test_the_bound_by_the_gradient_is_as_near_as_proven(
+    loss: Any, targets: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Of any alpha: finite, below the least risk, and within ||grad R||^2 / (2 lambda) of the risk."""
+    risk, y, least = Risk(loss, 0.1), targets[:, None], least_risk(loss, targets, 0.1)
+    for scale in (0.0, 0.1, 10.0):
+        alpha = scale * rng.standard_normal((200, 1))
+        values = K @ alpha
+        gradient = risk.gradient(y, alpha, values)
+        bound = risk.bound_by_gradient(y, values, K @ gradient)
+        assert bound[0] <= least * (1 + 1e-7)
+        here, width = risk.value(y, alpha, values), np.sum(gradient * (K @ gradient)) / 0.2
+        assert here[0] - bound[0] <= width * (1 + 1e-9)
+        assert risk.lower_bound(y, alpha, values)[0] <= least * (1 + 1e-7)

@@ -126,8 +126,14 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; a checkpoint must match them."""
-        own = {name: getattr(self, name) for name in ("block_size", "largest_block_size", "memory", "seed")}
-        return {**super().settings(), **own, **self.selection.settings()}
+        return {
+            **super().settings(),
+            **self.selection.settings(),
+            "block_size": self.block_size,
+            "largest_block_size": self.largest_block_size,
+            "memory": self.memory,
+            "seed": self.seed,
+        }
 
     def equip(self, operator: KernelOperator, state: BlockState) -> None:
         """Resolve the settings, once, into what the rounds go by."""
