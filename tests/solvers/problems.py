@@ -132,16 +132,3 @@ def snapshot(state: BlockState) -> BlockState:
     shown = copy.copy(state)
     del shown.blocks
     return copy.deepcopy(shown)
-
-
-class SettledView:
-    """A gradient as a selection sees it when nothing is under way."""
-
-    def __init__(self, gradient: np.ndarray) -> None:
-        self.gradient = gradient
-
-    def at(self, indices: np.ndarray, features: Any) -> np.ndarray:
-        return self.gradient[indices]
-
-    def everywhere(self) -> np.ndarray:
-        return self.gradient
