@@ -16,6 +16,7 @@ from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
 from dkgp.solvers import GradientInfNorm, MaxPasses, Solver, StoppingRule
+from dkgp.solvers.base import Method
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [
@@ -107,13 +108,12 @@ def checked_solver(solver: object) -> Solver | str:
     """Return what was given; `InputError` where it is neither a solver nor one of the names."""
     if isinstance(solver, str) and solver in (AUTO, *solver_names()):
         return solver
-    if isinstance(solver, str) or not callable(getattr(solver, "advance", None)):
+    if not isinstance(solver, Method):
         names = ", ".join(f'"{name}"' for name in (AUTO, *solver_names()))
         raise InputError(
             f"solver= takes one of {names}, or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}"
         )
-    chosen: Solver = solver  # type: ignore[assignment]  # a protocol, of which the telling part has been checked
-    return chosen
+    return solver
 
 
 def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int) -> Solver:

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
 from dkgp.registry import Option, Registry
-
-if TYPE_CHECKING:
-    from dkgp.solvers.driver import Solver
+from dkgp.solvers.base import Solver
 
 __all__ = [
     "AUTO",
