@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
-from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.solver_choice import Probed, choose_solver_for
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import (
     AUTO,
@@ -109,7 +108,7 @@ class SolverOptions:
 
     def decided(
         self,
-        dataset: Dataset,
+        dataset: Probed,
         found: Hyperparameters,
         *,
         pruned: bool = False,
@@ -119,7 +118,7 @@ class SolverOptions:
 
         Parameters
         ----------
-        dataset : Dataset
+        dataset : Probed
         found : Hyperparameters
         pruned : bool
             Whether products are taken by a tree.
@@ -134,7 +133,6 @@ class SolverOptions:
             dataset,
             found.kernel,
             found.noise_variance,
-            dataset.n_targets,
             tolerance=self.tolerance,
             double=self.precision == "double",
             pruned=pruned,

@@ -123,9 +123,7 @@ def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, toleran
         return chosen
     if chosen != AUTO:
         return build_solver(chosen, seed=seed)
-    choice = choose_solver_for(
-        dataset, found.kernel, found.noise_variance, dataset.n_targets, tolerance=tolerance, seed=seed
-    )
+    choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
     return build_solver(choice.solver, choice.options, seed=seed)
 
 
