@@ -123,6 +123,8 @@ class _Solvers(Registry[SolverDeclaration]):
         """Add a declaration whose options mean nothing else elsewhere."""
         if declared.name == AUTO:
             raise UsageError(f"'{AUTO}' stands for whichever solver suits the problem; name the solver otherwise")
+        if not _is_own(declared):
+            self.all()  # dkgp's own come first: a name that they have is not another's to take
         others = {option.name: (option, each.name) for each in self._found.values() for option in each.options}
         for option in declared.options:
             other, owner = others.get(option.name, (option, ""))
@@ -151,13 +153,11 @@ def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:
 
 def _declarations() -> list[SolverDeclaration]:
     """All there are, by module: which one was imported first says nothing."""
-    everything = _DECLARED.all().values()
-    own = f"{__package__}."
-    return sorted(everything, key=lambda each: (not _module(each).startswith(own), _module(each)))
+    return sorted(_DECLARED.all().values(), key=lambda each: (not _is_own(each), each.build.__module__))
 
 
-def _module(declaration: SolverDeclaration) -> str:
-    return str(declaration.build.__module__)
+def _is_own(declaration: SolverDeclaration) -> bool:
+    return declaration.build.__module__.startswith(f"{__package__}.")
 
 
 def solver_names() -> tuple[str, ...]:
