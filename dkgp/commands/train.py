@@ -135,14 +135,15 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
-        job, choice = _decided(job)
+        dataset, found = _opened(job)
+        job, choice = _decided(job, dataset, found)
         if choice is not None:
             reporter.note(f"the solver is {choice.solver}: {choice.reason}")
         if job.resume:
-            finished = finished_training(job, reporter, converged=True)
+            finished = finished_training(job, reporter, converged=True, opened=(dataset, found))
             if finished is not None:
                 return finished
-        prepared = _prepare(job, reporter)
+        prepared = _prepare(job, dataset, found, reporter)
         with (
             helped(prepared.hyperparameters.kernel),
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
@@ -164,18 +165,25 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     )
 
 
-def finished_training(job: TrainJob, reporter: Reporter, *, converged: bool = False) -> Document | None:
+def finished_training(
+    job: TrainJob,
+    reporter: Reporter,
+    *,
+    converged: bool = False,
+    opened: tuple[Dataset, Hyperparameters] | None = None,
+) -> Document | None:
     """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
 
     For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
-    hyperparameters or settings; with `converged`, also where it misses the tolerance.
+    hyperparameters or settings; with `converged`, also where it misses the tolerance. `opened` are the job's dataset
+    and hyperparameters, where they are at hand.
     """
     try:
-        model, dataset = open_model(job.out), open_dataset(job.dataset)
+        model = open_model(job.out)
         if converged and not model.summary["converged"]:
             return None
-        job, _ = _decided(job)
-        found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+        dataset, found = opened or _opened(job)
+        job, _ = _decided(job, dataset, found)
         solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
         return None
@@ -228,21 +236,21 @@ def _conclude(
     return document
 
 
-def _decided(job: TrainJob) -> tuple[TrainJob, Choice | None]:
-    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
-    if job.solver.solver != "auto":
-        return job, None
+def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
     dataset = open_dataset(job.dataset)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    return dataset, read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+
+
+def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
     solver, choice = job.solver.decided(
         dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
     )
     return replace(job, solver=solver), choice
 
 
-def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
+def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> _Prepared:
     job.check_tiles()
-    dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
     if job.by_reference:
@@ -250,7 +258,6 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset))
     ensure_writable(job.out, overwrite, MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
     solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     job.solver.stopping()
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)

@@ -174,6 +174,8 @@ class Attempts:
 
 async def retried(operation: Callable[[], Awaitable[T]], attempts: Attempts) -> T:
     """The result of `operation`, tried again as long as it may help. Errors as of `Attempts.delay_after`."""
+    # Not by tenacity: it would do these seven lines and the four of the delay, of all that is in this file, but end
+    # with its own error or with the last one as it was, and keep that one, secret address included, as the cause.
     while True:
         try:
             return await asyncio.wait_for(operation(), attempts.attempt_seconds)
