@@ -47,7 +47,7 @@ def rivals() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class BenchSolversJob:
-    """What to compare.
+    """A comparison of `auto` with other solvers, over data sets and sizes.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ __all__ = ["SolverOptions"]
 
 @dataclass(frozen=True, init=False)
 class SolverOptions:
-    """How to solve, as the command line says it: settings of all solvers, and the options that the solver declares.
+    """A solver, settings of all solvers, and the options that the solver declares, as the command line says them.
 
     Those that solvers declare are keywords and attributes too: `SolverOptions("gbcd", block_size=500).block_size`.
 
@@ -174,7 +174,7 @@ class SolverOptions:
         return rule
 
     def is_met(self, summary: Mapping[str, Any]) -> bool:
-        """Whether a model that converged, by its training record, would have for these options."""
+        """True if a model that converged, by its training record, would have for these options."""
         gap = summary.get("duality_gap")
         return summary["gradient_inf_norm"] <= self.tolerance or (
             self.duality_gap is not None and gap is not None and gap <= self.duality_gap

@@ -15,7 +15,7 @@ __all__ = ["Probed", "choose_solver_for"]
 
 
 class Probed(Protocol):
-    """What choosing needs to know of a data set."""
+    """A data set, as far as choosing looks at it."""
 
     @property
     def n_samples(self) -> int:

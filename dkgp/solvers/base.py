@@ -1,4 +1,4 @@
-"""What a solver is to the driver: settings, a state to start from or to restore, and one round of it."""
+"""The base of every solver: settings, a state to start from or to restore, and one round of it."""
 
 from __future__ import annotations
 

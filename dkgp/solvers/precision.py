@@ -1,4 +1,4 @@
-"""When a gradient by float32 rounds is computed anew in float64, and when float32 is given up.
+"""Float32 rounds under a float64 gradient: when it is computed anew, and when float32 is given up.
 
 Float32 tiles serve a solve twice over: they take half the time, and what they are off by is bounded where the gradient
 is one float64 product with alpha as it is. Three things can go wrong with them, and each has its answer here: the

@@ -1,4 +1,4 @@
-"""What a solve has taken and where it stood after each round, earlier runs of a resumed solve included."""
+"""The history of a solve: where it stood after each round and what it has taken, earlier runs included."""
 
 from __future__ import annotations
 

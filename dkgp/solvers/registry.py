@@ -48,7 +48,7 @@ GENERAL = (
 
 
 class Need(Enum):
-    """What a solver asks for beyond products with the matrix or some of its columns."""
+    """A solver's demand beyond products with the matrix or some of its columns."""
 
     ENTRIES = "entries of the matrix itself, for which products that are approximate cannot stand in"
     INPUTS = "the inputs of all samples in the coordinator's memory"
@@ -58,7 +58,7 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class SolverMemory:
-    """What a solver holds besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
+    """Memory that a solver takes besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
 
     Attributes
     ----------

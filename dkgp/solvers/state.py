@@ -1,4 +1,4 @@
-"""What every method's state has in common: alpha, the gradient, how it was computed, and where the solve stands."""
+"""The common part of every method's state: alpha, the gradient, how it was computed, and where the solve stands."""
 
 from __future__ import annotations
 

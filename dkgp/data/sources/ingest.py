@@ -32,7 +32,7 @@ Selector = str | int
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did.
+    """The record of an ingestion.
 
     Attributes
     ----------
