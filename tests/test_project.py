@@ -85,6 +85,7 @@ WEB = "Only dkgp.service imports web code"
 TERMINAL = "Only dkgp.cli and what commands report with talk to a terminal"
 ROOMS_OF_KERNELS = "Kernels are values that tiles are made of, and know none"
 ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which know neither"
+ROOMS_OF_SOLVERS = "Solvers share what lies below them, and the driver knows none"
 ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alone"
 
 
@@ -100,6 +101,7 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("operators/dense", "import dkgp.operators.tree.memory", ROOMS_OF_OPERATORS),
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
         ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
+        ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
     ],
     "to the right": [("data/types", "import dkgp.kernels.base", LAYERS), ("estimators/lazy", "import xarray", STORES)],
     "to the left, later": [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
