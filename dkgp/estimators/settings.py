@@ -21,11 +21,11 @@ from dkgp.solvers import (
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     MaxPasses,
+    Method,
     PartialCholesky,
     Solver,
     StoppingRule,
 )
-from dkgp.solvers.base import Method
 
 __all__ = [
     "about_fit",
