@@ -71,10 +71,7 @@ def lazy_predictions(
     `QUANTITIES`. Returned are (n, p) dask arrays by name, all of the same tasks: what is computed together is computed
     once.
 
-    Raises
-    ------
-    InputError
-        Not two-dimensional.
+    Raises `InputError`: not two-dimensional.
     """
     import dask.array
     from dask.base import tokenize

@@ -90,23 +90,17 @@ def _lazily(
     fitted: FittedModel, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
 ) -> dict[str, Any]:
     """Dask arrays; arrays where the inputs are, computed by the client."""
-    if is_dask(inputs):
-        _require_features(fitted, inputs)
-        size = UNKNOWN_SIZE_SAMPLES if np.isnan(inputs.shape[0]) else int(inputs.shape[0])
-        return lazy_predictions(fitted, fitted.source(variance, size), inputs, names)
     import dask.array
     from dask.base import compute
 
-    inputs = np.asarray(inputs, dtype=np.float64)
-    _require_features(fitted, inputs)
-    rows = dask.array.from_array(inputs, chunks=(_chunk_rows(len(inputs)), -1))
-    lazy = lazy_predictions(fitted, fitted.source(variance, len(inputs)), rows, names)
-    return dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
-
-
-def _chunk_rows(n: int) -> int:
-    """Rows of a task: enough of them to keep workers busy, few enough to be worth a message."""
-    return int(np.clip(n // 64, 512, 8192))
+    rows = inputs if is_dask(inputs) else np.asarray(inputs, dtype=np.float64)
+    _require_features(fitted, rows)
+    n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
+    if not is_dask(inputs):
+        # Tasks enough to keep workers busy, of rows enough to be worth a message.
+        rows = dask.array.from_array(rows, chunks=(int(np.clip(n // 64, 512, 8192)), -1))
+    lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names)
+    return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
 
 
 def _require_features(fitted: FittedModel, inputs: Any) -> None:

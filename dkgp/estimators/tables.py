@@ -21,28 +21,16 @@ __all__ = ["Table", "is_plain", "read_inputs", "read_samples"]
 class Table:
     """Samples, in the form in which predictions are to come back.
 
-    Attributes
-    ----------
-    inputs : (n, d) numpy or dask array
-    names : tuple of d str or None
-        Of the features.
-    targets : (n,) or (n, p) numpy or dask array, or None
-    target_names : tuple of p str or None
-    several_targets : bool
-        Whether predictions have a dimension for targets.
-    labels : LabelledTable or None
-        Dimension and coordinates, where predictions are to be labelled.
-    dataset : Dataset or None
-        The store that they are in.
+    Inputs (n, d) and targets (n,) or (n, p) are NumPy or dask arrays.
     """
 
     inputs: Any
-    names: tuple[str, ...] | None
+    names: tuple[str, ...] | None  # of the features
     targets: Any = None
     target_names: tuple[str, ...] | None = None
-    several_targets: bool = False
-    labels: LabelledTable | None = None
-    dataset: Dataset | None = None
+    several_targets: bool = False  # whether predictions have a dimension for targets
+    labels: LabelledTable | None = None  # dimension and coordinates, where predictions are to be labelled
+    dataset: Dataset | None = None  # the store that they are in
 
 
 def is_dask(values: object) -> bool:
@@ -58,10 +46,7 @@ def is_plain(X: object) -> bool:
 def read_samples(X: Any, y: Any) -> Table:
     """Inputs and targets that are not plain, to be trained on.
 
-    Raises
-    ------
-    InputError
-        Shapes that do not fit, or names that are not there.
+    Raises `InputError`: shapes that do not fit, or names that are not there.
     """
     if isinstance(X, str | os.PathLike):
         if y is not None:
@@ -90,10 +75,7 @@ def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
 
     `names` are the features wanted of what has names, in order; None for all.
 
-    Raises
-    ------
-    InputError
-        A feature that is not there, or another number of them.
+    Raises `InputError`: a feature that is not there, or another number of them.
     """
     if isinstance(X, str | os.PathLike):
         dataset = open_dataset(X)

@@ -52,10 +52,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
 def new_samples(estimator: Any, X: Any, y: Any, dataset: Dataset) -> tuple[Any, Any]:
     """Raw inputs (m, d_raw) and targets to be appended to a training set, in memory.
 
-    Raises
-    ------
-    InputError
-        Other features, or another number of targets.
+    Raises `InputError`: other features, or another number of targets.
     """
     p = dataset.n_targets
     if is_plain(X):

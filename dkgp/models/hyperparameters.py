@@ -133,10 +133,7 @@ class Hyperparameters:
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.
 
-        Raises
-        ------
-        InputError
-            Another number of features or, where both sides have names, other names or another order.
+        Raises `InputError`: another number of features or, where both sides have names, other names or another order.
         """
         if self.n_features != n_features:
             raise InputError(
@@ -166,10 +163,7 @@ class Hyperparameters:
     def from_json(cls, document: object) -> Hyperparameters:
         """Rebuild from `to_json`'s form; names that are not known are ignored.
 
-        Raises
-        ------
-        InputError
-            A required name is missing, the kernel's type is unknown, or a value is not admissible.
+        Raises `InputError`: a required name is missing, the kernel's type is unknown, or a value is not admissible.
         """
         if not isinstance(document, Mapping):
             raise InputError(f"hyperparameters must be a JSON object; got {type(document).__name__}")

@@ -27,15 +27,8 @@ GAP_ROUNDING = 8.0 * _EPS
 class CoverageCurve:
     """Frequencies with which the truth lies in the central predictive intervals of every level.
 
-    Attributes
-    ----------
-    levels : (L,) float64
-        From 0 to 1: the share of truths that a central interval of that level should hold.
-    observed : (L, p) float64
-        The share that it does hold.
-    n : int
-        Number of samples.
-    target_names : tuple of str
+    For L `levels` from 0 to 1, the share of truths that a central interval of that level should hold, `observed` (L, p)
+    is the share that it does hold, over `n` samples.
     """
 
     levels: FloatArray
@@ -192,10 +185,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
 
     Parameters are those of `evaluate`, and so is the variance taken.
 
-    Raises
-    ------
-    InputError
-        Other samples or targets than were predicted, or predictions without variances.
+    Raises `InputError`: other samples or targets than were predicted, or predictions without variances.
     """
     _check_belonging(prediction, dataset)
     variances = _Variances.of(prediction, noise_free)

@@ -39,18 +39,10 @@ CLAIM_NAME = "dkgp-claim.json"
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to write a store; picklable, so that workers may write with copies.
+    """The right to write a store; picklable, so that workers may write with copies."""
 
-    Attributes
-    ----------
-    url
-        The store.
-    writer
-        Random; empty on a local file system.
-    """
-
-    url: str
-    writer: str
+    url: str  # of the store
+    writer: str  # random; empty on a local file system
 
     @classmethod
     def take(cls, url: str, kind: str, *, over: bool) -> Claim:

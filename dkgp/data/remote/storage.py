@@ -250,10 +250,7 @@ def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
 
     With `keep_claim` the place stays claimed: to write a store where another one was.
 
-    Raises
-    ------
-    StorageError
-        The storage refuses; or, to keep a claim, it has been lost.
+    Raises `StorageError`: the storage refuses; or, to keep a claim, it has been lost.
     """
     if not claim.writer:
         remove_tree(claim.url)

@@ -82,10 +82,7 @@ class CheckpointStore:
         with a higher one belong to a run that was given up, and are dropped.
         Returns the address of the checkpoint.
 
-        Raises
-        ------
-        StorageError
-            The storage refused; the checkpoints before it are untouched.
+        Raises `StorageError`: the storage refused; the checkpoints before it are untouched.
         """
         if sequence_number < 0:
             raise InputError(f"A checkpoint's sequence number must not be negative; got {sequence_number}.")

@@ -155,10 +155,7 @@ class Dataset:
         `feature_names` are the kept features of that training set (or model), in its order, `target_names` its targets:
         where this store has none of them, the result has no targets.
 
-        Raises
-        ------
-        InputError
-            A feature is missing here; the message lists what is there.
+        Raises `InputError`: a feature is missing here; the message lists what is there.
         """
         missing = [name for name in feature_names if name not in self.raw_feature_names]
         if missing:
@@ -198,32 +195,18 @@ class Dataset:
         return self._input_array.read(start, stop)
 
 
-def open_dataset(url: Location, *, check_complete: bool = True) -> Dataset:
-    """Open a dataset store.
+def open_dataset(url: Location) -> Dataset:
+    """Open a dataset store at a local path or fsspec URL.
 
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    check_complete
-        Compare every chunk's presence and size with the manifest, by one listing of the store.
-
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    Raises `StoreError`: nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address = normalise_url(url)
     manifest = read_manifest(address, DATASET_KIND)
-    if check_complete:
-        _check_complete(address, manifest)
+    check_complete(address, manifest)
     try:
         return Dataset(address, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; write the store again.") from error
-
-
-_check_complete = check_complete
 
 
 def _quoted(names: Sequence[str], limit: int = 20) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,7 +28,7 @@ __all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_
 MINIMUM_TRAINING_SAMPLES = 2
 
 
-class DatasetWriter:
+class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     """Writes a dataset store; use `create`, `append` as often as needed, then `finish`.
 
     As a context manager it removes what it wrote when the block is left by an exception or without `finish`.
@@ -104,14 +104,8 @@ class DatasetWriter:
         with new_store(address, DATASET_KIND, attributes, overwrite) as claim:
             return cls(address, names[0], names[1], rows, n_samples, claim)
 
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._finished:
-            self.abort()
+    def __exit__(self, *error: object) -> None:
+        self.abort()
 
     def append(self, inputs: ArrayLike, targets: ArrayLike | None = None) -> None:
         """Add samples.

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,15 @@ from dkgp.data.stores.arrays import (
     even_chunk_rows,
     row_ranges,
 )
-from dkgp.data.stores.manifest import MANIFEST_NAME, check_complete, checksum, commit, json_bytes, read_manifest
+from dkgp.data.stores.manifest import (
+    MANIFEST_NAME,
+    check_complete,
+    checksum,
+    commit,
+    is_committed,
+    json_bytes,
+    read_manifest,
+)
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
@@ -45,19 +52,17 @@ _MOST_CHUNK_BYTES = 16 * 2**20
 FloatColumns = NDArray[np.float32]
 
 
-class FactorWriter:
+class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
     """Writes a factor; make one with `create`. Picklable: workers may write columns with copies.
 
     As a context manager it removes what was written if the block ends before `commit`.
 
     Attributes
     ----------
-    model_url, metadata, n, rank
-        As given to `create`.
+    model_url, metadata, n, rank, chunk_rows
+        As for `create`: regions of columns are made of whole chunks.
     url
         Where the factor is being written, inside the model's folder.
-    chunk_rows
-        Rows of a chunk of the columns, and so the smallest region.
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class FactorWriter:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         content: Json = json.loads(json_bytes(metadata))
         for folder in _folders(address):
-            if not exists(join(folder, MANIFEST_NAME)):
+            if not is_committed(folder):
                 _remove(folder)
         url = join(address, f"variance_factor-{secrets.token_hex(6)}")
         rows = chunk_rows or even_chunk_rows(n, max(_MOST_CHUNK_BYTES // (4 * rank), 1))
@@ -123,12 +128,7 @@ class FactorWriter:
             raise
         return cls(address, url, checksum(model), content, arrays)
 
-    def __enter__(self) -> FactorWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.abort()
 
     def row_chunks(self) -> list[tuple[int, int]]:
@@ -198,11 +198,11 @@ class FactorWriter:
 
     def abort(self) -> None:
         """Remove what was written. Nothing happens after `commit`."""
-        if not exists(join(self.url, MANIFEST_NAME)):
+        if not is_committed(self.url):
             remove_tree(self.url)
 
     def _require_unfinished(self) -> None:
-        if exists(join(self.url, MANIFEST_NAME)):
+        if is_committed(self.url):
             raise StoreError(f"The variance factor '{self.url}' is finished; it is not written to again.")
         if not exists(join(self.url, "zarr.json")):
             # A copy of this writer may have left a chunk since.
@@ -225,26 +225,15 @@ class FactorWriter:
 class FactorRecord:
     """A factor as it is kept; picklable. The landmarks' rows are in memory, everything else is read when asked for.
 
-    Attributes
-    ----------
-    url
-        Where it lies, inside the model's folder.
-    metadata
-        As given to `FactorWriter.create`.
-    n, rank
-        Number of the model's samples, and of landmarks.
-    chunk_rows
-        Rows of a chunk of the columns: reads aligned to it touch the fewest chunks.
-    indices
-        The landmarks' rows among the model's support inputs, (R,).
+    It lies at `url`, inside the model's folder; `metadata` is as given to `FactorWriter.create`.
     """
 
     url: str
     metadata: Json
-    n: int
-    rank: int
-    chunk_rows: int
-    indices: IntArray
+    n: int  # the model's samples
+    rank: int  # landmarks
+    chunk_rows: int  # of the columns: reads aligned to it touch the fewest chunks
+    indices: IntArray  # the landmarks' rows among the model's support inputs, (R,)
     _arrays: dict[str, StoredArray] = field(repr=False)
 
     @property
@@ -285,17 +274,14 @@ def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None
     `fingerprint` of the model's data, or for another model than the one that is there now (other kernel, noise variance
     or data). Such a factor is never returned; the next one to be committed replaces it.
 
-    Raises
-    ------
-    StoreError
-        There is no model; or the factor was finished and has a missing or damaged chunk since. The message says what to
-        remove.
+    Raises `StoreError`: there is no model; or the factor was finished and has a missing or damaged chunk since. The
+    message says what to remove.
     """
     address = normalise_url(model_url)
     model_checksum = checksum(read_manifest(address, MODEL_KIND))
     usable: list[tuple[int, str, Json]] = []
     for folder in _folders(address):
-        if not exists(join(folder, MANIFEST_NAME)):
+        if not is_committed(folder):
             continue
         with _advice(folder):
             manifest = read_manifest(folder, FACTOR_KIND)

@@ -153,10 +153,8 @@ def is_committed(url: str) -> bool:
 def read_manifest(url: str, kind: str) -> Json:
     """The manifest of a finished store of the given kind.
 
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store or none of dkgp's, unfinished, damaged, or of a newer format.
+    Raises `StoreError`: nothing there, another kind of store or none of dkgp's, unfinished, damaged, or of a newer
+    format.
     """
     try:
         content = read_object(join(url, MANIFEST_NAME))
@@ -187,10 +185,7 @@ def read_manifest(url: str, kind: str) -> Json:
 def check_complete(url: str, manifest: Json) -> None:
     """Compare every object of a store with its manifest, by one listing.
 
-    Raises
-    ------
-    StoreError
-        Names the array and the chunk that is missing or has another size than was written.
+    Raises `StoreError`, which names the array and the chunk that is missing or has another size than was written.
     """
     sizes = list_object_bytes(url)
     for name, entry in manifest["arrays"].items():

@@ -230,10 +230,7 @@ def standardisation_of(inputs: FloatArray, targets: FloatArray) -> Standardisati
     As ingestion's, but for what that refuses: a target that is constant keeps its scale, and where no feature varies at
     all they are all kept. A constant feature beside others is dropped. Moments are taken chunk by chunk, as there.
 
-    Raises
-    ------
-    InputError
-        Values whose variance overflows.
+    Raises `InputError`: values whose variance overflows.
     """
     rows = default_chunk_rows(len(inputs), inputs.shape[1] + targets.shape[1])
     moments = RunningMoments(inputs.shape[1]), RunningMoments(targets.shape[1])
@@ -262,10 +259,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
 
     `X` are raw inputs (m, d_raw), in the order of `dataset.raw_feature_names`, `y` raw targets (m,) or (m, p).
 
-    Raises
-    ------
-    InputError
-        Arrays of unfit shape, or values that are not finite.
+    Raises `InputError`: arrays of unfit shape, or values that are not finite.
     """
     inputs, targets = _finite_pair(X, y)
     standardisation = dataset.standardisation

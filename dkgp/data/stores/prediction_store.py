@@ -26,10 +26,10 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, row_ranges, target_layout
 from dkgp.data.stores.manifest import (
-    MANIFEST_NAME,
     check_complete,
     chunk_keys,
     commit,
+    is_committed,
     json_bytes,
     read_manifest,
     recognise,
@@ -154,8 +154,8 @@ class PredictionWriter(_Planned):
             raise StoreError(f"'{address}' is {what}; expected a prediction store to resume.")
         try:
             plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
-            is_finished = exists(join(address, MANIFEST_NAME))
-            claim = Claim(address, "") if is_finished else Claim.take(address, PREDICTION_KIND, over=True)
+            finished = is_committed(address)
+            claim = Claim(address, "") if finished else Claim.take(address, PREDICTION_KIND, over=True)
             return cls(address, plan, claim)
         except StorageError:
             raise
@@ -186,7 +186,7 @@ class PredictionWriter(_Planned):
             raise InputError(f"The variables of a region differ in length: {sorted(lengths)}.")
         stop = start + lengths.pop()
         self._arrays[self.variables[0]].require_whole_chunks(start, stop)
-        if self._is_committed():
+        if is_committed(self.url):
             raise StoreError(f"The prediction store '{self.url}' is finished; it is not written to again.")
         for name, block in blocks.items():
             array = self._arrays[name]
@@ -210,7 +210,7 @@ class PredictionWriter(_Planned):
 
     def commit(self) -> Prediction:
         """Write the manifest and return the finished store; `StoreError` where a region is still pending."""
-        if self._is_committed():
+        if is_committed(self.url):
             return open_prediction(self.url)
         pending = self.pending_regions()
         if pending:
@@ -242,7 +242,7 @@ class PredictionWriter(_Planned):
 
     def _done(self, variables: Sequence[str] | None) -> BoolArray:
         n_chunks = -(-self.n_samples // self.chunk_rows)
-        committed = self._is_committed()
+        committed = is_committed(self.url)
         done = {name: np.full(n_chunks, committed) for name in self.variables}
         keys = chunk_keys(self._arrays[self.variables[0]].shape, self.chunk_rows)
         sizes = list_object_bytes(self.url)
@@ -262,9 +262,6 @@ class PredictionWriter(_Planned):
         if unknown:
             raise InputError(f"The store has no variable '{unknown[0]}'; it has {', '.join(self.variables)}.")
         return np.asarray(np.logical_and.reduce([done[name] for name in wanted]))
-
-    def _is_committed(self) -> bool:
-        return exists(join(self.url, MANIFEST_NAME))
 
     def _joined(self, chosen: BoolArray) -> list[Region]:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
@@ -299,10 +296,7 @@ class Prediction(_Planned):
 def open_prediction(url: Location) -> Prediction:
     """Open a prediction store.
 
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    Raises `StoreError`: nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address = normalise_url(url)
     manifest = read_manifest(address, PREDICTION_KIND)

@@ -24,7 +24,8 @@ class RunningMoments:
 
         m = m_a + delta n_b / n,    S = S_a + S_b + delta^2 n_a n_b / n,
 
-    which does not cancel where the mean is large against the spread.
+    which does not cancel where the mean is large against the spread. (scikit-learn's scaler can do this, but is an
+    extra, and tells a column that is constant by its rounded variance.)
 
     Parameters
     ----------

@@ -57,15 +57,7 @@ class TileStore:
         self.url = normalise_url(url)
 
     def create(self, description: Json) -> None:
-        """Make the folder, and say of what its tiles will be; what lies there must be tiles or nothing.
-
-        Raises
-        ------
-        OutputExistsError
-            Something else lies there.
-        StorageError
-            The place cannot be written to.
-        """
+        """Make the folder, and say of what its tiles will be; `OutputExistsError` where other files lie there."""
         strangers = [name for name in list_object_bytes(self.url) if not _is_ours(name)]
         if strangers:
             raise OutputExistsError(
@@ -76,13 +68,7 @@ class TileStore:
         write_object(join(self.url, _DESCRIPTION), json_bytes(description))
 
     def description(self) -> Json | None:
-        """Return what `create` was told; None where there are no tiles.
-
-        Raises
-        ------
-        StoreError
-            The description is damaged.
-        """
+        """Return what `create` was told, None where there are no tiles; `StoreError` where it is damaged."""
         try:
             found: Json = json.loads(read_object(join(self.url, _DESCRIPTION)))
         except FileNotFoundError:
@@ -96,13 +82,7 @@ class TileStore:
         return {name.removesuffix(_SUFFIX) for name in list_object_bytes(self.url) if name.endswith(_SUFFIX)}
 
     def write(self, name: str, values: NDArray[Any]) -> None:
-        """Write one tile, whole or not at all.
-
-        Raises
-        ------
-        StorageError
-            The storage refused: full, read-only, or no such folder on this machine.
-        """
+        """Write one tile, whole or not at all; `StorageError` also where there is no such folder on this machine."""
         array = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
         payload = array.reshape(-1).view(np.uint8).data
         header = _MAGIC + _checksum(name, array, payload).to_bytes(4, "little")
@@ -114,13 +94,7 @@ class TileStore:
         write_object(place, (header, payload), synced=False)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Read one tile of a known shape.
-
-        Raises
-        ------
-        StoreError
-            It is missing, truncated or damaged.
-        """
+        """Read one tile of a known shape; `StoreError` where it is missing, truncated or damaged."""
         array = np.empty(shape, dtype.newbyteorder("<"))
         payload = array.reshape(-1).view(np.uint8).data
         place = self._place(name)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dkgp.data.remote.addresses import is_local, join, normalise_url, protocol_of
+from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
@@ -23,7 +23,7 @@ from dkgp.data.remote.storage import (
     write_object,
 )
 from dkgp.data.stores.arrays import create_group
-from dkgp.data.stores.manifest import MANIFEST_NAME, recognise
+from dkgp.data.stores.manifest import is_committed, recognise
 from dkgp.data.types import Json, Location
 from dkgp.errors import OutputExistsError, StorageError
 
@@ -51,7 +51,7 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
         The place cannot be written to.
     """
     url = normalise_url(location)
-    if exists(url) and not _is_empty(url):
+    if exists(url) and not (is_folder(url) and not list_folder(url)):
         found = recognise(url)
         if found is None:
             raise OutputExistsError(
@@ -64,7 +64,7 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
                 "Choose another path, or remove it yourself."
             )
         if not overwrite:
-            state = "" if exists(join(url, MANIFEST_NAME)) else ", unfinished (its writing was interrupted, or goes on)"
+            state = "" if is_committed(url) else ", unfinished (its writing was interrupted, or goes on)"
             raise OutputExistsError(
                 f"The output '{url}' exists already{state}. Choose another path, or replace it by `overwrite`."
             )
@@ -112,7 +112,3 @@ def _check_remote_place(url: str) -> None:
         remove_object(probe)
     except StorageError as error:
         raise StorageError(str(error).replace(probe, url)) from error
-
-
-def _is_empty(url: str) -> bool:
-    return is_folder(url) and not list_folder(url)

@@ -64,39 +64,20 @@ def draw_probes(n: int, count: int, seed: int) -> FloatArray:
 class GradientEstimate:
     """The gradient at one point, and how far it may be off; (q + 1,) arrays, the noise variance last.
 
-    Attributes
-    ----------
-    gradient : (q + 1,) float64
-        With respect to the logarithms of the kernel's parameters and of the noise variance, in nats.
-    standard_error : (q + 1,) float64
-        Of the trace's estimate.
-    solver_error : (q + 1,) float64
-        What the solutions may still change it by: what their last passes did, extrapolated.
-    curvature : (q + 1,) float64
-        Of the log likelihood in each direction by itself, an estimate of the Fisher information's diagonal: random
-        signs in the place of data vary as much as data do.
-    solutions : (n, p + S) float64
-        alpha and V, to start from next time.
-    column_passes : float
-        Of the solve, every full product counted.
-    contractions : int
-        Passes over the kernel matrix's derivatives.
-    relative_residual : float
-        Largest of all right-hand sides, evaluated in float64.
-    converged : bool
-        Whether it met the tolerance.
-    seconds : float
+    In nats, with respect to the logarithms of the kernel's parameters and of the noise variance.
     """
 
     gradient: FloatArray
-    standard_error: FloatArray
-    solver_error: FloatArray
+    standard_error: FloatArray  # of the trace's estimate
+    solver_error: FloatArray  # what the solutions may still change it by: what their last passes did, extrapolated
+    # Of the log likelihood in each direction by itself, an estimate of the Fisher information's diagonal: random signs
+    # in the place of data vary as much as data do.
     curvature: FloatArray
-    solutions: FloatArray
-    column_passes: float
-    contractions: int
-    relative_residual: float
-    converged: bool
+    solutions: FloatArray  # alpha and V, to start from next time: (n, p + S)
+    column_passes: float  # of the solve, every full product counted
+    contractions: int  # passes over the kernel matrix's derivatives
+    relative_residual: float  # largest of all right-hand sides, evaluated in float64
+    converged: bool  # whether that met the tolerance
     seconds: float
 
     @property
@@ -108,21 +89,9 @@ class GradientEstimate:
 class GradientEstimator:
     """Estimates gradients at one point after another, on the same samples with the same probes.
 
-    Parameters
-    ----------
-    source : InputSource
-        Standardised inputs of the n samples.
-    targets : (n, p) float64
-    probes : (n, S) float64
-        Independent columns with E z z' = 1; see `draw_probes`.
-    executor : BlockExecutor
-    preconditioner : PartialCholesky
-    tolerance : float
-        On ||r|| / ||b|| of every right-hand side.
-    max_passes : float
-        Of one solve; a solve that ends there counts all the same, with its error.
-    coordinator_input_bytes : int
-        See `BlockedKernelOperator`.
+    Inputs and targets (n, p) are standardised; `probes` (n, S) are independent columns with E z z' = 1, as of
+    `draw_probes`; `tolerance` is on ||r|| / ||b|| of every right-hand side. A solve that ends at `max_passes` counts
+    all the same, with its error.
     """
 
     def __init__(
@@ -165,14 +134,7 @@ class GradientEstimator:
     ) -> GradientEstimate:
         """Estimate the gradient at one point.
 
-        Parameters
-        ----------
-        kernel : Kernel
-        noise_variance : float
-        initial : (n, p + S) float64, optional
-            Solutions at a point nearby.
-        interrupted : callable, optional
-            See `dkgp.solvers.solve`.
+        `initial` (n, p + S) are solutions at a point nearby; for `interrupted` see `dkgp.solvers.solve`.
 
         Raises
         ------

@@ -25,27 +25,17 @@ LEAST_SUBSET, SAMPLES_PER_LANDMARK = 4000, 1.5
 class RefineMemory:
     """Projected peak of a refinement, in bytes.
 
-    Attributes
-    ----------
-    resident_bytes : int
-        What this process held when the plan was made.
-    vectors_bytes, inputs_bytes, landmarks_bytes : int
-        At the coordinator: arrays of the solves and contractions, inputs, and what landmarks are drawn with.
-    factor_bytes, batch_bytes, cache_bytes : int
-        Of the workers: the factors that precondition and bound variances; batches of variances, or pieces of
-        derivatives; features and inputs.
-    shares_process : bool
-        Whether the workers share the coordinator's process.
+    The first four are the coordinator's, the next three the workers'.
     """
 
-    resident_bytes: int
-    vectors_bytes: int
+    resident_bytes: int  # what this process held when the plan was made
+    vectors_bytes: int  # arrays of the solves and contractions
     inputs_bytes: int
-    landmarks_bytes: int
-    factor_bytes: int
-    batch_bytes: int
-    cache_bytes: int
-    shares_process: bool
+    landmarks_bytes: int  # what landmarks are drawn with
+    factor_bytes: int  # the factors that precondition and bound variances
+    batch_bytes: int  # batches of variances, or tiles of derivatives
+    cache_bytes: int  # features and inputs
+    shares_process: bool  # whether the workers share the coordinator's process
 
     @property
     def coordinator_bytes(self) -> int:

@@ -47,14 +47,8 @@ class Point:
 class QuasiNewton:
     """Proposes steps uphill and learns from what came of them.
 
-    Parameters
-    ----------
-    bounds : (q, 2) float64
-        Of the parameters, in logarithms.
-    curvature : (q,) float64
-        Estimate of minus the second derivatives at the start.
-    movable : (q,) bool
-        Parameters that may move.
+    `bounds` (q, 2) are those of the parameters, in logarithms, `curvature` (q,) is an estimate of minus the second
+    derivatives at the start, and `movable` (q,) says which parameters may move.
     """
 
     def __init__(self, bounds: FloatArray, curvature: FloatArray, movable: BoolArray) -> None:

@@ -19,35 +19,18 @@ __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
 class RefineSettings:
     """Settings of a refinement of hyperparameters.
 
-    Attributes
-    ----------
-    steps : int
-        Steps at most; each costs one solve with all right-hand sides.
-    probes : int
-        Random vectors for the trace: more, smaller errors, and longer solves.
-    tolerance : float
-        Relative residual of the solves.
-    max_passes : float
-        Products with the whole kernel matrix that one solve may take.
-    rank : int, optional
-        Of the preconditioner; by default 10 sqrt(n), or what `memory_bytes` allows.
-    memory_bytes : int
-        What the preconditioner may take, in all workers together.
-    held_out : int
-        Samples held out at most, a tenth of all where that is less; with 0 nothing is validated, and the refined values
-        are kept.
-    seed : int
-        Of probes, landmarks and held-out samples.
+    Held out is a tenth of all samples where that is less; with none held out nothing is validated, and the refined
+    values are kept.
     """
 
-    steps: int = 15
-    probes: int = 8
-    tolerance: float = 0.01
-    max_passes: float = 100.0
-    rank: int | None = None
-    memory_bytes: int = 1024**3
-    held_out: int = 500
-    seed: int = 0
+    steps: int = 15  # at most; each costs one solve with all right-hand sides
+    probes: int = 8  # random vectors for the trace: more, smaller errors, and longer solves
+    tolerance: float = 0.01  # relative residual of the solves
+    max_passes: float = 100.0  # products with the whole kernel matrix that one solve may take
+    rank: int | None = None  # of the preconditioner; by default 10 sqrt(n), or what `memory_bytes` allows
+    memory_bytes: int = 1024**3  # what the preconditioner may take, in all workers together
+    held_out: int = 500  # samples held out at most
+    seed: int = 0  # of probes, landmarks and held-out samples
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -75,40 +58,16 @@ class RefineSettings:
 class RefineStep:
     """One evaluation of the gradient; number 0 is that at the start.
 
-    Attributes
-    ----------
-    step, steps : int
-        Its number, and how many there may be.
-    accepted : bool
-        Whether the search went on from here.
-    gradient_norm, error_norm : float
-        Of the gradient of the parameters that may move, on a logarithmic scale, in nats; and of its errors.
-    significance : float
-        Root mean square of the components in units of their errors.
-    solver_share : float
-        Largest share that the solver's error has in a component's.
-    gain, gain_error : float
-        By how much the log marginal likelihood has risen since the start, estimated from gradients, in nats.
-    noise_variance : float
-    values : dict
-        Of all parameters, by name.
-    gradient, error : dict
-        By name.
-    column_passes : float
-        Of its solve.
-    contractions : int
-        Passes over the kernel's derivatives.
-    relative_residual : float
-    seconds : float
+    Dictionaries are by the name of a parameter; the log likelihood's gain is since the start, estimated from gradients.
     """
 
     step: int
-    steps: int
-    accepted: bool
-    gradient_norm: float
-    error_norm: float
-    significance: float
-    solver_share: float
+    steps: int  # how many there may be
+    accepted: bool  # whether the search went on from here
+    gradient_norm: float  # of the parameters that may move, on a logarithmic scale, in nats
+    error_norm: float  # of the gradient's errors
+    significance: float  # root mean square of the components in units of their errors
+    solver_share: float  # largest share that the solver's error has in a component's
     gain: float
     gain_error: float
     noise_variance: float
@@ -116,7 +75,7 @@ class RefineStep:
     gradient: dict[str, float] = field(repr=False)
     error: dict[str, float] = field(repr=False)
     column_passes: float = 0.0
-    contractions: int = 0
+    contractions: int = 0  # passes over the kernel's derivatives
     relative_residual: float = math.nan
     seconds: float = 0.0
 
@@ -141,35 +100,16 @@ StepCallback: TypeAlias = Callable[[RefineStep], None]
 class Refinement:
     """The result of a refinement.
 
-    Attributes
-    ----------
-    hyperparameters : Hyperparameters
-        The better ones: refined, or those to start from.
-    kept : {"refined", "start"}
-        Which of the two.
-    reason : str
-        Why the search stopped.
-    verdict : str
-        What became of it, in a sentence.
-    history : list of RefineStep
-    before, after : HeldOutScore or None
-        Of the held-out samples, with the values to start from and the refined ones.
-    settings : RefineSettings
-    n_samples, n_held_out : int
-    column_passes : float
-        Of all solves, validation's included.
-    contractions : int
-    seconds : float
-    interrupted : bool
+    Column passes are those of all solves, validation's included.
     """
 
-    hyperparameters: Hyperparameters
-    kept: str
-    reason: str
-    verdict: str
+    hyperparameters: Hyperparameters  # the better ones: refined, or those to start from
+    kept: str  # which of the two: "refined" or "start"
+    reason: str  # why the search stopped
+    verdict: str  # what became of it, in a sentence
     history: list[RefineStep]
-    before: HeldOutScore | None
-    after: HeldOutScore | None
+    before: HeldOutScore | None  # of the held-out samples, with the values to start from
+    after: HeldOutScore | None  # and with the refined ones
     settings: RefineSettings
     n_samples: int
     n_held_out: int

@@ -23,18 +23,12 @@ __all__ = ["RefineSpace"]
 class RefineSpace:
     """Log parameters, those of the kernel in its own order and the noise variance last, and what they stand for.
 
-    Attributes
-    ----------
-    start : Hyperparameters
-    space : SearchSpace
-        Of the parameters that a search may move or holds fixed: q.
-    positions : (q - 1,) int
-        Where the kernel's of these are among all its `parameters`; an amplitude that is not learnt is not there.
-    feature_names : tuple of d str
+    The search may move, or holds fixed, q of them.
     """
 
     start: Hyperparameters
     space: SearchSpace
+    # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
     positions: IndexArray
     feature_names: tuple[str, ...]
 
@@ -51,10 +45,7 @@ class RefineSpace:
     ) -> RefineSpace:
         """Of the hyperparameters to start from; the rest as for `dkgp.models.tune`.
 
-        Raises
-        ------
-        InputError
-            As for `tune`.
+        Raises `InputError`: as for `tune`.
         """
         family = family_of(start.kernel, np.zeros((2, len(feature_names))), learn_variance, feature_names)
         space = search_space(family, feature_names, bounds=bounds, fixed=fixed, priors=priors)

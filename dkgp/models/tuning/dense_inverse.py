@@ -23,16 +23,8 @@ BLOCK_ROWS = 256
 def invert(matrix: FloatArray, right: FloatArray) -> tuple[FloatArray, float] | None:
     """Put the lower triangle of A^-1 in the place of A, and return A^-1 B and log det A.
 
-    Parameters
-    ----------
-    matrix : (n, n) float64
-        A in Fortran order, both triangles. Afterwards the upper one, beside the blocks on the diagonal, means nothing.
-    right : (n, t) float64
-        B.
-
-    Returns
-    -------
-    ((n, t) float64 in Fortran order, float), or None where A is not numerically positive definite.
+    A is `matrix` (n, n), in Fortran order, both triangles; afterwards the upper one, beside the blocks on the diagonal,
+    means nothing. A^-1 B (n, t), for B `right`, is in Fortran order. None where A is not numerically positive definite.
     """
     rows = matrix.T  # in C order, and as good: A is symmetric
     bounds = strip_bounds(len(rows), BLOCK_ROWS)

@@ -95,10 +95,7 @@ def fold_predictions(
     `matrices` are one array (n, n) in Fortran order to work in. Returned are predictive means (n, p), and predictive
     variances of a new observation (n,), noise included.
 
-    Raises
-    ------
-    NumericalError
-        Kbar is not numerically positive definite.
+    Raises `NumericalError`: Kbar is not numerically positive definite.
     """
     n_samples = targets.shape[0]
     work = np.empty((n_samples, n_samples), order="F") if matrices is None else matrices[0]

@@ -160,14 +160,9 @@ class DenseObjective:
 
     Spends its time without the GIL, as far as the family does.
 
-    Parameters
-    ----------
-    family : KernelFamily
-        The kernel and its parameters, on the same n inputs.
-    targets : (n, p) float64
-        Standardised targets; the p columns share the hyperparameters, their values add up.
-    matrices : sequence of (n, n) float64, optional
-        `n_matrices` arrays in Fortran order to work in; allocated once by default and reused by every evaluation.
+    The `family` is on the same n inputs as the standardised `targets` (n, p), of which the p columns share the
+    hyperparameters, and their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order to work in,
+    reused by every evaluation.
     """
 
     n_matrices: ClassVar[int]

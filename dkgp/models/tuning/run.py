@@ -202,10 +202,7 @@ def _own(subsets: int, stack: ExitStack) -> BlockExecutor | None:
 def _start(choices: Choices, feature_names: tuple[str, ...]) -> tuple[Kernel, float | None]:
     """Return the kernel to tune, whose values are where it starts, and the noise variance to start from, if known.
 
-    Raises
-    ------
-    InputError
-        A kernel or a start that is for other features, or a start of another kernel.
+    Raises `InputError`: a kernel or a start that is for other features, or a start of another kernel.
     """
     start = choices.start
     if start is not None:

@@ -86,10 +86,7 @@ def fold_task(
 def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums]:
     """Predict the rows that no subset holds from each subset by itself.
 
-    Raises
-    ------
-    NumericalError
-        A kernel matrix is not positive definite.
+    Raises `NumericalError`: a kernel matrix is not positive definite.
     """
     inputs, targets = context.source.held_out()
     found = []

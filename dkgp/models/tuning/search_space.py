@@ -35,31 +35,17 @@ _GAMMA_LIKE = ("gamma", "weight")
 class SearchSpace:
     """All q parameters of a search, those held fixed included.
 
-    Attributes
-    ----------
-    names : tuple of q str
-        What a parameter is addressed by.
-    labels : tuple of q str
-        What it is called in messages.
-    features : tuple of q (int or None)
-        The feature that it belongs to, where it belongs to one.
-    bounds : (q, 2) float64
-        Of the logarithms.
-    gamma_like : (q,) bool
-        Whether it is an inverse squared length scale or a weight, of which below 1 the absolute change is what matters.
-    fixed : (q,) float64
-        The logarithm of the value it is held at, or NaN where it is free.
-    priors : tuple of (int, LogNormal)
-        The position of a parameter and its prior.
+    Arrays are (q,), and (q, 2) for `bounds`; all are of logarithms.
     """
 
-    names: tuple[str, ...]
-    labels: tuple[str, ...]
-    features: tuple[int | None, ...]
+    names: tuple[str, ...]  # what a parameter is addressed by
+    labels: tuple[str, ...]  # what it is called in messages
+    features: tuple[int | None, ...]  # the feature that it belongs to, where it belongs to one
     bounds: FloatArray
+    # Whether it is an inverse squared length scale or a weight, of which below 1 the absolute change is what matters.
     gamma_like: NDArray[np.bool_]
-    fixed: FloatArray
-    priors: tuple[tuple[int, LogNormal], ...] = field(default=())
+    fixed: FloatArray  # what it is held at, or NaN where it is free
+    priors: tuple[tuple[int, LogNormal], ...] = field(default=())  # by position
 
     @property
     def free(self) -> NDArray[np.bool_]:
@@ -114,14 +100,11 @@ def search_space(
     `bounds`, `fixed` and `priors` are by name or pattern: (lower, upper), a value, a prior; on the parameters
     themselves, not on logarithms. Where several patterns fit one name the last one counts.
 
-    Raises
-    ------
-    InputError
-        A pattern that fits no parameter, values that are not positive, bounds in the wrong order, or a parameter that
-        is both fixed and given bounds or a prior.
+    Raises `InputError`: a pattern that fits no parameter, values that are not positive, bounds in the wrong order, or a
+    parameter that is both fixed and given bounds or a prior.
     """
-    addresses = [*_addresses(family, feature_names), _Address(NOISE_NAME)]
-    names = tuple(address.name for address in addresses)
+    addresses = [*_addresses(family, feature_names), (NOISE_NAME, None, False)]
+    names, features, gamma_like = zip(*addresses, strict=True)
     logs = np.vstack([family.bounds, np.log(np.array([NOISE_VARIANCE_BOUNDS]))])
     held = np.full(len(names), np.nan)
     given: dict[int, str] = {}
@@ -148,23 +131,16 @@ def search_space(
     return SearchSpace(
         names=names,
         labels=(*family.names, "the noise variance"),
-        features=tuple(address.feature for address in addresses),
+        features=features,
         bounds=logs,
-        gamma_like=np.array([address.gamma_like for address in addresses]),
+        gamma_like=np.array(gamma_like),
         fixed=held,
         priors=tuple(sorted(known.items(), key=lambda item: item[0])),
     )
 
 
-@dataclass(frozen=True)
-class _Address:
-    name: str
-    feature: int | None = None
-    gamma_like: bool = False
-
-
-def _addresses(family: KernelFamily, feature_names: Sequence[str]) -> list[_Address]:
-    """The kernel's parameters in the family's order."""
+def _addresses(family: KernelFamily, feature_names: Sequence[str]) -> list[tuple[str, int | None, bool]]:
+    """Name, feature, and whether it is like a gamma, of each of the kernel's parameters in the family's order."""
     kernel = family.kernel(family.initial())
     parameters = list(kernel.parameters())
     if kernel.amplitude_index is not None and len(parameters) == len(family.names) + 1:
@@ -173,7 +149,7 @@ def _addresses(family: KernelFamily, feature_names: Sequence[str]) -> list[_Addr
     for parameter in parameters:
         suffix = "" if parameter.feature is None else f".{feature_names[parameter.feature]}"
         gamma_like = parameter.name.rpartition(".")[2] in _GAMMA_LIKE
-        found.append(_Address(f"{parameter.name}{suffix}", parameter.feature, gamma_like))
+        found.append((f"{parameter.name}{suffix}", parameter.feature, gamma_like))
     return found
 
 

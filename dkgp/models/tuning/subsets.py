@@ -62,10 +62,7 @@ def plan_subsets(
     A subset holds all samples where there are fewer. `holdout` is how many are held out, as a fraction of a subset:
     taken from those that no subset needs; where the data do not suffice the subsets get smaller.
 
-    Raises
-    ------
-    InputError
-        Numbers out of range, or several subsets that would all be the whole of the data.
+    Raises `InputError`: numbers out of range, or several subsets that would all be the whole of the data.
     """
     if subset < 2:
         raise InputError(f"subset must be at least 2; got {subset}")

@@ -58,11 +58,7 @@ class _CachedSubset:
 class _Matrices:
     """Lends (n, n) arrays, as many sets of them as threads ask at the same time: new pages cost as much as a product.
 
-    Parameters
-    ----------
-    n : int
-    count : int
-        Arrays of a set.
+    A set has `count` arrays.
     """
 
     def __init__(self, n: int, count: int) -> None:
