@@ -230,12 +230,8 @@ def read_hyperparameters(
 def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, *, overwrite: bool = False) -> None:
     """Write a hyperparameter file; a crash leaves it whole or as it was before.
 
-    Raises
-    ------
-    OutputExistsError
-        The file is there already and `overwrite` is False.
-    StorageError
-        The storage refused the write.
+    Raises `OutputExistsError`: the file is there already and `overwrite` is False. `StorageError`: the storage refused
+    the write.
     """
     if not overwrite and exists(location):
         raise OutputExistsError(

@@ -50,12 +50,8 @@ class Claim:
 
         `kind` is the store's, for whoever finds the claim alone; `over` takes the place from whoever has it now.
 
-        Raises
-        ------
-        OutputExistsError
-            Another process has the place, or takes it at the same time.
-        StorageError
-            The place cannot be written to.
+        Raises `OutputExistsError`: another process has the place, or takes it at the same time. `StorageError`: the
+        place cannot be written to.
         """
         address = normalise_url(url)
         if is_local(address):

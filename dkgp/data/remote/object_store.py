@@ -48,12 +48,7 @@ def backend(url: str, asynchronous: bool = False) -> tuple[Any, str]:
 
     `url` is as `normalise_url` returns it; an asynchronous one is for use inside another event loop, such as Zarr's.
 
-    Raises
-    ------
-    MissingExtraError
-        The protocol's package is not installed.
-    InputError
-        An unknown protocol.
+    Raises `MissingExtraError`: the protocol's package is not installed. `InputError`: an unknown protocol.
     """
     file_system, path = _made(url, {**_options(url), **({"asynchronous": True} if asynchronous else {})})
     if protocol_of(url) in _S3:

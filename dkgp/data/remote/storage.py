@@ -173,17 +173,9 @@ def write_object(
 ) -> None:
     """Write one object so that a crash leaves it whole or as it was before.
 
-    Parameters
-    ----------
-    location
-        Where to write.
-    pieces
-        The content, in order. Remote stores get it as a single put, so there it is held in memory once more.
-    replace
-        Whether an object that is there may be replaced. On a remote store it is the storage that refuses, so that of
-        two writers at the same time one learns of the other.
-    synced
-        Whether it is on the disk when this returns. Without, it is the process's crash alone that leaves it whole.
+    The `pieces` are the content, in order; remote stores get it as a single put, so there it is held in memory once
+    more. Without `replace` it is a remote storage that refuses, so that of two writers at the same time one learns of
+    the other. Without `synced` it may not be on the disk when this returns: a crash of the machine garbles it.
 
     Raises
     ------

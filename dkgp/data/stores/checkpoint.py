@@ -94,12 +94,8 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None where there is none at all.
 
-        Raises
-        ------
-        CheckpointError
-            There are checkpoints, and all of them are damaged.
-        StorageError
-            The storage does not answer.
+        Raises `CheckpointError`: there are checkpoints, and all of them are damaged. `StorageError`: the storage does
+        not answer.
         """
         reasons: dict[str, str] = {}
         for sequence_number, name in sorted(self._names(), reverse=True):

@@ -99,12 +99,8 @@ class Dataset:
 
         Shape (stop - start, d) float64, standardised or else in the units of the source.
 
-        Raises
-        ------
-        InputError
-            The range is outside the data.
-        StoreError
-            A chunk is missing or damaged; the message names it.
+        Raises `InputError`: the range is outside the data. `StoreError`: a chunk is missing or damaged; the message
+        names it.
         """
         return self._map_inputs(self._input_array.read(start, stop), standardised)
 

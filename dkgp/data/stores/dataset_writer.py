@@ -78,13 +78,12 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         Parameters
         ----------
         url
-            Local path or fsspec URL.
+            Local path or fsspec URL. A dataset store that is there is replaced with `overwrite`, anything else left
+            alone.
         feature_names, target_names
             Distinct names; there may be no targets.
         chunk_rows
             Rows of a chunk; default about 8192, within 1 to 8 MiB.
-        overwrite
-            Replace a dataset store that is there. Anything else that is there is left alone.
         n_samples
             The number of samples to come, where it is known: chunks are then of even size.
 
@@ -112,12 +111,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
 
         Raw `inputs` (rows, d_raw), and raw `targets` (rows, p), or (rows,) for one target.
 
-        Raises
-        ------
-        InputError
-            Another shape, or a NaN or infinity; the message names column and row. What was written is removed.
-        StorageError
-            The storage refused; what was written is removed.
+        Raises `InputError`: another shape, or a NaN or infinity; the message names column and row. What was written is
+        removed. `StorageError`: the storage refused; what was written is removed.
         """
         try:
             X = _matrix(inputs, len(self.feature_names), "inputs")
@@ -141,12 +136,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         The map to store may be given, such as the training set's for test data; by default it is computed from these
         samples, and features that are constant are dropped.
 
-        Raises
-        ------
-        InputError
-            Fewer than two samples, a constant target, no feature that varies. What was written is removed.
-        StorageError
-            The storage refused; what was written is removed.
+        Raises `InputError`: fewer than two samples, a constant target, no feature that varies. What was written is
+        removed. `StorageError`: the storage refused; what was written is removed.
         """
         try:
             if self.n_samples == 0:
@@ -275,21 +266,12 @@ def dataset_from_arrays(
     ----------
     url
         Where to write; `memory://name` keeps it in this process.
-    X
-        Raw inputs, shape (n, d).
-    y
-        Raw targets, shape (n,) or (n, p); None for none.
+    X, y
+        Raw inputs (n, d), and raw targets (n,) or (n, p); None for none.
     feature_names, target_names
         Default x0, x1, ... and y (y0, y1, ... for several).
-    chunk_rows, overwrite
-        As in `DatasetWriter.create`.
-    standardisation
-        As in `DatasetWriter.finish`.
-
-    Raises
-    ------
-    InputError
-        As `DatasetWriter` does: shapes, names, NaN or infinity, too few samples, a constant target.
+    chunk_rows, overwrite, standardisation
+        As in `DatasetWriter.create` and `DatasetWriter.finish`, and so are the errors.
     """
     inputs = np.asarray(X)
     if inputs.ndim != 2:

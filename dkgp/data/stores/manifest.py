@@ -104,12 +104,8 @@ def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], 
     `kind` is "dataset", "model", "prediction" or "variance factor", `metadata` the JSON that the store wants to
     remember, `arrays` are all of its arrays; `claim` is the writer's, where two writers could share the place.
 
-    Raises
-    ------
-    StoreError
-        A chunk is missing.
-    StorageError
-        The storage refused the write, or another writer has taken the place over.
+    Raises `StoreError`: a chunk is missing. `StorageError`: the storage refused the write, or another writer has taken
+    the place over.
     """
     with warnings.catch_warnings(), translate_write_errors(url):
         # Consolidated metadata is no part of the Zarr v3 text yet, but it is what lets xarray open a store in one read.

@@ -152,10 +152,8 @@ def save_model(
     ----------
     url
         Local path or fsspec URL.
-    kernel
-        The kernel's JSON.
-    noise_variance
-        s2 on the standardised scale, positive.
+    kernel, noise_variance
+        The kernel's JSON, and s2 on the standardised scale, positive.
     alpha
         Coefficients on the standardised scale, shape (n, p) or (n,) for one target.
     dataset
@@ -243,13 +241,8 @@ def _write(
 def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     """Open a model store; `alpha` is read, the support inputs are read when they are asked for.
 
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    reference
-        Where the training set lies that a model by reference has to name, "" where it may name none: what another
-        process has found and checked. By default whatever `require_reference` lets pass.
+    `reference` is where the training set lies that a model by reference has to name, "" where it may name none: what
+    another process has found and checked. By default whatever `require_reference` lets pass.
 
     Raises
     ------

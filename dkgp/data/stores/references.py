@@ -71,12 +71,8 @@ def require_reference(url: object, store: str) -> str:
 
     `url` is as it stands in the store, which lies at `store`.
 
-    Raises
-    ------
-    StoreError
-        It is no plain place on storage. The message does not show it: it may hold a secret.
-    InputError
-        It holds credentials, or a limit rules it out.
+    Raises `StoreError`: it is no plain place on storage. The message does not show it: it may hold a secret.
+    `InputError`: it holds credentials, or a limit rules it out.
     """
     reason = _why_not(url)
     if reason is not None:

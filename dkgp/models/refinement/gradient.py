@@ -117,12 +117,9 @@ class GradientEstimator:
 
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
         """Kbar of the samples; to be closed."""
+        budget = self._coordinator_input_bytes
         return BlockedKernelOperator(
-            kernel,
-            noise_variance,
-            self._source,
-            self._executor,
-            coordinator_input_bytes=self._coordinator_input_bytes,
+            kernel, noise_variance, self._source, self._executor, coordinator_input_bytes=budget
         )
 
     def __call__(

@@ -63,16 +63,8 @@ class KernelFamily(Protocol):
 class ArdSquaredExponential:
     """k(x, x') = v exp(-sum_l gamma_l (x_l - x'_l)^2); parameters log gamma_1 .. log gamma_d and, by choice, log v.
 
-    Parameters
-    ----------
-    inputs : (n, d) float64
-        Standardised inputs.
-    learn_variance : bool
-        Whether v is a parameter; otherwise it stays where it starts.
-    feature_names : sequence of d str
-        For messages.
-    start : SquaredExponential, optional
-        Where to start, with every gamma positive; by default gamma_l = 1 / (2 d) and v = 1, as in the GBCD paper.
+    Inputs (n, d) are standardised, `feature_names` are for messages. Without `learn_variance` v stays where it starts.
+    Every gamma of the start is positive; by default gamma_l = 1 / (2 d) and v = 1, as in the GBCD paper.
     """
 
     def __init__(
