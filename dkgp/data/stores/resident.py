@@ -1,6 +1,6 @@
-"""What stays in the memory of one process, and travels as a token that only this process can redeem.
+"""Arrays that stay in the memory of one process, and travel as a token that only this process can redeem.
 
-Tasks of an in-process cluster share it; a task that strays to another process says so instead of shipping it.
+Tasks of an in-process cluster share them; a task that strays to another process says so instead of shipping them.
 """
 
 from __future__ import annotations
