@@ -179,7 +179,7 @@ def test_continuous_integration_runs_every_check() -> None:
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     commands = [line.split() for line in script.read_text().splitlines() if line.startswith("make ")]
-    assert [command for line in commands for command in line[1:]] == ["lint", "types", "test-portable", "test"]
+    assert [command for line in commands for command in line[1:]] == ["lint", "types", "docs", "test-portable", "test"]
     assert ["make", "test"] in commands  # the README's own command
 
 
@@ -206,6 +206,7 @@ class TestMake:
             "test-slow",
             "lint",
             "types",
+            "docs",
             "bench",
             "lock",
             "clean",
