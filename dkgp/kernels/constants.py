@@ -33,7 +33,7 @@ class _Featureless(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) is the variance everywhere."""
+        """k(x, x) is the variance everywhere."""
         return True
 
     def diagonal(self, A: ArrayLike) -> FloatArray:

@@ -94,7 +94,7 @@ class DistanceKernel(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) = v f(0) everywhere."""
+        """k(x, x) = v f(0) everywhere."""
         return True
 
     # ------------------------------------------------------------------------------------------------------ evaluation
@@ -116,7 +116,7 @@ class DistanceKernel(Kernel):
         return self.variance * self.profile(s)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v f(0) for each row of `A`."""
+        """k(x, x) = v f(0) for each row of `A`."""
         at_zero = float(self.profile(np.zeros(1))[0])
         return np.full(self.one_side(A).shape[0], self.variance * at_zero)
 

@@ -106,7 +106,7 @@ class Linear(_DotProduct):
         return self.variance * self._products(A, B)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
+        """k(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
         return self.variance * self._squared_norms(A)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -203,7 +203,7 @@ class Polynomial(_DotProduct):
         return self.variance * (self._products(A, B) + self.offset) ** self.degree
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) for each row of `A`."""
+        """k(x, x) for each row of `A`."""
         base = self._squared_norms(A) + self.offset
         values = base.copy()
         for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor

@@ -99,7 +99,7 @@ class Periodic(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) = v everywhere."""
+        """k(x, x) = v everywhere."""
         return True
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
@@ -112,7 +112,7 @@ class Periodic(Kernel):
         return self.variance * np.exp(exponent)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v for each row of `A`."""
+        """k(x, x) = v for each row of `A`."""
         return np.full(self.one_side(A).shape[0], self.variance)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
