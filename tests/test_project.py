@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import grimp  # import-linter's own
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,6 +25,7 @@ import dkgp
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dkgp"
 LONGEST_FILE_LINES = 450
+MOST_MODULES = 15
 DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
 
 
@@ -80,7 +83,9 @@ CLUSTER = "Only dkgp.cluster imports distributed"
 DASK = "Only dkgp.data, dkgp.estimators and dkgp.cluster import dask"
 WEB = "Only dkgp.service imports web code"
 TERMINAL = "Only dkgp.cli and what commands report with talk to a terminal"
+ROOMS_OF_KERNELS = "Kernels are values that tiles are made of, and know none"
 ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which know neither"
+ROOMS_OF_SOLVERS = "Solvers share what lies below them, and the driver knows none"
 ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alone"
 
 
@@ -95,6 +100,8 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("data/new", "", "Sources fill stores, stores lie on remote or local disks"),
         ("operators/dense", "import dkgp.operators.tree.memory", ROOMS_OF_OPERATORS),
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
+        ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
+        ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
     ],
     "to the right": [("data/types", "import dkgp.kernels.base", LAYERS), ("estimators/lazy", "import xarray", STORES)],
     "to the left, later": [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
@@ -121,6 +128,22 @@ def test_import_contracts_bite(tmp_path: Path, row: str) -> None:
     assert expected <= broken if row in BREAK_MORE else expected == broken, result.stdout + result.stderr
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # Imports within functions count too.
+    graph = grimp.build_graph(PACKAGE.name, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
+    # For type checkers alone: `dkgp.GPRegressor` is loaded on first use, while layers below read `dkgp.__version__`.
+    imports["dkgp"] -= {"dkgp.estimators"}
+    assert "dkgp.kernels.base" in imports["dkgp.kernels.composite"]
+    TopologicalSorter(imports).prepare()  # a CycleError names the modules
+
+
+def test_a_folder_is_seen_at_a_glance() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    counts = {str(path): sum(1 for module in path.glob("*.py") if module.name != "__init__.py") for path in folders}
+    assert {path: count for path, count in counts.items() if count > MOST_MODULES} == {}
+
+
 def test_collections_of_dask_stay_in_data_and_estimators() -> None:
     for path in sources(PACKAGE):
         layer = path.relative_to(PACKAGE).parts[0]
@@ -142,6 +165,19 @@ def test_files_fit_in_one_reading() -> None:
     for path in (*sources(PACKAGE), *sources(ROOT / "tests")):
         n_lines = len(path.read_text().splitlines())
         assert n_lines <= LONGEST_FILE_LINES, f"{path} has {n_lines} lines; split it where its story changes"
+
+
+def test_docstrings_open_with_what_the_thing_is_or_does() -> None:
+    """With a noun, a verb, or "True if": not with a question."""
+    asking = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sources(PACKAGE)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in asking
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str, Any]) -> None:
