@@ -29,10 +29,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.stages import STAGE_NAMES, stage_address
+from dkgp.kernels.tiles.stages import stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import factor_times, factor_transposed_times
-from dkgp.solvers import MaxPasses, SequentialMinimalOptimization, solve
+from dkgp.solvers import MaxPasses, solve
+from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 __all__ = [
     "all_pieces",
@@ -52,6 +53,8 @@ _PRECISIONS: tuple[Precision, ...] = ("double", "single")
 _one_at_a_time = threading.Lock()
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
+# What the pieces of solvers with compiled code of their own begin with.
+_SOLVER = "solver "
 
 
 def pieces_of_run(kernel: Kernel) -> list[str]:
@@ -65,8 +68,9 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
 def all_pieces() -> list[str]:
     """Name all that can be compiled beforehand: everything but users' functions."""
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
-    stages = [f"{name}/{precision}" for precision in ("double", "single") for name in STAGE_NAMES]
-    return ["tree", "pairs of variables", *loops, "vectors", "factor", *stages]
+    stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
+    solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
+    return ["tree", *solvers, *loops, "vectors", "factor", *stages]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -76,12 +80,14 @@ def compile_piece(piece: str) -> float:
     """Compile a piece, or read it from the cache, and remember that it is there; return the seconds that it took."""
     began = time.perf_counter()
     name, _, precision = piece.partition("/")
-    if name in STAGE_NAMES:
+    if name in stage_names():
         stage_address(name, np.float32 if precision == "single" else np.float64)
     elif name in _LOOPS:
         _LOOPS[name](TileEvaluator(_KERNEL, cast(Precision, precision)))
     elif name in _OTHERS:
         _OTHERS[name]()
+    elif name.startswith(_SOLVER) and piece in all_pieces():
+        _solver(name.removeprefix(_SOLVER))
     else:
         raise InputError(f"there is no piece '{piece}' to compile; expected one of {', '.join(all_pieces())}")
     seconds = time.perf_counter() - began
@@ -156,10 +162,10 @@ def _factor() -> None:
         factor_transposed_times(np.ones((_ROWS, 32), np.float32), np.ones((_ROWS, count)))
 
 
-def _pairs_of_variables() -> None:
+def _solver(name: str) -> None:
     points = _points()
     with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
-        solve(operator, points[:, 0], solver=SequentialMinimalOptimization(), stopping=MaxPasses(1))
+        solve(operator, points[:, 0], solver=build_solver(name), stopping=MaxPasses(1))
 
 
 def _tree() -> None:
@@ -173,7 +179,6 @@ _LOOPS: dict[str, Callable[[TileEvaluator], None]] = {"matmat": _matmat, "pair":
 _OTHERS: dict[str, Callable[[], None]] = {
     "vectors": _vectors,
     "factor": _factor,
-    "pairs of variables": _pairs_of_variables,
     "tree": _tree,
 }
 

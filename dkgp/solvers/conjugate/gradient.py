@@ -14,8 +14,15 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner
+from dkgp.solvers.conjugate.preconditioner import (
+    LEAST_SUBSET,
+    SAMPLES_PER_LANDMARK,
+    PartialCholesky,
+    Preconditioner,
+)
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState", "column_products"]
@@ -127,3 +134,48 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         result = state.preconditioner.apply(residual)
         timings["precondition"] += time.perf_counter() - started
         return result
+
+
+RANK = Option("rank", "Of pcg's preconditioner.", whole_or_auto, "auto", metavar="R|auto")
+LANDMARKS = Option(
+    "landmarks",
+    "How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+    default="pivoted",
+    choices=("pivoted", "uniform"),
+)
+
+
+def _plain(precision: Literal["mixed", "double"]) -> ConjugateGradient:
+    return ConjugateGradient(None, precision)
+
+
+def _preconditioned(
+    rank: int | Literal["auto"],
+    landmarks: Literal["pivoted", "uniform"],
+    precision: Literal["mixed", "double"],
+    seed: int,
+) -> ConjugateGradient:
+    return ConjugateGradient(PartialCholesky(rank, landmarks, seed=seed), precision)
+
+
+def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
+    """The factor and its rows in the workers, and the landmarks' own factor while they are drawn."""
+    if solver.preconditioner is None:
+        return SolverMemory()
+    rank = int(solver.preconditioner.rank)
+    drawn = max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))
+    return SolverMemory(own_bytes=8 * rank * (3 * rank + drawn), factor_bytes=rank * (4 * n + 16 * rank))
+
+
+register_solver(SolverDeclaration("cg", "conjugate gradients", _plain, bench_turn=5, label="CG", paper={}))
+register_solver(
+    SolverDeclaration(
+        "pcg",
+        "preconditioned by a partial Cholesky factor",
+        _preconditioned,
+        options=(RANK, LANDMARKS),
+        needs=frozenset({Need.ROUNDS}),
+        memory=_memory,
+        bench_turn=2,
+    )
+)

@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.kernel_text import kernel_text
 from dkgp.commands.reporting.tables.layout import Rows, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
+from dkgp.kernels import kernel_text
 
 __all__ = ["tables"]
 
@@ -204,7 +204,11 @@ def _bench(document: Document) -> list[RenderableType]:
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
         extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))
-    return [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    parts += [part for section in document.get("sections", ()) for part in _bench(section)]
+    if "cautions" in document:
+        parts.append(table_of("What differs from the papers", list(document["cautions"].items())))
+    return parts
 
 
 def _cell(value: Any, form: str) -> str:
