@@ -16,14 +16,17 @@ from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.solvers import GreedyBlockCoordinateDescent
+from dkgp.solvers.registry import SolverMemory
 
 GIB = 1024**3
 
 
 def planned(n: int = 50_000, d: int = 8, p: int = 1, **changed: Any) -> MemoryPlan:
-    given = {"block_size": 1000, "candidates": 60, "memory": 5, "resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
+    held = {"block_size": 1000, "candidates": 60, "memory": 5}
+    solver = SolverMemory(**{name: changed.pop(name, value) for name, value in held.items()})
+    given = {"resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
     given |= {"shares_process": True, "overlaps": False, "holds_inputs": True}
-    return plan_training(n, d, p, **{**given, **changed})
+    return plan_training(n, d, p, solver, **{**given, **changed})
 
 
 @pytest.mark.parametrize("p", [1, 3])
@@ -38,7 +41,8 @@ def test_vectors_cover_the_solvers_state_and_its_checkpoint(rng: np.random.Gener
         state = solver.start(op, rhs)
         for _ in range(memory + 2):
             solver.advance(op, state)
-        held = {id(array): array for array in vars(state).values() if isinstance(array, np.ndarray)}
+        parts = (*vars(state).values(), *vars(state.memory).values())
+        held = {id(array): array for array in parts if isinstance(array, np.ndarray)}
         copies = [array for name, array in state.arrays().items() if id(array) not in held]
     executor.close()
     needed = sum(array.nbytes for array in (*held.values(), *copies))
@@ -116,6 +120,6 @@ def test_refusal_names_numbers_and_knobs() -> None:
         plan.require(plan.coordinator_bytes - 1)
     message = str(caught.value)
     assert f"{plan.coordinator_bytes / 1024**2:,.0f} MiB" in message
-    for knob in ("--memory", "--block-size", "--candidates", "--cluster"):
+    for knob in ("`memory`", "`block_size`", "`candidates`", "cluster of processes"):
         assert knob in message
     assert caught.value.exit_code is ExitCode.BAD_INPUT
