@@ -2,7 +2,8 @@
 
 A write fails where the object exists already (`If-None-Match: *`), or, where one is replaced, where it is no longer the
 one that was looked at (`If-Match` and its ETag; on Azure the same). Google's fsspec package can do the first only, so
-there a replacement looks first and writes then. So does one in fsspec's memory file system.
+there a replacement looks first and writes then. So does one in fsspec's memory file system. (obstore writes under
+conditions and retries by itself, but users' addresses and credentials are fsspec's, of any protocol.)
 """
 
 from __future__ import annotations

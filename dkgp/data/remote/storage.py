@@ -189,6 +189,7 @@ def write_object(
         if not is_local(location):
             put(normalise_url(location), b"".join(parts), replace=replace)
             return
+        # By hand: fsspec's local files are neither synced nor moved into place unless in a transaction of its own.
         target = Path(normalise_url(location))
         if not replace and target.exists():
             raise OutputExistsError(f"'{target}' exists already.")

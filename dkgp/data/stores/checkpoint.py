@@ -1,7 +1,8 @@
 """Checkpoints: named arrays and metadata in one file each, protected by a SHA-256, the last two kept.
 
 A file is written whole or not at all (see `storage.write_object`). Where storage breaks that promise, the hash tells,
-and the checkpoint before it is used. Layout, all numbers little-endian:
+and the checkpoint before it is used. (NumPy's .npz has no place for metadata, and its checksums are of the members
+alone.) Layout, all numbers little-endian:
 
     magic (8 bytes) | header length (8 bytes) | header (JSON) | arrays, in the header's order | SHA-256 of all before
 """
