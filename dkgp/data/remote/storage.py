@@ -175,7 +175,7 @@ def write_object(
 
     The `pieces` are the content, in order; remote stores get it as a single put, so there it is held in memory once
     more. Without `replace` it is a remote storage that refuses, so that of two writers at the same time one learns of
-    the other. Without `synced` it may not be on the disk when this returns: a crash of the machine garbles it.
+    the other. Without `synced` it may not be on the disk when this returns: a crash of the machine may garble it.
 
     Raises
     ------
