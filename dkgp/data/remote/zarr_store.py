@@ -39,7 +39,7 @@ def zarr_place(url: str, claim: Claim | None = None) -> Any:
 
 
 class RemoteStore(WrapperStore[FsspecStore]):
-    """See the module. `store` does the work, at the address `url`; `root` is the path of the claim's store within it."""
+    """See the module; `store` does the work, at `url`, and `root` is the path of the claim's store within it."""
 
     def __init__(self, store: FsspecStore, url: str = "", claim: Claim | None = None, root: str = "") -> None:
         super().__init__(store)
