@@ -127,7 +127,7 @@ def check_format_options(options: Mapping[str, Any], formats: list[Format]) -> N
         if not any(each in known[name][1] for each in formats):
             owners = " or ".join(each.name for each in known[name][1])
             raise UsageError(
-                f"the option {name!r} goes with {owners}; the sources are "
+                f"`{name}` goes with {owners}; the sources are "
                 f"{' and '.join(dict.fromkeys(each.name for each in formats))}. Leave it out"
             )
 

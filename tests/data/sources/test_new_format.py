@@ -71,7 +71,7 @@ def test_a_format_is_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
         assert dataset.feature_names == ("a", "b")
         np.testing.assert_array_equal(dataset.raw_inputs(0, 20), expected[:, :2])
     assert refused.exit_code == 2
-    assert "the option 'upside_down' goes with bars; the sources are CSV" in refused.stderr
+    assert "--upside-down goes with bars; the sources are CSV" in refused.stderr
 
 
 def test_the_declarations_of_dkgps_own() -> None:
@@ -90,7 +90,7 @@ def test_what_no_format_recognises_is_told_with_what_there_is(tmp_path: Path) ->
 
 def test_options_that_no_source_takes_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     np.save(tmp_path / "data.npy", rng.normal(size=(5, 2)))
-    with pytest.raises(UsageError, match="the option 'header' goes with CSV.*; the sources are NPY. Leave it out"):
+    with pytest.raises(UsageError, match="`header` goes with CSV.*; the sources are NPY. Leave it out"):
         ingest(tmp_path / "data.npy", tmp_path / "d.zarr", target=None, header=True)
     with pytest.raises(UsageError, match="no option 'heder' of a source format; known: header"):
         ingest(tmp_path / "data.npy", tmp_path / "d.zarr", target=None, heder=True)
