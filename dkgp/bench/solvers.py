@@ -18,7 +18,6 @@ from dkgp.commands.reporting.measurements import ENTRIES, Column, check_record_f
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.models.solver_choice import choose_among
 from dkgp.solvers import Choice
 from dkgp.solvers.auto import CHOICES
 from dkgp.solvers.registry import AUTO, declaration_of, solver_names
@@ -48,7 +47,7 @@ def rivals() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class BenchSolversJob:
-    """What to compare.
+    """A comparison of `auto` with other solvers, over data sets and sizes.
 
     Attributes
     ----------
@@ -144,7 +143,7 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
                 began = time.perf_counter()
                 options = job.solver.changed(solver=name, seed=job.seed)
                 if name == AUTO:
-                    options, choice = _chosen(options, data)
+                    options, choice = options.decided(data, data.found)
                 elif best < float("inf") and job.solver.max_seconds is None:
                     options = options.changed(max_seconds=max(LEAST_SECONDS, CUT_OFF * best))
                 try:
@@ -183,19 +182,6 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
         for name in order
     ]
     return [{"data": data.name, "n": data.n, **row} for row in (*rows[:-1], *refused, *rows[-1:])]
-
-
-def _chosen(options: SolverOptions, data: PreparedData) -> tuple[SolverOptions, Choice]:
-    choice = choose_among(
-        data.inputs,
-        data.found.kernel,
-        data.found.noise_variance,
-        data.targets.shape[1],
-        tolerance=options.tolerance,
-        double=options.precision == "double",
-        seed=options.seed,
-    )
-    return options.changed(solver=choice.solver, **choice.options), choice
 
 
 def _warm_up(solvers: Sequence[str], bench: Workbench) -> None:

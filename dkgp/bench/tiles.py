@@ -22,7 +22,7 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.math import FAST_MATH, exp2, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, exp2, prefer_full_vectors
 
 __all__ = ["BenchTilesJob", "run_bench_tiles"]
 
@@ -55,14 +55,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchTilesJob:
-    """What to measure.
+    """A measurement of what a kernel entry costs, against several contenders.
 
     Attributes
     ----------
     rows, columns
         Size of the product K(A, B) @ w that is timed.
     repeats
-        Rounds in which every contender takes its turn.
+        Turns that every contender takes.
     pass_seconds
         How long one turn lasts at least.
     """

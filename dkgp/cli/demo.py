@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_type
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
@@ -15,9 +15,9 @@ from dkgp.cli.options import (
     output_options,
     overwrite_option,
     seed_option,
+    solver_options,
 )
 from dkgp.cli.running import execute
-from dkgp.registry import whole_or_auto
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -33,14 +33,7 @@ __all__ = ["demo"]
 @click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
 @click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")
 @click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
-@click.option(
-    "--block-size",
-    type=click_type(whole_or_auto),
-    metavar="M|auto",
-    default="auto",
-    show_default=True,
-    help="Variables moved in a round.",
-)
+@solver_options("block_size")
 @limit_options
 @cluster_options
 @seed_option

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
-__all__ = ["in_flags", "in_flags_of_command"]
+__all__ = ["in_flags", "wording"]
 
 _NAMED = re.compile(r"`([a-z][a-z0-9_]*)`")
 
@@ -18,7 +18,8 @@ def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
     return _NAMED.sub(lambda found: flags.get(found[1], found[0]), text)
 
 
-def in_flags_of_command(text: str) -> str:
-    """The same by the parameters of the command that is running."""
+def wording() -> Callable[[str], str]:
+    """Return `in_flags` for the command that is running; whatever thread calls it."""
     context = click.get_current_context(silent=True)
-    return text if context is None else in_flags(text, context.command.params)
+    parameters = [] if context is None else context.command.params
+    return lambda text: in_flags(text, parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,6 +25,7 @@ __all__ = [
     "overwrite_option",
     "record_options",
     "seed_option",
+    "solver_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +97,7 @@ def _cluster_option() -> list[click.Option]:
 
 
 def cluster_options(function: F) -> F:
-    """Where the work runs; `cluster_from` takes the values."""
+    """Add the options that say where the work runs; `cluster_from` takes the values."""
     return _together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
@@ -165,8 +167,20 @@ def seed_option(function: F) -> F:
     return click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")(function)
 
 
+def solver_options(*names: str, help: str | None = None) -> Callable[[F], F]:
+    """Options that solvers declare, with a help of their own here or as they say it themselves."""
+
+    def made() -> list[click.Option]:
+        from dkgp.solvers.registry import own_options
+
+        known = own_options()
+        return [click_option(replace(known[name], help=help or known[name].help)) for name in names]
+
+    return declared_options(made)
+
+
 def limit_options(function: F) -> F:
-    """When to stop."""
+    """Add the options that say when to stop."""
     return _together(
         click.option(
             "--tol",

@@ -15,9 +15,10 @@ from dkgp.cli.options import (
     output_options,
     overwrite_option,
     seed_option,
+    solver_options,
 )
 from dkgp.cli.running import execute
-from dkgp.registry import byte_count, whole_numbers, whole_or_auto
+from dkgp.registry import byte_count, whole_numbers
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -64,16 +65,7 @@ def measured_cluster_options(function: F) -> F:
 @click.option(
     "--one-machine", is_flag=True, help="The workers share this machine with the coordinator, not one like it each."
 )
-@click.option(
-    "--block-size",
-    type=click_type(whole_or_auto),
-    default="auto",
-    show_default=True,
-    metavar="M|auto",
-    help="As for train.",
-)
-@click.option("--candidates", type=int, default=60, show_default=True, help="As for train.")
-@click.option("--memory", type=int, default=5, show_default=True, help="As for train.")
+@solver_options("block_size", "candidates", "memory", help="As for train.")
 @click.option(
     "--precision", type=click.Choice(["mixed", "double"]), default="mixed", show_default=True, help="As for train."
 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["train", "train_job"]
 
 
-def solver_options() -> list[click.Option]:
+def every_solver_option() -> list[click.Option]:
     """Return `--solver`, the options that solvers declare, and the folder of those that need one."""
     from dkgp.solvers.registry import AUTO, Need, declaration_of, own_options, solver_names, solvers_that_need
 
@@ -63,7 +63,7 @@ def solver_options() -> list[click.Option]:
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
 @click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
-@declared_options(solver_options)
+@declared_options(every_solver_option)
 @click.option(
     "--precision",
     type=click.Choice(["mixed", "double"]),

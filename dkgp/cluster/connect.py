@@ -145,8 +145,8 @@ def _found(address: str, seconds: float, security: Security | None, stack: ExitS
         tls = (
             " It must have been started with certificates, and those of both sides must come from the same authority."
             if address.startswith("tls://")
-            else " Where it was started with certificates, its address begins with tls:// and it needs --tls-ca, "
-            "--tls-cert and --tls-key."
+            else " Where it was started with certificates, its address begins with tls:// and it needs `tls_ca`, "
+            "`tls_cert` and `tls_key`."
         )
         raise UnreachableSchedulerError(
             f"no scheduler answered at {address} within {seconds:.0f} s ({error}). Check the address and that `dask "

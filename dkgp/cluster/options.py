@@ -1,4 +1,4 @@
-"""What a user may say about where the work runs, checked as far as it can be without touching any cluster."""
+"""A user's choice of where the work runs, checked as far as it can be without touching any cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnreachableSchedulerError(InputError):
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where rounds run. All values are plain JSON types.
+    """A choice of where rounds run. All values are plain JSON types.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class ClusterOptions:
         if self.settings and (self._finds_scheduler or not kind.takes_settings):
             where = "a running scheduler" if self._finds_scheduler else f"the cluster kind {self.kind!r}"
             raise UsageError(
-                f"{where} takes no settings; got {', '.join(sorted(self.settings))}. They go with a --cluster that is "
+                f"{where} takes no settings; got {', '.join(sorted(self.settings))}. They go with a `cluster` that is "
                 "started, such as slurm"
             )
 
@@ -122,7 +122,7 @@ class ClusterOptions:
             )
         if self._finds_scheduler:
             raise UsageError(
-                "--adaptive goes with a cluster that is started here; the workers of a running scheduler are whoever "
+                "`adaptive` goes with a cluster that is started here; the workers of a running scheduler are whoever "
                 "started them to add or remove. Leave it out: workers may come and go while the work runs"
             )
         if KINDS.find(self.kind).adaptive is None:
@@ -131,9 +131,9 @@ class ClusterOptions:
 
     def _check_certificates(self) -> None:
         if self.tls_key and not self.tls_cert:
-            raise UsageError("--tls-key is the key of a certificate; give --tls-cert as well")
+            raise UsageError("`tls_key` is the key of a certificate; give `tls_cert` as well")
         if bool(self.tls_ca) != bool(self.tls_cert):
-            given, missing = ("--tls-ca", "--tls-cert") if self.tls_ca else ("--tls-cert", "--tls-ca")
+            given, missing = ("`tls_ca`", "`tls_cert`") if self.tls_ca else ("`tls_cert`", "`tls_ca`")
             raise UsageError(
                 f"got {given} without {missing}: both sides of a connection show a certificate, and each checks that "
                 "the authority has signed the other's. Give both"
@@ -141,14 +141,14 @@ class ClusterOptions:
         if not self.plain_text:
             return
         if self.encrypts:
-            raise UsageError("got both certificates and --plain-text, which rules them out; give one of them")
+            raise UsageError("got both certificates and `plain_text`, which rules them out; give one of them")
         if self._finds_scheduler:
             raise UsageError(
-                "--plain-text goes with a cluster that is started here; at a running scheduler it is the address that "
+                "`plain_text` goes with a cluster that is started here; at a running scheduler it is the address that "
                 "says it (tcp:// or tls://). Leave it out"
             )
         if KINDS.find(self.kind).certificates == "own":
-            raise UsageError(f"a {self.kind} brings certificates of its own; leave --plain-text out")
+            raise UsageError(f"a {self.kind} brings certificates of its own; leave `plain_text` out")
 
     def anchored(self) -> ClusterOptions:
         """Return options that mean the same to a process in another folder: relative paths count from this one's."""
@@ -168,7 +168,7 @@ class ClusterOptions:
 
     @property
     def encrypts(self) -> bool:
-        """Whether certificates were given."""
+        """True if certificates were given."""
         return self.tls_cert is not None
 
     def address(self) -> str | None:

@@ -17,7 +17,7 @@ __all__ = ["IngestJob", "run_ingest"]
 
 @dataclass(frozen=True)
 class IngestJob:
-    """What to ingest; fields as the parameters of `dkgp.data.sources.ingest`, `options` those of the format."""
+    """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`, `options` the format's."""
 
     sources: tuple[str, ...]
     out: str

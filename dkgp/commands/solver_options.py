@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
-from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.solver_choice import Probed, choose_solver_for
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import (
     AUTO,
@@ -29,7 +28,7 @@ __all__ = ["SolverOptions"]
 
 @dataclass(frozen=True, init=False)
 class SolverOptions:
-    """How to solve, as the command line says it: settings of all solvers, and the options that the solver declares.
+    """A solver, settings of all solvers, and the options that the solver declares, as the command line says them.
 
     Those that solvers declare are keywords and attributes too: `SolverOptions("gbcd", block_size=500).block_size`.
 
@@ -109,7 +108,7 @@ class SolverOptions:
 
     def decided(
         self,
-        dataset: Dataset,
+        dataset: Probed,
         found: Hyperparameters,
         *,
         pruned: bool = False,
@@ -119,7 +118,7 @@ class SolverOptions:
 
         Parameters
         ----------
-        dataset : Dataset
+        dataset : Probed
         found : Hyperparameters
         pruned : bool
             Whether products are taken by a tree.
@@ -134,7 +133,6 @@ class SolverOptions:
             dataset,
             found.kernel,
             found.noise_variance,
-            dataset.n_targets,
             tolerance=self.tolerance,
             double=self.precision == "double",
             pruned=pruned,
@@ -176,7 +174,7 @@ class SolverOptions:
         return rule
 
     def is_met(self, summary: Mapping[str, Any]) -> bool:
-        """Whether a model that converged, by its training record, would have for these options."""
+        """True if a model that converged, by its training record, would have for these options."""
         gap = summary.get("duality_gap")
         return summary["gradient_inf_norm"] <= self.tolerance or (
             self.duality_gap is not None and gap is not None and gap <= self.duality_gap

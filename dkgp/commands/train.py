@@ -27,7 +27,7 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_training
@@ -36,14 +36,14 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import Need, said, solver_memory, solvers_that_need
+from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What to train.
+    """A model to train: data, hyperparameters, solver, and where everything goes.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class TrainJob:
 
     @property
     def tiles_url(self) -> str | None:
-        """Where tiles go; None for a solver that has none."""
+        """The place of tiles; None for a solver that has none."""
         if not self.solver.needs(Need.FOLDER):
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
@@ -103,7 +103,7 @@ class TrainJob:
 
     @property
     def checkpoint_url(self) -> str:
-        """Where checkpoints go."""
+        """The place of checkpoints."""
         return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
 
 
@@ -149,6 +149,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
+            _require_one_arithmetic(job, executor)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -210,7 +211,7 @@ def _conclude(
     checkpoints: CheckpointStore,
     reporter: Reporter,
 ) -> Document:
-    """What follows once the model is saved: the plot, the record, and the end of checkpoints that served their turn."""
+    """End a run whose model is saved: draw the plot, describe it, remove checkpoints that served their turn."""
     if job.plot is not None and history:
         plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, summary))
     document: Document = {
@@ -268,6 +269,16 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
 
 
+def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
+    """Refuse a solver whose tasks take more than dkgp's own loops to workers that differ; `ClusterError`."""
+    if job.solver.needs(Need.ROUNDS):
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError as error:
+            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+
+
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
     """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
 
@@ -287,7 +298,8 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_features,
             dataset.n_targets,
             memory,
-            resident_bytes=resident_bytes,
+            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
+            resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
             holds_inputs=holds_inputs,
@@ -363,7 +375,7 @@ def _checkpointing(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
         return checkpointing
-    latest = store.load_latest()
+    latest = checkpointing.latest()
     if latest is None:
         reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
         return checkpointing

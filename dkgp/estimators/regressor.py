@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import compress
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ from dkgp.estimators.settings import (
     stopping_of,
 )
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
-from dkgp.estimators.training_set import new_samples, plain_inputs, training_set, true_targets
+from dkgp.estimators.training_set import given_names, new_samples, plain_inputs, training_set, true_targets
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
@@ -73,9 +74,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         The solve ends when no entry of the gradient Kbar alpha - y exceeds this.
     max_passes : float, optional
         Passes over the kernel matrix after which it ends all the same, with a `ConvergenceWarning`.
-    solver : "auto", "gbcd" or Solver, default "auto"
-        What suits the problem by its sizes and a probe, as `solution_` then says; greedy block coordinate descent; or
-        one of `dkgp.solvers`.
+    solver : str or Solver, default "auto"
+        "auto": what suits the problem by its sizes and a probe, as `solution_` then says; the name of a solver, such as
+        "gbcd", greedy block coordinate descent; or one of `dkgp.solvers` with settings of your own.
     variance_gap : float, default 0.02
         Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
     client : distributed.Client, optional
@@ -126,7 +127,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         n_restarts_optimizer: int = 0,
         tol: float = 1e-4,
         max_passes: float | None = None,
-        solver: Literal["auto", "gbcd"] | Solver = "auto",
+        solver: str | Solver = "auto",
         variance_gap: float = 0.02,
         client: Any = None,
         store: str | None = None,
@@ -372,11 +373,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _inputs(self, X: Any) -> Table:
         if is_plain(X):
             return Table(plain_inputs(self, X), None)
-        names = getattr(self, "feature_names_in_", None)
+        names = given_names(self)
         if names is not None:
             # Those that were constant are not asked for.
-            kept = self._fitted.record.standardisation.kept
-            names = [str(name) for name, keep in zip(names, kept, strict=True) if keep]
+            names = tuple(compress(names, self._fitted.record.standardisation.kept))
         return read_inputs(X, names)
 
     # -------------------------------------------------------------------------------------------------------- keeping

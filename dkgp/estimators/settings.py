@@ -15,7 +15,7 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
-from dkgp.solvers import GradientInfNorm, MaxPasses, Solver, StoppingRule
+from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [
@@ -98,7 +98,7 @@ def chosen_hyperparameters(
 
 
 def _is_constant(dataset: Dataset) -> bool:
-    """Whether all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
+    """True if all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
     first = dataset.targets(0, 1)
     return all(bool((dataset.targets(*chunk) == first).all()) for chunk in dataset.row_chunks())
 
@@ -107,13 +107,12 @@ def checked_solver(solver: object) -> Solver | str:
     """Return what was given; `InputError` where it is neither a solver nor one of the names."""
     if isinstance(solver, str) and solver in (AUTO, *solver_names()):
         return solver
-    if isinstance(solver, str) or not callable(getattr(solver, "advance", None)):
+    if not isinstance(solver, Method):
         names = ", ".join(f'"{name}"' for name in (AUTO, *solver_names()))
         raise InputError(
             f"solver= takes one of {names}, or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}"
         )
-    chosen: Solver = solver  # type: ignore[assignment]  # a protocol, of which the telling part has been checked
-    return chosen
+    return solver
 
 
 def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int) -> Solver:
@@ -123,9 +122,7 @@ def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, toleran
         return chosen
     if chosen != AUTO:
         return build_solver(chosen, seed=seed)
-    choice = choose_solver_for(
-        dataset, found.kernel, found.noise_variance, dataset.n_targets, tolerance=tolerance, seed=seed
-    )
+    choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
     return build_solver(choice.solver, choice.options, seed=seed)
 
 

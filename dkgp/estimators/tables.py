@@ -1,4 +1,4 @@
-"""What an estimator is handed, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
+"""An estimator's arguments, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Table:
 
 
 def is_dask(values: object) -> bool:
-    """Whether this is a dask collection."""
+    """True if this is a dask collection."""
     return hasattr(values, "__dask_graph__") and hasattr(values, "dask")
 
 
 def is_plain(X: object) -> bool:
-    """Whether this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
+    """True if this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
     return not (is_labelled(X) or is_dask(X) or isinstance(X, str | os.PathLike))
 
 
@@ -68,15 +68,14 @@ def read_samples(X: Any, y: Any) -> Table:
             raise InputError("a dataset store brings its own targets; leave y out")
         dataset = open_dataset(X)
         if dataset.n_targets == 0:
-            raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+            raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again and name them")
         several = dataset.n_targets > 1
         return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
+    values, target_names, several = labelled_targets(y, X)
     if is_labelled(X):
-        values, target_names, several = labelled_targets(y, X)
         table = labelled_inputs(X, without=target_names or ())
         inputs, names = table.values, table.names
     else:
-        values, target_names, several = labelled_targets(y, X)
         inputs, names = _as_array(X), None
     if values is None:
         raise InputError("there is no y; training needs targets")

@@ -1,4 +1,4 @@
-"""How good predictions are: the errors that the papers report, and what the store proves about them."""
+"""Measures of predictions: the errors that the papers report, and what the store proves about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAP_ROUNDING = 8.0 * _EPS
 
 @dataclass(frozen=True)
 class CoverageCurve:
-    """How often the truth lies in the central predictive intervals of every level.
+    """Frequencies with which the truth lies in the central predictive intervals of every level.
 
     Attributes
     ----------
@@ -183,13 +183,12 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     if certified:
         result |= gap_figures(gaps, wanted)
     if p > 1:
-        result["per_target"] = {
-            name: {"rmse": float(rmse[t]), "rmse_raw": float(rmse_raw[t])} for t, name in enumerate(names)
-        }
+        figures = {"rmse": rmse, "rmse_raw": rmse_raw}
         if variances is not None:
-            for t, name in enumerate(names):
-                more = {"nlpd": float(likelihood[t] / n), "coverage_95": float(covered[t] / n)}
-                result["per_target"][name] |= more
+            figures |= {"nlpd": likelihood / n, "coverage_95": covered / n}
+        result["per_target"] = {
+            name: {figure: float(values[t]) for figure, values in figures.items()} for t, name in enumerate(names)
+        }
     return result
 
 
@@ -206,7 +205,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     _check_belonging(prediction, dataset)
     variances = _Variances.of(prediction, noise_free)
     if variances is None:
-        raise InputError(f"'{prediction.url}' has no variances; predict with --variance")
+        raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
     levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
     counts = np.zeros((CURVE_LEVELS, prediction.n_targets))
     for start, stop in prediction.row_chunks():

@@ -15,7 +15,7 @@ from dkgp.kernels import Features
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS
-from dkgp.kernels.tiles.math import FAST_MATH, fma, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
 
 __all__ = ["CachedColumnsOperator", "cached_columns_bytes"]
@@ -57,7 +57,7 @@ class CachedColumnsOperator(KernelOperator):
         return self._operator.diagonal()
 
     def row_errors(self) -> FloatArray:
-        """What the samples' own rounding adds to entries of K: (n,)."""
+        """Errors that the samples' own rounding adds to entries of K: (n,)."""
         return self._operator.row_errors()
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
@@ -69,7 +69,7 @@ class CachedColumnsOperator(KernelOperator):
         return self._operator.matmat(V, precision)
 
     def columns_to_evaluate(self, indices: IndexArray, precision: Precision = "single") -> int:
-        """How many of these columns are not kept yet; in float64 none is."""
+        """Number of these columns that are not kept yet; in float64 none is."""
         return len(indices) if precision == "double" else int(np.count_nonzero(self._slots[indices] < 0))
 
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:

@@ -1,15 +1,14 @@
-"""Where the rows of X come from: anything that can read a range of standardised rows."""
+"""Sources of the rows of X: anything that can read a range of standardised rows."""
 
 from __future__ import annotations
 
-import uuid
-import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.errors import ClusterError, InputError
+from dkgp.data.stores.resident import Resident
+from dkgp.errors import InputError
 
 __all__ = ["ArrayInputs", "InputSource", "centre_of"]
 
@@ -30,7 +29,7 @@ class InputSource(Protocol):
 
 
 def centre_of(source: InputSource) -> NDArray[np.float64] | None:
-    """What is taken off a source's rows before distances are; None where its rows have mean zero, as a data set's.
+    """The point taken off a source's rows before distances are; None where their mean is zero, as a data set's.
 
     It belongs to the source, so that whoever evaluates an entry comes to the same bits.
     """
@@ -38,14 +37,8 @@ def centre_of(source: InputSource) -> NDArray[np.float64] | None:
     return centre
 
 
-_RESIDENT: weakref.WeakValueDictionary[str, ArrayInputs] = weakref.WeakValueDictionary()
-
-
-class ArrayInputs:
+class ArrayInputs(Resident):
     """An array in this process's memory as an input source.
-
-    It pickles to a token that only the same process can redeem, so tasks of an in-process cluster share the array and
-    a task that strays to another process says so instead of shipping the array each round.
 
     Parameters
     ----------
@@ -58,6 +51,11 @@ class ArrayInputs:
         The features' means, zero where a mean lies within the feature's spread and nothing is gained; None for all so.
     """
 
+    elsewhere = (
+        "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process "
+        "cluster; for workers in other processes write the data to a Zarr store first (dkgp ingest)"
+    )
+
     def __init__(self, X: ArrayLike) -> None:
         values = np.asarray(X, dtype=np.float64)
         if values.ndim != 2 or 0 in values.shape:
@@ -67,8 +65,6 @@ class ArrayInputs:
             raise InputError(f"inputs must be finite; got {values[row, column]} in row {row}, column {column}")
         self._values = values
         self.centre = _centre(values)
-        self._token = uuid.uuid4().hex
-        _RESIDENT[self._token] = self
 
     @property
     def n_samples(self) -> int:
@@ -84,29 +80,9 @@ class ArrayInputs:
         """Rows start:stop, a view."""
         return self._values[start:stop]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _redeem, (self._token,)
-
 
 def _centre(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = values.mean(axis=0)
         far = np.isfinite(mean) & (np.abs(mean) > np.abs(values - mean).max(axis=0))
     return np.where(far, mean, 0.0) if far.any() else None
-
-
-def _redeem(token: str) -> InputSource:
-    return _RESIDENT.get(token) or _Elsewhere()
-
-
-class _Elsewhere:
-    # Raised on use: an error already while the message is being read would cost the worker its connection.
-
-    n_samples = n_features = 0
-    centre = None
-
-    def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
-        raise ClusterError(
-            "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process "
-            "cluster; for workers in other processes write the data to a Zarr store first (dkgp ingest)"
-        )

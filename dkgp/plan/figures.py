@@ -1,4 +1,4 @@
-"""What this machine does in a second: the figures that a plan is made from, measured in a few seconds or read back.
+"""Figures of this machine that a plan is made from, measured in a few seconds or read back.
 
 They are seconds of one thread of an idle machine, by kind of work, taken with the very functions that training runs.
 """
@@ -22,9 +22,10 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution, measures
+from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
 from dkgp.solvers.block_descent.selection import GreedySelection
 from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.measures import measures
 
 __all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
 
@@ -245,7 +246,7 @@ def _fit(columns: Sequence[FloatArray], seconds: FloatArray, scale: FloatArray) 
 
 
 def _measure_vectors(p: int) -> float:
-    """What a round does to n-vectors at the coordinator, per vector and element, with a memory of five."""
+    """Seconds of a round's n-vectors at the coordinator, per vector and element, with a memory of five."""
     memory, n = 5, VECTOR_SAMPLES
     alpha, gradient, rhs = (np.zeros((n, p)) for _ in range(3))
     directions, images = np.zeros((memory + 1, n, p)), np.zeros((memory + 1, n, p))

@@ -1,4 +1,4 @@
-"""`--solver auto`: which solver, from the sizes of a problem and one cheap probe of its smoothness.
+"""The solver "auto": which one, from the sizes of a problem and one cheap probe of its smoothness.
 
 The probe is a randomly pivoted Cholesky factor of the kernel matrix of a small random subset. What it leaves of the
 diagonal after R pivots, e(R), depends on the kernel and on where the samples lie, hardly on how many there are, and it
@@ -66,7 +66,7 @@ SETUP_NS = 5e7
 
 @dataclass(frozen=True)
 class ResidualCurve:
-    """What a partial Cholesky factor leaves of the kernel's diagonal.
+    """Residuals of the kernel's diagonal under partial Cholesky factors of growing rank.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ class _Prices:
 
     @property
     def _digits(self) -> float:
-        """How much further than the fitted tolerance this one is."""
+        """Digits to this tolerance in units of those to the fitted one."""
         return max(0.1, math.log(START / self.tolerance) / math.log(START / FITTED_TOLERANCE))
 
     def condition(self, rank: float) -> float:

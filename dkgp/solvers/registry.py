@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
 from dkgp.registry import Option, Registry
-
-if TYPE_CHECKING:
-    from dkgp.solvers.driver import Solver
+from dkgp.solvers.base import Solver
 
 __all__ = [
     "AUTO",
@@ -50,7 +48,7 @@ GENERAL = (
 
 
 class Need(Enum):
-    """What a solver asks for beyond products with the matrix or some of its columns."""
+    """A solver's demand beyond products with the matrix or some of its columns."""
 
     ENTRIES = "entries of the matrix itself, for which products that are approximate cannot stand in"
     INPUTS = "the inputs of all samples in the coordinator's memory"
@@ -60,7 +58,7 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class SolverMemory:
-    """What a solver holds besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
+    """Memory that a solver takes besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
 
     Attributes
     ----------
@@ -101,8 +99,8 @@ class SolverDeclaration:
     bench_turn
         Its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when named.
     label, paper
-        What it is called in the GBCD paper, and its fields that differ there from the defaults here; None for a solver
-        that is not among the paper's.
+        What it is called in the GBCD paper, and the fields of the solver that differ there from the defaults here; None
+        for one that is not among the paper's.
     compiles
         Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
     """
@@ -125,6 +123,8 @@ class _Solvers(Registry[SolverDeclaration]):
         """Add a declaration whose options mean nothing else elsewhere."""
         if declared.name == AUTO:
             raise UsageError(f"'{AUTO}' stands for whichever solver suits the problem; name the solver otherwise")
+        if not _is_own(declared):
+            self.all()  # dkgp's own come first: a name that they have is not another's to take
         others = {option.name: (option, each.name) for each in self._found.values() for option in each.options}
         for option in declared.options:
             other, owner = others.get(option.name, (option, ""))
@@ -153,13 +153,11 @@ def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:
 
 def _declarations() -> list[SolverDeclaration]:
     """All there are, by module: which one was imported first says nothing."""
-    everything = _DECLARED.all().values()
-    own = f"{__package__}."
-    return sorted(everything, key=lambda each: (not _module(each).startswith(own), _module(each)))
+    return sorted(_DECLARED.all().values(), key=lambda each: (not _is_own(each), each.build.__module__))
 
 
-def _module(declaration: SolverDeclaration) -> str:
-    return str(declaration.build.__module__)
+def _is_own(declaration: SolverDeclaration) -> bool:
+    return declaration.build.__module__.startswith(f"{__package__}.")
 
 
 def solver_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""When to stop: small rules that combine with `|` (any) and `&` (all), as in `GradientInfNorm(1e-4) | MaxPasses(50)`.
+"""Rules for when to stop, which combine with `|` (any) and `&` (all), as `GradientInfNorm(1e-4) | MaxPasses(50)`.
 
 A rule is asked with the current `Progress` and answers with a reason or nothing. Rules that mean "solved" set
 `converged`; a rule about effort does not.
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a solve stands after a round; one structured record.
+    """State of a solve after a round; one structured record.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ class Progress:
 
     iteration: int
     column_passes: float
-    kernel_evaluations: int
-    seconds: float
+    kernel_evaluations: int = 0
+    seconds: float = 0.0
     gradient_inf_norm: float
     gradient_norm: float
     relative_residual: float
@@ -80,7 +80,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a solve stopped; `advice` says what to do where it stopped short."""
+    """Reason why a solve stopped; `advice` says what to do where it stopped short."""
 
     rule: str
     converged: bool
@@ -202,7 +202,8 @@ class DualityGap(StoppingRule):
     ||y||^2 / 2. The two differ by ||g||^2 / 2, which costs nothing to know. The gap is that difference over the mean of
     their magnitudes: Smola and Bartlett (2001), Theorem 1 and their stopping criterion; after Gibbs and MacKay. It says
     nothing about any single prediction; `GradientInfNorm` does. Where a solver knows of a narrower difference
-    (`SolverState.risk_width`), that counts.
+    (`SolverState.risk_width`), that counts. Of another loss (`Risk`) the gap is that of R itself, over the larger of
+    the two bounds' magnitudes.
     """
 
     tolerance: float = 0.025
@@ -255,7 +256,7 @@ class MaxPasses(StoppingRule):
             "max_passes",
             False,
             f"{progress.column_passes:.2f} column passes done",
-            "resume with a larger --max-passes, a larger block size, or a larger tolerance",
+            "resume with a larger `max_passes`, a larger block size, or a larger tolerance",
         )
 
 
@@ -273,5 +274,5 @@ class MaxSeconds(StoppingRule):
         if progress.seconds < self.seconds:
             return None
         return StopReason(
-            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger --max-seconds"
+            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger `max_seconds`"
         )

@@ -86,9 +86,9 @@ def test_settings_are_not_shown() -> None:
         ({"scheduler_file": "s.json", "adaptive": (1, 4)}, "running scheduler"),
         ({"scheduler": "tcp://a:1", "settings": {"queue": "x"}}, "a running scheduler takes no settings; got queue"),
         ({"kind": "none", "settings": {"queue": "x"}}, "'none' takes no settings"),
-        ({"tls_key": "key.pem"}, "give --tls-cert as well"),
-        ({"tls_ca": "ca.pem"}, "--tls-ca without --tls-cert"),
-        ({"tls_cert": "cert.pem"}, "--tls-cert without --tls-ca"),
+        ({"tls_key": "key.pem"}, "give `tls_cert` as well"),
+        ({"tls_ca": "ca.pem"}, "`tls_ca` without `tls_cert`"),
+        ({"tls_cert": "cert.pem"}, "`tls_cert` without `tls_ca`"),
     ],
 )
 def test_contradictions_are_refused(wrong: dict[str, Any], words: str) -> None:

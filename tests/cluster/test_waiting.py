@@ -99,4 +99,4 @@ def test_queues_are_given_more_time_than_processes() -> None:
     assert connect.QUEUE_WAIT_SECONDS == 600.0
     queueing = [kind for kind in cluster_kinds() if kind.queues]
     assert {kind.name for kind in queueing} == {"slurm", "pbs", "lsf", "kubernetes", "gateway"}
-    assert all("--worker-wait" in kind.no_workers for kind in queueing)
+    assert all("`worker_wait_seconds`" in kind.no_workers for kind in queueing)

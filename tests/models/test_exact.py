@@ -250,7 +250,7 @@ def test_no_targets_is_bad_input(
     world: World, executor: BlockExecutor, kernel: SquaredExponential, tmp_path: Path
 ) -> None:
     inputs = dataset_from_arrays(tmp_path / "inputs", draw(50, 3)[0], None, feature_names=NAMES)
-    with pytest.raises(InputError, match="--target"):
+    with pytest.raises(InputError, match="Ingest the data again"):
         train(inputs, kernel, NOISE, executor)
 
 
@@ -286,7 +286,9 @@ def test_chunks_make_no_difference(
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("local", 2), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("none", 3), ("local", 2), pytest.param("processes", 2, marks=pytest.mark.slow)]
+)
 def test_whoever_computes_makes_no_difference(
     world: World, model: ModelRecord, expected: FloatArray, tmp_path: Path, kind: str, workers: int
 ) -> None:

@@ -174,7 +174,7 @@ def test_coverage_at_every_level(certified: Certified) -> None:
 
 
 def test_coverage_needs_variances(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--variance"):
+    with pytest.raises(InputError, match="predict it again with variances"):
         coverage_curve(written(tmp_path, dataset, {"mean": y}), dataset)
 
 

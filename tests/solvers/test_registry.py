@@ -219,6 +219,22 @@ def test_an_estimator_takes_it_by_name(richardson: SolverDeclaration, rng: np.ra
     np.testing.assert_allclose(model.predict(X), reference.predict(X), rtol=0.0, atol=1e-7)
 
 
+def test_a_solver_that_is_known_first_takes_no_name_of_dkgps_own() -> None:
+    code = """
+from dkgp.registry import Option
+from dkgp.solvers import registry
+try:
+    registry.register_solver(registry.SolverDeclaration("mine", "", lambda rank: None, (Option("rank", "", int, 3),)))
+except registry.UsageError as error:
+    print(error)
+print(*registry.solver_names())
+"""
+    shown = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    refused, names = shown.stdout.splitlines()
+    assert "'rank', which means something else as an option of 'pcg'" in refused
+    assert tuple(names.split()) == OWN
+
+
 def environment(*more: Path) -> dict[str, str]:
     found = os.pathsep.join(map(str, (ROOT, *more)))
     return {**os.environ, "PYTHONPATH": found, "OPENBLAS_NUM_THREADS": "1"}

@@ -142,12 +142,12 @@ class Library:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be named."""
+        """Names of the data sets that are here."""
         files = [] if self.folder is None else sorted(path.stem for path in self.folder.glob("*.npz"))
         return (FRIEDMAN1, *files)
 
     def has(self, name: str) -> bool:
-        """Whether NAME or NAME:TARGET is here."""
+        """True if NAME or NAME:TARGET is here."""
         return name == FRIEDMAN1 or (self.folder is not None and self.path(name).is_file())
 
     def found(self, paper: PaperData) -> str | None:
@@ -217,6 +217,20 @@ class PreparedData:
     def n(self) -> int:
         """Training samples."""
         return len(self.inputs)
+
+    @property
+    def n_samples(self) -> int:
+        """The same, as a data set says it."""
+        return self.n
+
+    @property
+    def n_targets(self) -> int:
+        """Targets."""
+        return int(self.targets.shape[1])
+
+    def input_rows(self, indices: NDArray[np.intp]) -> FloatArray:
+        """Some of the inputs: (len(indices), d)."""
+        return self.inputs[indices]
 
     def to_json(self) -> dict[str, Any]:
         """Sizes and hyperparameters."""

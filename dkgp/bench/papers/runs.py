@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -24,7 +24,8 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
-from dkgp.solvers.registry import build_solver, declaration_of, solver_names
+from dkgp.solvers.base import Method
+from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
@@ -87,7 +88,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class SolverRun:
-    """What became of one contender.
+    """One contender's run: how it ended, its curve, and its errors.
 
     Attributes
     ----------
@@ -130,7 +131,7 @@ class SolverRun:
         return None if self.last is None or self.n is None else self.last.kernel_evaluations / self.n**2
 
     def to_json(self) -> dict[str, Any]:
-        """Where it stood, without histories."""
+        """The figures of its end as JSON, without histories."""
         names = ["iteration", "column_passes", "kernel_evaluations", "seconds", "gradient_inf_norm"]
         names += ["relative_residual", "objective"]
         return {
@@ -148,10 +149,10 @@ class SolverRun:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Method[SolverState]):
     """A solver that shows its state after every round: what is in it, the driver does not hand out."""
 
-    solver: Any
+    solver: Solver
     watch: Callable[[SolverState], None]
 
     @property
@@ -165,21 +166,16 @@ class Recorded:
 
     def settings(self) -> dict[str, Any]:
         """The solver's own."""
-        return dict(self.solver.settings())
+        return self.solver.settings()
 
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> Any:
+    def start(self, *arguments: Any) -> SolverState:
         """Start the solver."""
-        return self.solver.start(operator, rhs, initial)
+        state: SolverState = self.solver.start(*arguments)
+        return state
 
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> Any:
-        """Restore the solver."""
-        return self.solver.restore(operator, rhs, arrays, metadata)
-
-    def advance(self, operator: KernelOperator, state: Any) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: SolverState) -> dict[str, float]:
         """Advance the solver, and show the state."""
-        timings: dict[str, float] = self.solver.advance(operator, state)
+        timings = self.solver.advance(operator, state)
         self.watch(state)
         return timings
 
@@ -191,24 +187,18 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    general = options.changed(block_size="auto", memory=None)
     found: list[Contender] = []
     for name in solver_names():
         declared = declaration_of(name)
         if declared.paper is None:
             continue
-        own = {option.name for option in declared.options}
-        plain = general.changed(solver=name)
-        # Options it has on the command line; of its other fields, the solver is told itself.
-        known = {each: value for each, value in declared.paper.items() if each in own}
-        asked = plain.changed(**known, **({"block_size": block} if "block_size" in own else {}))
-        others = {each: value for each, value in declared.paper.items() if each not in own}
-        solver = replace(cast(Any, build_solver(name, precision=options.precision)), **others) if others else None
+        plain = options.changed(solver=name, block_size="auto", memory=None)
+        asked = plain.changed(block_size=block) if name in owners("block_size") else plain
+        solver: Any = build_solver(name, dict(asked.own), precision=options.precision, seed=options.seed)
+        said = f"{declared.label}, as in the paper" if declared.paper else declared.label
+        found.append(Contender(name, said, asked, replace(solver, **declared.paper)))
         if declared.paper:
-            found.append(Contender(name, f"{declared.label}, as in the paper", asked, solver))
             found.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
-        else:
-            found.append(Contender(name, declared.label, asked))
     return found
 
 

@@ -22,13 +22,13 @@ def gateway_arguments(options: ClusterOptions, available: list[str] | None) -> t
     `available` are the options that this gateway offers; None while it has not been asked.
     """
     if options.encrypts:
-        raise UsageError("a gateway brings certificates of its own; leave --tls-ca, --tls-cert and --tls-key out")
+        raise UsageError("a gateway brings certificates of its own; leave `tls_ca`, `tls_cert` and `tls_key` out")
     settings = options.settings
     check_settings("gateway", settings, set(settings) - {"cluster_options", "asynchronous", "loop"})
     address = {name: settings[name] for name in _GATEWAY_ADDRESS if name in settings}
     wanted = {name: value for name, value in settings.items() if name not in address}
     sizes = {"worker_cores": options.threads_per_worker, "worker_memory": options.worker_memory_bytes}
-    for (name, value), option in zip(sizes.items(), ("--threads-per-worker", "--worker-memory"), strict=True):
+    for (name, value), option in zip(sizes.items(), ("`threads_per_worker`", "`worker_memory_bytes`"), strict=True):
         if value is not None:
             refuse_both(settings, name, option)
             # The option of that name that gateways offer by custom counts in GiB.
@@ -59,6 +59,6 @@ KINDS.add(
         certificates="own",
         queues=True,
         adaptive={},  # scales by rules of its own
-        no_workers="look at the cluster's page of the gateway and its workers' logs; --worker-wait waits longer",
+        no_workers="look at the cluster's page of the gateway, and workers' logs; `worker_wait_seconds` waits longer",
     )
 )

@@ -57,10 +57,10 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     processes = _whole("processes", settings.get("processes") or configured.get("processes") or 1)
     arguments: dict[str, Any] = {**settings, "processes": processes}
     if options.threads_per_worker is not None:
-        refuse_both(settings, "cores", "--threads-per-worker")
+        refuse_both(settings, "cores", "`threads_per_worker`")
         arguments["cores"] = options.threads_per_worker * processes
     if options.worker_memory_bytes is not None:
-        refuse_both(settings, "memory", "--worker-memory")
+        refuse_both(settings, "memory", "`worker_memory_bytes`")
         arguments["memory"] = f"{options.worker_memory_bytes * processes}B"
     _require_sizes(kind, arguments, configured)
     extra = arguments.get("worker_extra_args")
@@ -96,7 +96,7 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
     command = found.job_cls.submit_command
     if shutil.which(command.split()[0]) is None:
         raise ClusterError(
-            f"--cluster {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
+            f"`cluster` {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
             "from which jobs can be submitted"
         )
     cluster = stack.enter_context(found(**arguments))
@@ -120,7 +120,7 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
 
 
 def _shared_folder(options: ClusterOptions) -> str:
-    """Where certificates of this run alone go for the workers to read: the nodes of most sites see one home."""
+    """The folder of this run's own certificates, for the workers to read: the nodes of most sites see one home."""
     configured = dask.config.get(f"jobqueue.{options.kind}.shared-temp-directory", None)
     return os.path.expanduser(os.path.expandvars(options.settings.get("shared_temp_directory") or configured or "~"))
 
@@ -152,11 +152,11 @@ _WALLTIMES = {"slurm": "HH:MM:SS or D-HH:MM:SS", "pbs": "HH:MM:SS", "lsf": "HH:M
 
 
 def _require_sizes(kind: str, arguments: dict[str, Any], configured: dict[str, Any]) -> None:
-    needed = {"cores": "--threads-per-worker N", "memory": "--worker-memory SIZE"}
+    needed = {"cores": "`threads_per_worker` N", "memory": "`worker_memory_bytes` SIZE"}
     missing = [name for name in needed if not (arguments.get(name) or configured.get(name))]
     if missing:
         raise UsageError(
-            f"--cluster {kind} needs the {' and the '.join(missing)} of a job. Give "
+            f"`cluster` {kind} needs the {' and the '.join(missing)} of a job. Give "
             f"{' and '.join(needed[name] for name in missing)}, or set {' and '.join(missing)} under jobqueue.{kind} "
             "in ~/.config/dask/jobqueue.yaml"
         )
@@ -186,7 +186,7 @@ def _declare(name: str, waiting_jobs: str, output: str) -> None:
             adaptive=ADAPTIVE_LOCALLY,
             log_setting=f"jobqueue.{name}.log-directory",
             no_workers=f"look at `{waiting_jobs}` for jobs that wait for their turn, and at the jobs' output ({output}"
-            "--cluster-option log_directory=DIR); --worker-wait waits longer",
+            "`settings` log_directory=DIR); `worker_wait_seconds` waits longer",
         )
     )
 

@@ -30,8 +30,8 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
     if options.encrypts:
         raise UsageError(
             "dask-kubernetes starts clusters without TLS. Restrict who reaches them by a network policy and give "
-            "--plain-text instead of --tls-ca, --tls-cert and --tls-key; or deploy a scheduler with certificates and "
-            "give --scheduler"
+            "`plain_text` instead of `tls_ca`, `tls_cert` and `tls_key`; or deploy a scheduler with certificates and "
+            "give `scheduler`"
         )
     arguments: dict[str, Any] = {"quiet": True, **settings}
     if not settings.get("custom_cluster_spec"):
@@ -48,21 +48,21 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
     own_image = settings.get("image") or settings.get("custom_cluster_spec") or _configured_image()
     if not own_image and arguments["create_mode"] is not CreateMode.CONNECT_ONLY:
         raise UsageError(
-            "--cluster kubernetes needs an image that holds dkgp, which Dask's own does not: give --cluster-option "
-            "image=REGISTRY/dkgp:TAG, or a DaskCluster's manifest with --cluster-option custom_cluster_spec=FILE"
+            "`cluster` kubernetes needs an image that holds dkgp, which Dask's own does not: give `settings` "
+            "image=REGISTRY/dkgp:TAG, or a DaskCluster's manifest with `settings` custom_cluster_spec=FILE"
         )
     if not options.plain_text and arguments["create_mode"] is not CreateMode.CONNECT_ONLY:
         raise UsageError(
             "dask-kubernetes starts clusters without TLS: whoever reaches their ports can run code there. Restrict "
-            "that by a network policy and give --plain-text; or deploy a scheduler with certificates and give "
-            "--scheduler"
+            "that by a network policy and give `plain_text`; or deploy a scheduler with certificates and give "
+            "`scheduler`"
         )
     arguments["n_workers"] = options.adaptive[0] if options.adaptive else options.workers
     sizes = {"cpu": options.threads_per_worker, "memory": options.worker_memory_bytes}
     asked = {name: str(value) for name, value in sizes.items() if value is not None}
     if asked:
         for name in ("resources", "custom_cluster_spec"):
-            refuse_both(settings, name, "--threads-per-worker or --worker-memory")
+            refuse_both(settings, name, "`threads_per_worker` or `worker_memory_bytes`")
         arguments["resources"] = {"requests": asked, "limits": dict(asked)}
     if options.threads_per_worker is not None:
         command = settings.get("worker_command") or dask.config.get("kubernetes.worker-command")
@@ -100,6 +100,6 @@ KINDS.add(
         queues=True,
         adaptive={},  # scales by rules of its own
         no_workers="look at `kubectl get pods -l dask.org/component=worker` for pods that wait or fail, and at "
-        "`kubectl logs` of one; --worker-wait waits longer",
+        "`kubectl logs` of one; `worker_wait_seconds` waits longer",
     )
 )

@@ -1,4 +1,4 @@
-"""Who may talk to whom: certificates for dask's connections, and a word where there are none."""
+"""Certificates for dask's connections, which say who may talk to whom, and a word where there are none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 _PARTS = ("cert", "key")
 _HOW = (
-    "Give --tls-ca, --tls-cert and --tls-key, or set ca-file, client.cert and client.key under distributed.comm.tls in "
+    "Give `tls_ca`, `tls_cert` and `tls_key`, or set ca-file, client.cert and client.key under distributed.comm.tls in "
     "dask's configuration"
 )
 
@@ -52,9 +52,9 @@ def security_from(options: ClusterOptions) -> Security | None:
 
     if options.encrypts:
         for option, path in (
-            ("--tls-ca", options.tls_ca),
-            ("--tls-cert", options.tls_cert),
-            ("--tls-key", options.tls_key),
+            ("`tls_ca`", options.tls_ca),
+            ("`tls_cert`", options.tls_cert),
+            ("`tls_key`", options.tls_key),
         ):
             if path is not None and not Path(path).is_file():
                 raise InputError(f"{option}: there is no file '{path}'")
@@ -109,7 +109,7 @@ def security_for_start(options: ClusterOptions) -> Security | None:
 
 
 def is_in_memory(security: Any) -> bool:
-    """Whether these are certificates of a run, which no file holds."""
+    """True if these are certificates of a run, which no file holds."""
     return "\n" in (security.tls_ca_file or "")
 
 
@@ -134,7 +134,7 @@ def in_files(security: Any, folder: str) -> Iterator[Security]:
     except OSError as error:
         raise InputError(
             f"the certificates of this run cannot be written below '{folder}' ({error.strerror}), where all workers "
-            "should see them; name another folder with --cluster-option shared_temp_directory=DIR"
+            "should see them; name another folder with `settings` shared_temp_directory=DIR"
         ) from None
     with private as own:
         path = Path(own) / "certificate.pem"
@@ -179,7 +179,7 @@ def plain_text_warning(address: str) -> str | None:
     return (
         f"the connection to the scheduler at {address} is neither encrypted nor authenticated: whoever reaches that "
         "port can run code there and see the data. Start the scheduler and its workers with certificates, and give "
-        "--tls-ca, --tls-cert and --tls-key"
+        "`tls_ca`, `tls_cert` and `tls_key`"
     )
 
 

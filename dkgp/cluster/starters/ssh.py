@@ -30,24 +30,24 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     hosts = [host.strip() for host in hosts.split(",")] if isinstance(hosts, str) else hosts
     if not isinstance(hosts, list) or len(hosts) < 2:
         raise UsageError(
-            "--cluster ssh needs hosts, the scheduler's first and then the workers' (the same host may come again): "
-            f"--cluster-option hosts=head,node1,node2; got {hosts!r}"
+            "`cluster` ssh needs hosts, the scheduler's first and then the workers' (the same host may come again): "
+            f"`settings` hosts=head,node1,node2; got {hosts!r}"
         )
     worker = dict(settings.get("worker_options") or {})
     for name, value, option in (
-        ("nthreads", options.threads_per_worker, "--threads-per-worker"),
-        ("memory_limit", options.worker_memory_bytes, "--worker-memory"),
+        ("nthreads", options.threads_per_worker, "`threads_per_worker`"),
+        ("memory_limit", options.worker_memory_bytes, "`worker_memory_bytes`"),
     ):
         if value is not None:
             refuse_both(worker, name, option)
             worker[name] = value
     if options.workers is not None:
-        refuse_both(worker, "n_workers", "--workers")
+        refuse_both(worker, "n_workers", "`workers`")
         each, left = divmod(options.workers, len(hosts) - 1)
         if left or not each:
             raise UsageError(
                 f"{options.workers} workers cannot be shared out evenly over {len(hosts) - 1} hosts; give a multiple "
-                f"of {len(hosts) - 1}, or leave --workers out for one on each"
+                f"of {len(hosts) - 1}, or leave `workers` out for one on each"
             )
         worker["n_workers"] = each
     scheduler = {"dashboard_address": "127.0.0.1:0", **(settings.get("scheduler_options") or {})}

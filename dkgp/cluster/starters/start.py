@@ -27,13 +27,13 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
     """
     kind = KINDS.find(options.kind)
     if kind.start is None:
-        raise UsageError(f"--cluster {kind.name} starts no cluster")
+        raise UsageError(f"`cluster` {kind.name} starts no cluster")
     if not kind.in_process:
         _leave_folders_out(stack)
     if kind.queues and options.workers is None and options.adaptive is None:
-        raise UsageError(f"--cluster {kind.name} needs the number of workers: give --workers N or --adaptive MIN MAX")
+        raise UsageError(f"`cluster` {kind.name} needs the number of workers: give `workers` N or `adaptive` MIN MAX")
     if kind.extra is not None:
-        kind.extra.require(f"--cluster {kind.name}")
+        kind.extra.require(f"`cluster` {kind.name}")
     try:
         cluster = kind.start(options, security, stack)
         if options.adaptive is not None:
@@ -44,7 +44,7 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
         raise
     except (TypeError, ValueError, AssertionError) as error:
         given = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
-        raise UsageError(f"--cluster {kind.name} could not be started as asked for{given}: {error}") from error
+        raise UsageError(f"`cluster` {kind.name} could not be started as asked for{given}: {error}") from error
     except Exception as error:  # each of these packages raises what it likes
         raise ClusterError(
             f"the {kind.name} cluster could not be started: {_said(error)}{kind.failure_hint}"

@@ -1,4 +1,4 @@
-"""Which failures of remote storage pass by themselves, how often and how long they are waited out, and what to do.
+"""Retries of remote storage: failures that pass by themselves, how long they are waited out, and what to do else.
 
 All of dkgp's remote reads and writes, of objects and of Zarr chunks, go through `retried`: exponential backoff with
 jitter, bounded in attempts and in seconds. The libraries' own retries are switched off where they can be (s3fs,
@@ -70,7 +70,7 @@ class ConflictError(StorageError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to go on.
+    """Limits to going on: attempts, pauses and seconds.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Attempts:
 
     @property
     def attempt_seconds(self) -> float:
-        """What the attempt to come may take."""
+        """Seconds that the attempt to come may take."""
         if self.action == "read":
             # How much there is to read is not known. A connection that falls silent ends by its own time-out first.
             return 5 * self.policy.deadline_seconds
@@ -235,7 +235,7 @@ def _verdict(error: Exception) -> tuple[str, str] | None:
     if names & _UNREACHABLE_NAMES or isinstance(error, ConnectionRefusedError | socket.gaierror):
         return "unreachable", "Check the endpoint (AWS_ENDPOINT_URL for s3://), the network, and that the store runs."
     if names & _TRANSIENT_NAMES or isinstance(error, TimeoutError | ConnectionError):
-        return "transient", "The store does not answer as it should; try again later, with --resume where there is one."
+        return "transient", "The store does not answer as it should; try again later, and resume where that can be."
     if isinstance(error, OSError):
         if error.errno in _TRANSIENT_ERRNO:
             return "transient", "The store is overloaded or was cut off; try again later."
@@ -246,7 +246,7 @@ def _verdict(error: Exception) -> tuple[str, str] | None:
 
 def _verdict_of_answer(status: int, code: str) -> tuple[str, str]:
     if status in (408, 409, 425, 429) or code in _TRANSIENT_CODES or (status >= 500 and status not in (501, 505)):
-        return "transient", "The store is overloaded or down; try again later, with --resume where there is one."
+        return "transient", "The store is overloaded or down; try again later, and resume where that can be."
     if code in ("RequestTimeTooSkewed",):
         return "permanent", "Set this machine's clock."
     if status in (401, 403) or code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired"):

@@ -32,7 +32,7 @@ Selector = str | int
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did.
+    """The record of an ingestion.
 
     Attributes
     ----------
@@ -174,9 +174,9 @@ def _check_options(
         raise UsageError("Got both a test fraction and a test mask; give one of them.")
     split = test_fraction is not None or test_mask is not None
     if split and test_out is None:
-        raise UsageError("A test split needs a place for the test samples; give --test-out (test_out).")
+        raise UsageError("A test split needs a place for the test samples; give `test_out`.")
     if test_out is not None and not split:
-        raise UsageError("Got a place for test samples but no split; give --test-fraction or --test-mask.")
+        raise UsageError("Got a place for test samples but no split; give `test_fraction` or `test_mask`.")
     if test_out is not None and normalise_url(test_out) == normalise_url(out):
         raise UsageError(f"The outputs for training and testing are the same place, '{out}'; choose two.")
 

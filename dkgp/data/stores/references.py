@@ -1,4 +1,4 @@
-"""What a store's content names, and what of it is opened: a store may come from somebody else.
+"""References in a store to other stores, and limits to what is opened: a store may come from somebody else.
 
 A model by reference names its training set in its manifest. That is no argument of a user: it may point to addresses
 that only this machine reaches, or chain file systems that run code. So it has to be a plain place on storage, and where
@@ -47,8 +47,8 @@ def check_reference(url: str) -> None:
     """Refuse to have a model name a training set that nobody would open; `InputError`."""
     if reason := _why_not(url):
         raise InputError(
-            f"A model cannot refer to the training set '{shown(url)}': {reason}. Save it with its inputs (without "
-            "--by-reference)."
+            f"A model cannot refer to the training set '{shown(url)}': {reason}. Save it with its inputs "
+            "(without `by_reference`)."
         )
 
 
@@ -90,7 +90,7 @@ def require_reference(url: object, store: str) -> str:
     if reason is not None:
         raise StoreError(
             f"'{store}' names a training set that is not opened: {reason}. Train again on a data set that lies on a "
-            "disk or on object storage, or save the model with its inputs (without --by-reference)."
+            "disk or on object storage, or save the model with its inputs (without `by_reference`)."
         )
     place = normalise_url(str(url))
     for check in _limits:
@@ -101,7 +101,7 @@ def require_reference(url: object, store: str) -> str:
 
 
 def named_training_set(store: str) -> object:
-    """What a model store's manifest names as its training set; None where it names none or cannot be read now.
+    """The training set that a model store's manifest names; None where it names none or cannot be read now.
 
     Nothing is tried again: whoever opens the model in earnest does, and checks what it names once more.
     """

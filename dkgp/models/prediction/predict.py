@@ -35,7 +35,7 @@ PREDICTION_PIECE_ROWS = 512
 
 @dataclass(frozen=True)
 class PredictSummary:
-    """What a prediction run did.
+    """The record of a prediction run.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ def mean_task(
 
 
 class _Rounds(Protocol):
-    """What is computed of a region, and how many regions are under way at once."""
+    """The rounds that compute a region's values, `depth` regions under way at once."""
 
     variables: tuple[str, ...]
     attributes: dict[str, Any]
@@ -238,7 +238,7 @@ def predict(
             elif writer.attributes != attributes:
                 raise InputError(
                     f"'{url}' was predicted from another model or other data, or with other settings; "
-                    "start afresh with --overwrite"
+                    "start afresh with `overwrite`"
                 )
             try:
                 if run is not None and writer.pending_regions():
@@ -287,7 +287,7 @@ def _write_regions(
     while todo or under_way:
         if interrupted is not None and interrupted():
             raise InterruptedRunError(
-                f"interrupted after {done} of {writer.n_samples} test samples; continue with --resume", writer.url
+                f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
             )
         while todo and len(under_way) < rounds.depth:
             start, stop = todo.popleft()

@@ -10,7 +10,7 @@ from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.validation import held_out_samples, variance_batch_bytes
 from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.operators.blocked import coordinator_input_bytes_needed
-from dkgp.operators.contract_tasks import piece_bytes
+from dkgp.operators.contract_tasks import tiles_bytes
 
 __all__ = ["RefineMemory", "plan_refinement"]
 
@@ -65,11 +65,11 @@ class RefineMemory:
             return
         raise MemoryBudgetError(
             f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
-            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller --refine-probes), inputs "
+            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
-            f"(smaller with --refine-rank), batches {_mib(self.batch_bytes)} (none with --refine-holdout 0), workers' "
-            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere with --cluster "
-            "processes or a scheduler"
+            f"(smaller with `refine_rank`), batches {_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' "
+            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere on a cluster "
+            "of processes or at a scheduler"
         )
 
     def to_json(self) -> dict[str, int | bool]:
@@ -122,7 +122,7 @@ def plan_refinement(
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
         landmarks_bytes=8 * rank * (4 * rank + max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))),
         factor_bytes=rank * (4 * n + 16 * rank) + (factor_bytes(n, rank, "double") if held_out else 0),
-        batch_bytes=max(piece_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
+        batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
         shares_process=shares_process,
     )

@@ -27,6 +27,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner
 from dkgp.solvers.state import SolverState
 
@@ -70,16 +71,14 @@ class BlockConjugateGradientState(SolverState):
         The last block P, nearly orthonormal, and Kbar P; empty before the first.
     """
 
+    saved = (*SolverState.saved, "directions", "images")
+
     directions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     images: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        return {**super().arrays(), "directions": self.directions, "images": self.images}
-
 
 @dataclass
-class BlockConjugateGradient:
+class BlockConjugateGradient(Method[BlockConjugateGradientState]):
     """Block conjugate gradients, one full kernel product an iteration for all right-hand sides together.
 
     Parameters
@@ -102,42 +101,27 @@ class BlockConjugateGradient:
     remembered: FloatArray | None = None
     remembered_residual: float = np.inf
 
+    state_type = BlockConjugateGradientState
+
     @property
     def name(self) -> str:
         """Short name."""
         return "block-cg"
-
-    def resolved(self, n: int, d: int, p: int = 1) -> BlockConjugateGradient:
-        """Return the settings: there is nothing to choose."""
-        return self
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
         return {"solver": self.name, "rank": None if self.preconditioner is None else self.preconditioner.rank}
 
     def start(
-        self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None
+        self,
+        operator: KernelOperator,
+        rhs: FloatArray,
+        initial: FloatArray | None = None,
+        gradient: FloatArray | None = None,
     ) -> BlockConjugateGradientState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        state = BlockConjugateGradientState(alpha, gradient, rhs, exact=True, moved=np.zeros(rhs.shape[1]))
+        """State before the first iteration, remembered."""
+        state = super().start(operator, rhs, initial, gradient)
         self._remember(state)
-        return state
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> BlockConjugateGradientState:
-        """State from a checkpoint."""
-        state = BlockConjugateGradientState(
-            arrays["alpha"],
-            arrays["gradient"],
-            rhs,
-            moved=arrays["moved"],
-            directions=arrays["directions"],
-            images=arrays["images"],
-        )
-        state.read_metadata(metadata)
         return state
 
     def advance(self, operator: KernelOperator, state: BlockConjugateGradientState) -> dict[str, float]:

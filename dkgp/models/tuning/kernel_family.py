@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, SquaredExponential, White
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, KernelFamily
 
 __all__ = ["ComposedFamily", "family_bytes", "family_of"]
@@ -24,7 +24,7 @@ _BLOCK_ENTRIES = 2**18
 
 
 def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_names: Sequence[str]) -> KernelFamily:
-    """What the marginal likelihood has to know of a kernel.
+    """The family of a kernel, as the marginal likelihood needs it.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class ComposedFamily:
     def __init__(
         self, kernel: Kernel, inputs: FloatArray, *, learn_variance: bool, feature_names: tuple[str, ...]
     ) -> None:
-        if any(isinstance(part, White) for part in kernel.walk()):
+        if not kernel.pairwise:
             raise InputError(
                 "white noise inside a kernel is noise that is learnt anyway; take it out with "
                 "dkgp.kernels.fold_white(kernel, noise_variance)"
@@ -88,7 +88,7 @@ class ComposedFamily:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each parameter is called in messages."""
+        """Names of the parameters in messages."""
         return tuple(
             ("the amplitude v" if parameter.name == "variance" else parameter.name)
             + ("" if parameter.feature is None else f" of '{self._feature_names[parameter.feature]}'")
@@ -103,7 +103,7 @@ class ComposedFamily:
         return logarithms
 
     def initial(self) -> FloatArray:
-        """Where to start: the logarithms of the kernel's own values."""
+        """The starting point: logarithms of the kernel's own values."""
         logarithms: FloatArray = np.log(self._values[self._free])
         return logarithms
 

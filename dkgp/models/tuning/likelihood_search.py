@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models.tuning.search_space import SearchSpace
 
@@ -31,7 +31,6 @@ __all__ = [
     "starting_points",
 ]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 # All of the targets' variance: the search then discovers signal step by step. From a small noise variance the misfit
 # drives the first steps to where every sample is an island (gamma to infinity), a maximum that nothing leads out of.
@@ -65,7 +64,7 @@ ProgressCallback: TypeAlias = Callable[[TuneProgress], None]
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What `tune` documents under the same names; `InputError` for a value out of range."""
+    """Settings that `tune` documents under the same names; `InputError` for a value out of range."""
 
     seed: int = 0
     learn_variance: bool = False
@@ -170,7 +169,7 @@ class LikelihoodSearch:
         self._begin()
 
     def _evaluate_once(self, nothing: FloatArray) -> bool:
-        """Where every parameter is held fixed there is nothing to search for, but its likelihood to tell."""
+        """Evaluate the likelihood where every parameter is held fixed, so that there is nothing to search for."""
         self._objective(nothing)
         return True
 
@@ -249,7 +248,7 @@ class LikelihoodSearch:
 
 
 def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:
-    """Where the search starts: the kernel's log values, and the noise variance's, by default all of the targets' 1."""
+    """The search's first point: log values of the kernel and the noise variance, by default all of the targets' 1."""
     noise = _INITIAL_NOISE_VARIANCE if noise_variance is None else noise_variance
     return np.append(kernel_values, math.log(noise))
 

@@ -1,21 +1,19 @@
-"""What a user should know of a tuning run besides its result."""
+"""Warnings that a user should have of a tuning run besides its result."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray
 from dkgp.models.tuning.likelihood_search import Optimum, SearchSettings
 from dkgp.models.tuning.search_space import SearchSpace
 from dkgp.models.tuning.tasks import SubsetSummary
 
 __all__ = ["is_mere_noise", "tuning_warnings"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 _LEAST_GAIN_PER_SAMPLE = 0.005  # nats; a signal that explains 1 % of the variance
 _IRRELEVANT = " (the targets hardly depend on a feature whose gamma is that small)"
@@ -23,7 +21,7 @@ _BOUND_MARGIN = 1e-3  # in log space: nearer to a bound than a tenth of a per ce
 
 
 def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> bool:
-    """Whether the best model found explains no more than independent samples of the targets' variance would.
+    """True if the best model found explains no more than independent samples of the targets' variance would.
 
     That holds for the marginal and for the leave-one-out likelihood alike: for independent samples they are the same.
     """

@@ -3,20 +3,7 @@
 What does not depend on the test samples - landmarks, partial Cholesky factor - is made once. Each batch is then one
 stateless task, retried like any other, whose few numbers the coordinator writes to the batch's own region.
 
-What was compared (2 cores; figures of one run each; kin40k with gamma = 0.12 throughout, where not said otherwise):
-
-* kin40k, n = 10,000, rank 2,000, passes over the kernel matrix until the widest gap is below 5 %: batches of 128
-  samples taken in order 4, batches of neighbours (k-means cells) 4; batches of 500 in order, 3. Nearness gains nothing
-  here, since directions are dense; larger batches do. So batches are taken in order.
-* kin40k, n = 30,000, 95 % of the gaps below 5 %: rank 2,000 four passes, rank 4,000 two, rank 6,000 just over one. The
-  cost of the factor, 2 n R^2, is kept below that of one pass for all test samples, 2 n^2 t: R = sqrt(3 n t / 4).
-* kin40k, n = 10,000, rank 2,000, 128 samples, median gap of greedy rounds of one shared active set (the paper's block
-  descent, 1,000 variables a round) from the factor's start: 198 % after 1.4 passes, 57 % after 3, 46 % after 3.4; of
-  rounds of 2,000 from zero: 37 % after 2.4. Block conjugate gradients: 51 % after 2, 4 % after 3, 0.4 % after 4. A
-  combination has nothing to add to that, so there are no greedy rounds here.
-* kin40k, n = 30,000, tuned length scales, which are rougher: batches of 250 at rank 4,800 took 4.9 passes to gaps of
-  5 %, batches of 500 at rank 4,500 took 4.4.
-* Friedman1, n = 100,000: at rank 600 the factor alone certifies gaps below 0.5 %, without any pass.
+How batches and ranks compare: docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -65,7 +52,7 @@ SINGLE_PRECISION_UP_TO = 1.0
 
 @dataclass(frozen=True)
 class VarianceSettings:
-    """How variances are computed, and how tight their intervals are to be.
+    """Settings of variances: how they are computed, and how tight their intervals are to be.
 
     Attributes
     ----------
@@ -212,7 +199,7 @@ class VarianceRun:
         if stored is not None and any(stored[name] != value for name, value in asked.items()):
             was = {name: stored[name] for name in asked}
             raise InputError(
-                f"the prediction to resume was started with {was}, not {asked}; repeat these, or --overwrite"
+                f"the prediction to resume was started with {was}, not {asked}; repeat these, or `overwrite`"
             )
         if stored is not None:
             self._require_plan(stored, model.n_samples)
@@ -261,7 +248,7 @@ class VarianceRun:
         if stored is not None and stored["rank"] != landmarks.rank:
             raise InputError(
                 f"the prediction to resume used a factor of rank {stored['rank']}, now there is one of rank "
-                f"{landmarks.rank}; start afresh with --overwrite"
+                f"{landmarks.rank}; start afresh with `overwrite`"
             )
         self._met = self._unmet = 0
         self._gap_sum = self._gap_max = self._passes = 0.0
@@ -354,7 +341,7 @@ class VarianceRun:
         }
 
     def _require_plan(self, stored: dict[str, Any], n: int) -> None:
-        """What was chosen then stays chosen; what is asked for now must be the same."""
+        """Refuse settings other than those that the prediction was started with; what was chosen then stays chosen."""
         settings = self._settings
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
@@ -364,7 +351,7 @@ class VarianceRun:
             if asked is not None and min(asked, most) != was:
                 raise InputError(
                     f"the prediction to resume was started with a variance {name} of {was:,}, not {asked:,}; "
-                    "leave it out, or --overwrite"
+                    "leave it out, or `overwrite`"
                 )
 
     def _largest_rank(self, n: int, n_test: int) -> int:
@@ -378,7 +365,7 @@ class VarianceRun:
                 raise MemoryBudgetError(
                     f"a factor of rank {rank:,} takes {factor_bytes(n, rank) / 1e6:,.3g} MB; its share of "
                     f"the variance memory is {budget / 1e6:,.3g} MB. "
-                    f"Lower --variance-rank to {fits:,} or raise --variance-memory"
+                    f"Lower `rank` to {fits:,} or raise `memory_bytes`"
                 )
             return rank
         balanced = int(math.sqrt(0.75 * n * (n_test + ENTRY_WORTH_SAMPLES)))
@@ -392,8 +379,8 @@ class VarianceRun:
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
             raise MemoryBudgetError(
                 f"the vectors of one test sample take {batch_bytes(n, 1) / 1e6:,.3g} MB on each of {threads} threads; "
-                f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise --variance-memory, use fewer "
-                "threads a worker, or let the factor alone do with --max-passes 0"
+                f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise `memory_bytes`, use fewer "
+                "threads a worker, or let the factor alone do with `max_passes` 0"
             )
         return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))
 

@@ -90,7 +90,7 @@ register_solver(
         memory=_memory,
         bench_turn=3,
         label="GBCD",
-        paper={"memory": 0, "variables_per_step": 1},
+        paper={"memory": 0, "selection": GreedySelection(variables_per_step=1)},
     )
 )
 # Candidates have their default in benchmarks that compare selections; they do no harm there.

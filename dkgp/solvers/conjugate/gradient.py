@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.registry import Option, whole_or_auto
+from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.preconditioner import (
     LEAST_SUBSET,
     SAMPLES_PER_LANDMARK,
@@ -54,17 +53,15 @@ class ConjugateGradientState(SolverState):
         M^-1; not part of a checkpoint: it is built again, to the same bits.
     """
 
+    saved = (*SolverState.saved, "direction", "rho")
+
     direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     rho: FloatArray = field(default_factory=lambda: np.zeros(0))
     preconditioner: Preconditioner | None = None
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        return {**super().arrays(), "direction": self.direction, "rho": self.rho}
-
 
 @dataclass(frozen=True)
-class ConjugateGradient:
+class ConjugateGradient(Method[ConjugateGradientState]):
     """Conjugate gradients, one full kernel product an iteration.
 
     Parameters
@@ -83,9 +80,7 @@ class ConjugateGradient:
     preconditioner: PartialCholesky | None = None
     precision: Literal["mixed", "double"] = "mixed"
 
-    def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+    state_type = ConjugateGradientState
 
     @property
     def name(self) -> str:
@@ -100,38 +95,8 @@ class ConjugateGradient:
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {
-            "solver": self.name,
-            "precision": self.precision,
-            "preconditioner": None if self.preconditioner is None else asdict(self.preconditioner),
-        }
-
-    def start(
-        self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None
-    ) -> ConjugateGradientState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        moved = np.zeros(rhs.shape[1])
-        return ConjugateGradientState(
-            alpha, gradient, rhs, precision=precision, exact=True, moved=moved, rho=np.zeros(rhs.shape[1])
-        )
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> ConjugateGradientState:
-        """State from a checkpoint."""
-        state = ConjugateGradientState(
-            arrays["alpha"],
-            arrays["gradient"],
-            rhs,
-            moved=arrays["moved"],
-            direction=arrays["direction"],
-            rho=arrays["rho"],
-        )
-        state.read_metadata(metadata)
-        return state
+        factor = None if self.preconditioner is None else asdict(self.preconditioner)
+        return {**super().settings(), "preconditioner": factor}
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

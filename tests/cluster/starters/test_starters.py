@@ -42,10 +42,8 @@ def script(options: ClusterOptions, **more: Any) -> str:
     """The job that would be submitted for a worker."""
     arguments = job_arguments(options, **more)
     arguments.pop("scheduler_options")
-    security = arguments.pop("security", None)
     found = jobqueue.cluster_class(options.kind).job_cls
-    text: str = found("tcp://10.0.0.1:1", name="worker", security=security, **arguments).job_script()
-    return text
+    return str(found("tcp://10.0.0.1:1", name="worker", **{"security": None, **arguments}).job_script())
 
 
 # ----------------------------------------------------------------------------------------------------- queueing systems
@@ -134,12 +132,12 @@ def test_certificates_of_the_run_go_where_all_nodes_see_them(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "needs the cores and the memory of a job. Give --threads-per-worker N and --worker-memory SIZE"),
-        ({"threads_per_worker": 4}, "needs the memory of a job. Give --worker-memory SIZE"),
+        ({}, "needs the cores and the memory of a job. Give `threads_per_worker` N and `worker_memory_bytes` SIZE"),
+        ({"threads_per_worker": 4}, "needs the memory of a job. Give `worker_memory_bytes` SIZE"),
         ({**SIZES, "settings": {"quue": "x"}}, "has no setting 'quue'; did you mean queue?"),
-        ({**SIZES, "settings": {"cores": 4}}, "both --threads-per-worker and the setting 'cores'"),
-        ({**SIZES, "settings": {"memory": "1GB"}}, "both --worker-memory and the setting 'memory'"),
-        ({**SIZES, "settings": {"n_workers": 4}}, "the setting 'n_workers' is said by --workers"),
+        ({**SIZES, "settings": {"cores": 4}}, "both `threads_per_worker` and the setting 'cores'"),
+        ({**SIZES, "settings": {"memory": "1GB"}}, "both `worker_memory_bytes` and the setting 'memory'"),
+        ({**SIZES, "settings": {"n_workers": 4}}, "the setting 'n_workers' is said by `workers`"),
         ({**SIZES, "settings": {"processes": "two"}}, "processes must be a whole number from 1; got 'two'"),
         ({**SIZES, "settings": {"walltime": "soon"}}, "'soon' is no walltime that slurm knows"),
         ({**SIZES, "settings": {"config_name": "nowhere"}}, "no section 'jobqueue.nowhere'"),
@@ -193,7 +191,7 @@ def test_a_machine_without_a_queueing_system(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kind", ["slurm", "pbs", "lsf", "kubernetes", "gateway"])
 def test_clusters_of_no_size_are_refused(kind: Any) -> None:
     with (
-        pytest.raises(UsageError, match="give --workers N or --adaptive MIN MAX"),
+        pytest.raises(UsageError, match="give `workers` N or `adaptive` MIN MAX"),
         open_executor(ClusterOptions(kind=kind), 1),
     ):
         pass
@@ -220,7 +218,7 @@ def test_a_missing_package_is_named_with_its_extra(
     with pytest.raises(MissingExtraError) as caught, open_executor(ClusterOptions(kind=kind, **SIZES), 1):
         pass
     assert f"dkgp[{extra}]" in str(caught.value)
-    assert f"--cluster {kind}" in str(caught.value)
+    assert f"`cluster` {kind}" in str(caught.value)
     assert caught.value.exit_code is ExitCode.USAGE
 
 
