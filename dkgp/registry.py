@@ -108,7 +108,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Users' word for it."""
 
 
 T = TypeVar("T", bound=Named)

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """How samples are kept in files or folders of one sort.
+    """A way in which samples are kept in files or folders.
 
     Attributes
     ----------
