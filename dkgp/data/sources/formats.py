@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """A way in which samples are kept in files or folders.
+    """A form in which files or folders keep samples.
 
     Attributes
     ----------

@@ -254,7 +254,7 @@ def predict(
 
 @dataclass(frozen=True)
 class _Region:
-    """Figures of a region as it is stored: the largest error of a mean, and the widths of intervals."""
+    """The record of a region that is stored: the largest error of a mean, and how wide intervals are."""
 
     bound: float
     gaps: GapTally | None
