@@ -17,7 +17,6 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.state import SolverState
 
 __all__ = ["KernelConjugateGradient", "ParameterConjugateGradient", "RiskState"]
@@ -82,6 +81,17 @@ class _RiskSolver:
             setattr(state, name, values)
         state.read_metadata(metadata)
         return state
+
+
+def column_products(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Inner products of two (n, p) arrays by column: (p,)."""
+    return np.asarray(np.einsum("ip,ip->p", left, right))
+
+
+def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """Divide by target; zero where there is nothing left to divide by: a target that is solved stands still."""
+    sound = (denominator > 0.0) & np.isfinite(denominator)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=sound)
 
 
 def _product(operator: KernelOperator, state: RiskState, vectors: FloatArray) -> FloatArray:

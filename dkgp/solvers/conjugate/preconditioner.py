@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import scipy.linalg
@@ -48,6 +48,19 @@ class Preconditioner:
         """M^-1 r = (r - F (F'F + s2 I)^-1 F'r) / s2 for r (n, p)."""
         weights = scipy.linalg.cho_solve((self._lower, True), self._factor.project(residual), check_finite=False)
         return (residual - self._factor.expand(weights)) / self._noise_variance
+
+
+class Preconditioning(Protocol):
+    """How a solver's preconditioner is made: settings, and the making."""
+
+    def resolved(self, n: int, d: int, p: int = 1) -> Preconditioning:
+        """Return the settings with every automatic choice made."""
+
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+
+    def build(self, operator: KernelOperator) -> Preconditioner:
+        """Make M for an operator."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,10 @@ class PartialCholesky:
                 f"preconditioner may take {self.memory_bytes:,}. Lower the rank to {affordable:,}, or allow more memory"
             )
         return replace(self, rank=min(n, self.rank))
+
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+        return asdict(self)
 
     def build(self, operator: KernelOperator) -> Preconditioner:
         """Choose landmarks and factorise; every worker builds its own rows of F."""
