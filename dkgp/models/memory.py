@@ -11,6 +11,7 @@ from dkgp.solvers import (
     ConjugateGradient,
     GreedyBlockCoordinateDescent,
     GreedySelection,
+    PartialCholesky,
     SequentialMinimalOptimization,
     Solver,
     TiledCholesky,
@@ -142,7 +143,7 @@ def solver_memory(solver: Solver, n: int, d: int) -> dict[str, int]:
     if isinstance(solver, SequentialMinimalOptimization):
         # Features of one precision after the other, and the columns kept.
         return {**plain, "own_bytes": 8 * n * (d + 2) + max(16 * n, min(solver.cache_bytes, 8 * n * n))}
-    if isinstance(solver, ConjugateGradient) and solver.preconditioner is not None:
+    if isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, PartialCholesky):
         rank = int(solver.preconditioner.rank)
         drawn = max(4000, int(1.5 * rank))
         return {

@@ -55,7 +55,9 @@ def _call(library: str, routine: str, arguments: tuple[Argument, ...], *last: An
         elif isinstance(argument, bytes):
             pointers.append(argument)
         else:
-            pointers.append(ctypes.byref(ctypes.c_int(argument) if isinstance(argument, int | np.integer) else scalar(argument)))
+            pointers.append(
+                ctypes.byref(ctypes.c_int(int(argument)) if isinstance(argument, int | np.integer) else scalar(argument))
+            )
     _function(library, letter + routine, len(arguments) + len(last))(*pointers, *last)
 
 

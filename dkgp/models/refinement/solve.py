@@ -16,8 +16,9 @@ import numpy as np
 from dkgp.errors import UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.algebra import Preconditioner
 from dkgp.operators.low_rank.factor import LowRankFactor
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner
+from dkgp.solvers.conjugate.preconditioner import PartialCholesky
 from dkgp.solvers.state import SolverState
 
 __all__ = ["FrozenLandmarks", "Remembered"]

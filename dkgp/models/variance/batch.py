@@ -186,7 +186,7 @@ class _Batch:
         threads: int,
     ) -> None:
         self._factor, self._bounds, self._passes = factor, bounds, passes
-        self._threads = threads
+        self._threads, self._preconditioner = threads, factor.preconditioner(threads)
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
@@ -197,7 +197,7 @@ class _Batch:
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
-        v, _ = factor.precondition(r, self._threads)
+        v = self._preconditioner.apply(r)
         along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
         r -= self._product(v)
@@ -247,7 +247,7 @@ class _Batch:
         raw = self._test.prior - along - _dots(v, r)
         # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
-        preconditioned, z = factor.precondition(r, self._threads)
+        preconditioned, z = self._preconditioner.solve(r)
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
         expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
         # What the last pass took off the upper end, over what was expected then, is likely to hold for this one.

@@ -58,4 +58,4 @@ def factor_lower(block: NDArray[Any]) -> int:
 def _stride(array: NDArray[Any], dtype: np.dtype[Any]) -> int:
     if array.dtype != dtype or (array.size and array.strides[1] != array.itemsize):
         raise ValueError("blocks must share one type and have contiguous rows")
-    return max(array.strides[0] // array.itemsize, array.shape[1], 1)
+    return int(max(array.strides[0] // array.itemsize, array.shape[1], 1))

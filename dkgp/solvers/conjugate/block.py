@@ -144,17 +144,22 @@ class _Curvature:
 
     def __init__(self, matrix: FloatArray) -> None:
         symmetric = (matrix + matrix.T) / 2.0
-        self._lower = self._root = None
-        self.rank = 0
+        self._lower: FloatArray | None = None
+        self._root = np.zeros((len(symmetric), 0))
         if not np.isfinite(symmetric).all():
             return
         lower, trouble = scipy.linalg.lapack.dpotrf(symmetric, lower=1)
         if not trouble:
-            self._lower, self.rank = lower, len(lower)
+            self._lower = lower
             return
         values, vectors = scipy.linalg.eigh(symmetric, check_finite=False)
         kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
-        self._root, self.rank = vectors[:, kept] / np.sqrt(values[kept]), int(kept.sum())
+        self._root = vectors[:, kept] / np.sqrt(values[kept])
+
+    @property
+    def rank(self) -> int:
+        """Of how many directions' span there is any."""
+        return self._root.shape[1] if self._lower is None else len(self._lower)
 
     def solve(self, right: FloatArray) -> FloatArray:
         """(P'Q)^-1 B, in the space along which there is curvature."""

@@ -7,47 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import scipy.linalg
 
 from dkgp.errors import InputError, UsageError
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.operators.base import IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.algebra import Preconditioner
 from dkgp.operators.low_rank.factor import LowRankFactor
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, regularised_factor
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, stand_in
 
-__all__ = ["PartialCholesky", "Preconditioner"]
+__all__ = ["PartialCholesky", "Preconditioning"]
 
 GIBIBYTE = 1024**3
 # The factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh about
 # the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
-SAMPLES_PER_LANDMARK = 1.5
-LEAST_SUBSET = 4000
-
-
-class Preconditioner:
-    """M^-1 for M = F F' + s2 I, by Woodbury's identity.
-
-    Parameters
-    ----------
-    factor : LowRankFactor
-    noise_variance : float
-        s2.
-    """
-
-    def __init__(self, factor: LowRankFactor, noise_variance: float) -> None:
-        self._factor, self._noise_variance = factor, noise_variance
-        self._lower = regularised_factor(factor.gram(), noise_variance)
-
-    @property
-    def rank(self) -> int:
-        """Landmarks, R."""
-        return self._factor.rank
-
-    def apply(self, residual: FloatArray) -> FloatArray:
-        """M^-1 r = (r - F (F'F + s2 I)^-1 F'r) / s2 for r (n, p)."""
-        weights = scipy.linalg.cho_solve((self._lower, True), self._factor.project(residual), check_finite=False)
-        return (residual - self._factor.expand(weights)) / self._noise_variance
 
 
 class Preconditioning(Protocol):
@@ -130,12 +103,12 @@ class PartialCholesky:
         rng = np.random.default_rng(self.seed)
         if self.landmarks == "uniform":
             return np.sort(rng.permutation(n)[:rank]).astype(np.intp)
-        subset = np.sort(rng.permutation(n)[: min(n, max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank)))])
-        inputs = operator.inputs(subset.astype(np.intp))
+        subset = stand_in(n, rank, rng)
+        inputs = operator.inputs(subset)
         prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
         factor = RandomlyPivotedCholesky(operator.double, operator.double.prepare(inputs), prior, rank, rng)
         while not factor.complete:
             factor.extend()
             if factor.rank >= rank // 2:
                 factor.continue_in_single_if_rough()
-        return np.sort(subset[factor.pivots]).astype(np.intp)
+        return np.sort(subset[factor.pivots])

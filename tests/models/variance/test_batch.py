@@ -18,6 +18,7 @@ from dkgp.models.variance import batch as variance_batch
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
+from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
 
@@ -325,9 +326,9 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
     monkeypatch.setattr(block, "RUN_ROWS", 100)
-    for module in (nystrom, variance_batch, variance_bounds):
+    for module in (nystrom, variance_batch, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
-    monkeypatch.setattr(nystrom, "GRAM_TILE", 16)
+    monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)
     problem.assert_holds(cut)
     assert gaps(cut).max() <= 1e-4

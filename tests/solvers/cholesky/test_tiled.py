@@ -68,7 +68,7 @@ def test_the_tiles_are_the_factor(executor: LocalExecutor, tmp_path: Path) -> No
 
 
 def test_steps_of_a_plain_preconditioned_conjugate_gradient(executor: LocalExecutor, tmp_path: Path) -> None:
-    """Each is the best of its Krylov space, both targets' together; of another matrix's factor, so that it takes some."""
+    """Each is the best of its Krylov space, both targets' together; with another factor, so that it takes some."""
     folder = str(tmp_path / "tiles")
     other = replace(PROBLEM, noise_variance=0.3)
     solved(executor, replace(SOLVER, keep=True, folder=folder), other, stopping=MaxIterations(5))

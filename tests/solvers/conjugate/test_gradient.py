@@ -8,6 +8,7 @@ import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, UsageError
+from dkgp.operators.low_rank.algebra import Preconditioner
 from dkgp.operators.low_rank.factor import LowRankFactor
 from dkgp.solvers import (
     ConjugateGradient,
@@ -19,7 +20,6 @@ from dkgp.solvers import (
     PartialCholesky,
     solve,
 )
-from dkgp.solvers.conjugate.preconditioner import Preconditioner
 from tests.solvers.problems import arm_problem, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
