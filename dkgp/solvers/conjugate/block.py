@@ -152,7 +152,7 @@ class _Curvature:
         if not trouble:
             self._lower = lower
             return
-        values, vectors = scipy.linalg.eigh(symmetric, check_finite=False)
+        values, vectors = np.linalg.eigh(symmetric)
         kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
         self._root = vectors[:, kept] / np.sqrt(values[kept])
 
@@ -164,7 +164,7 @@ class _Curvature:
     def solve(self, right: FloatArray) -> FloatArray:
         """(P'Q)^-1 B, in the space along which there is curvature."""
         if self._lower is not None:
-            return np.asarray(scipy.linalg.cho_solve((self._lower, True), right, check_finite=False))
+            return np.asarray(scipy.linalg.lapack.dpotrs(self._lower, right, lower=1)[0])
         return np.asarray(self._root @ (self._root.T @ right))
 
 
@@ -182,7 +182,7 @@ def _independent(z: FloatArray, dtype: np.dtype[Any]) -> NDArray[Any]:
     if not np.isfinite(gram).all():
         return np.zeros((len(z), 0), dtype)
     scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
-    values, vectors = scipy.linalg.eigh(scale[:, None] * gram * scale, check_finite=False)
+    values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
     kept = values > DEPENDENT**2 * values[-1]
     mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
     directions = np.empty((len(z), mixing.shape[1]), dtype)
