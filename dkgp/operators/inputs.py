@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
-import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.errors import ClusterError, InputError
+from dkgp.data.memory import MemoryArray
+from dkgp.errors import InputError
 
 __all__ = ["ArrayInputs", "InputSource", "centre_of"]
 
@@ -38,14 +37,8 @@ def centre_of(source: InputSource) -> NDArray[np.float64] | None:
     return centre
 
 
-_RESIDENT: weakref.WeakValueDictionary[str, ArrayInputs] = weakref.WeakValueDictionary()
-
-
-class ArrayInputs:
+class ArrayInputs(MemoryArray):
     """An array in this process's memory as an input source.
-
-    It pickles to a token that only the same process can redeem, so tasks of an in-process cluster share the array and
-    a task that strays to another process says so instead of shipping the array each round.
 
     Parameters
     ----------
@@ -65,27 +58,22 @@ class ArrayInputs:
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(f"inputs must be finite; got {values[row, column]} in row {row}, column {column}")
-        self._values = values
+        super().__init__(values)
         self.centre = _centre(values)
-        self._token = uuid.uuid4().hex
-        _RESIDENT[self._token] = self
 
     @property
     def n_samples(self) -> int:
         """Number of rows n."""
-        return int(self._values.shape[0])
+        return self.shape[0]
 
     @property
     def n_features(self) -> int:
         """Number of features d."""
-        return int(self._values.shape[1])
+        return self.shape[1]
 
     def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
         """Rows start:stop, a view."""
-        return self._values[start:stop]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _redeem, (self._token,)
+        return self.read(start, stop)
 
 
 def _centre(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -93,20 +81,3 @@ def _centre(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
         mean = values.mean(axis=0)
         far = np.isfinite(mean) & (np.abs(mean) > np.abs(values - mean).max(axis=0))
     return np.where(far, mean, 0.0) if far.any() else None
-
-
-def _redeem(token: str) -> InputSource:
-    return _RESIDENT.get(token) or _Elsewhere()
-
-
-class _Elsewhere:
-    # Raised on use: an error already while the message is being read would cost the worker its connection.
-
-    n_samples = n_features = 0
-    centre = None
-
-    def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
-        raise ClusterError(
-            "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process "
-            "cluster; for workers in other processes write the data to a Zarr store first (dkgp ingest)"
-        )

@@ -1,88 +1,26 @@
 """Data sets in memory, and data sets with rows added: the same handle as a store's, without the store.
 
-Rows are held as they are read, standardised. Those in memory pickle to a token that only the process that holds them
-can redeem, so that tasks of an in-process cluster share them and a task that strays to another process says so instead
-of shipping them each round.
+Rows are held as they are read, standardised.
 """
 
 from __future__ import annotations
 
 import hashlib
-import uuid
-import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.data.memory import MemoryArray, RowArray
 from dkgp.data.stores.arrays import default_chunk_rows
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import check_names
 from dkgp.data.stores.manifest import json_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import ClusterError, InputError
+from dkgp.errors import InputError
 
 __all__ = ["append_rows", "assembled_dataset", "memory_dataset", "standardisation_of", "standardised_inputs"]
-
-
-class RowArray(Protocol):
-    """Rows of numbers, readable by range and by index; a `StoredArray` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, columns)."""
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Rows [start, stop)."""
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        """The rows at `indices`, in that order."""
-
-
-_RESIDENT: weakref.WeakValueDictionary[str, MemoryArray] = weakref.WeakValueDictionary()
-
-
-class MemoryArray:
-    """Rows in this process's memory; `values` (n, columns) are neither copied nor written to."""
-
-    def __init__(self, values: ArrayLike) -> None:
-        self._values = np.asarray(values, dtype=np.float64)
-        self.shape: tuple[int, ...] = self._values.shape
-        self._token = uuid.uuid4().hex
-        _RESIDENT[self._token] = self
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Rows [start, stop), a view."""
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
-        return self._values[start:stop]
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        """The rows at `indices`, in that order."""
-        return self._values[np.asarray(indices, dtype=np.intp)]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _redeem, (self._token,)
-
-
-def _redeem(token: str) -> RowArray:
-    return _RESIDENT.get(token) or _Elsewhere()
-
-
-class _Elsewhere:
-    # Raised on use: an error already while the message is being read would cost the worker its connection.
-    shape: tuple[int, ...] = (0,)
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        raise ClusterError(
-            "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
-            "store that they can read: give the estimator `store=`, a folder or URL."
-        )
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        return self.read(0, 0)
 
 
 class _InputsOf:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data.memory import RowArray
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import normalise_url, remove_store
 from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.manifest import check_complete, commit, read_manifest
-from dkgp.data.stores.memory_dataset import RowArray, assembled_dataset
+from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.references import check_reference, require_reference
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import ensure_writable

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.memory import MemoryArray
 from dkgp.errors import InputError
-from dkgp.operators.inputs import ArrayInputs
 
 __all__ = [
     "ArraySubsets",
@@ -212,8 +212,8 @@ class StoredSubsets:
 class ArraySubsets:
     """Subsets of arrays in this process; tasks elsewhere cannot read them."""
 
-    parts: tuple[tuple[ArrayInputs, ArrayInputs], ...]
-    rest: tuple[ArrayInputs, ArrayInputs] | None
+    parts: tuple[tuple[MemoryArray, MemoryArray], ...]
+    rest: tuple[MemoryArray, MemoryArray] | None
 
     @classmethod
     def of(cls, inputs: FloatArray, targets: FloatArray, plan: SubsetPlan) -> ArraySubsets:
@@ -224,7 +224,7 @@ class ArraySubsets:
             x, y = inputs[indices], targets[indices]
             require_finite("inputs", x)
             require_finite("targets", y)
-            parts.append((ArrayInputs(x), ArrayInputs(y)))
+            parts.append((MemoryArray(x), MemoryArray(y)))
         return cls(tuple(parts[: plan.count]), parts[-1] if plan.holdout else None)
 
     @property
@@ -242,9 +242,9 @@ class ArraySubsets:
         return _arrays(self.rest)
 
 
-def _arrays(pair: tuple[ArrayInputs, ArrayInputs]) -> tuple[FloatArray, FloatArray]:
+def _arrays(pair: tuple[MemoryArray, MemoryArray]) -> tuple[FloatArray, FloatArray]:
     inputs, targets = pair
-    return inputs.inputs(0, inputs.n_samples), targets.inputs(0, inputs.n_samples)
+    return inputs.read(0, inputs.shape[0]), targets.read(0, inputs.shape[0])
 
 
 def as_columns(targets: FloatArray) -> FloatArray:

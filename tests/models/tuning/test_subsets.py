@@ -116,5 +116,5 @@ def test_arrays_do_not_travel(rng: np.random.Generator) -> None:
     rows = arrays.rows(0)[0]
     np.testing.assert_array_equal(pickle.loads(message).rows(0)[0], rows)
     del arrays
-    with pytest.raises(ClusterError, match="write the data to a Zarr store"):
+    with pytest.raises(ClusterError, match="ingest the data first"):
         pickle.loads(message).rows(0)
