@@ -16,7 +16,7 @@ import numpy as np
 from dkgp.errors import UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.algebra import Preconditioner
+from dkgp.operators.low_rank.algebra import LowRankPreconditioner
 from dkgp.operators.low_rank.factor import LowRankFactor
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky
 from dkgp.solvers.state import SolverState
@@ -50,15 +50,15 @@ class FrozenLandmarks:
             self.indices = self._drawing.resolved(operator.n, operator.kernel.n_features).choose(operator)
         return self.indices
 
-    def build(self, operator: KernelOperator) -> Preconditioner:
+    def build(self, operator: KernelOperator) -> LowRankPreconditioner:
         """Build M for the operator's kernel; landmarks that have become dependent under it are drawn anew."""
         if not isinstance(operator, BlockedKernelOperator):
             raise UsageError(f"landmarks need a BlockedKernelOperator; got {type(operator).__name__}")
         try:
-            return Preconditioner(LowRankFactor(operator, self.drawn(operator)), operator.noise_variance)
+            return LowRankPreconditioner(LowRankFactor(operator, self.drawn(operator)), operator.noise_variance)
         except np.linalg.LinAlgError:
             self.indices = None
-            return Preconditioner(LowRankFactor(operator, self.drawn(operator)), operator.noise_variance)
+            return LowRankPreconditioner(LowRankFactor(operator, self.drawn(operator)), operator.noise_variance)
 
 
 class Remembered:

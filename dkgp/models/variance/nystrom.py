@@ -33,7 +33,7 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.inputs import centre_of
-from dkgp.operators.low_rank.algebra import LandmarkTriangle, Preconditioner
+from dkgp.operators.low_rank.algebra import LandmarkTriangle, LowRankPreconditioner
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
 from dkgp.operators.low_rank.products import FactorRows
 
@@ -239,10 +239,11 @@ class NystromFactor:
         """Training inputs in short runs, in order: prepared features and the rows that they are."""
         return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
 
-    def preconditioner(self, threads: int = 1) -> Preconditioner:
+    def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
         """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
         precision: Precision = "single" if self.lower.dtype == np.float32 else "double"
-        return Preconditioner(FactorRows(self.columns, precision, threads), self.noise_variance, self.gram_lower)
+        rows = FactorRows(self.columns, precision, threads)
+        return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
 
     def landmark_weights(self, z: FloatArray) -> FloatArray:
         """Return beta = L^-T z, so that F z = K_nI beta: (R, t) float64."""

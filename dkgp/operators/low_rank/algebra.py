@@ -22,7 +22,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
 from dkgp.operators.low_rank.pivots import jittered, regularised_factor
 
-__all__ = ["Factor", "LandmarkTriangle", "Preconditioner"]
+__all__ = ["Factor", "LandmarkTriangle", "LowRankPreconditioner"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Factor(Protocol):
         """F Z for Z (R, t): (n, t), a new array."""
 
 
-class Preconditioner:
+class LowRankPreconditioner:
     """M^-1.
 
     Parameters

@@ -17,9 +17,8 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.operators.low_rank.algebra import Preconditioner
 from dkgp.solvers.conjugate.block import BlockDirections, BlockState, iterate
-from dkgp.solvers.conjugate.preconditioner import Preconditioning
+from dkgp.solvers.conjugate.preconditioner import Preconditioner, Preconditioning
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
 

@@ -9,18 +9,25 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from dkgp.errors import InputError, UsageError
-from dkgp.operators.base import IndexArray, KernelOperator
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.algebra import Preconditioner
+from dkgp.operators.low_rank.algebra import LowRankPreconditioner
 from dkgp.operators.low_rank.factor import LowRankFactor
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, stand_in
 
-__all__ = ["PartialCholesky", "Preconditioning"]
+__all__ = ["PartialCholesky", "Preconditioner", "Preconditioning"]
 
 GIBIBYTE = 1024**3
 # The factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh about
 # the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
+
+
+class Preconditioner(Protocol):
+    """M^-1 for some M near Kbar, of many vectors at once."""
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, t), a new array."""
 
 
 class Preconditioning(Protocol):
@@ -87,14 +94,14 @@ class PartialCholesky:
         """Settings in plain JSON types."""
         return asdict(self)
 
-    def build(self, operator: KernelOperator) -> Preconditioner:
+    def build(self, operator: KernelOperator) -> LowRankPreconditioner:
         """Choose landmarks and factorise; every worker builds its own rows of F."""
         if not isinstance(operator, BlockedKernelOperator):
             raise UsageError(
                 f"a partial Cholesky preconditioner needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
         operator.executor.require_one_arithmetic()
-        return Preconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
+        return LowRankPreconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:
         """Draw the landmarks: (rank,) samples, sorted; fewer where the kernel's numerical rank is reached."""
