@@ -11,6 +11,7 @@ PYTHON ?=
 VENV ?= .venv
 DEMO_OUTPUT ?= demo-output
 BENCH_OUTPUT ?= bench-output
+DOCS_OUTPUT ?= docs-output
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-faults test-slow lint types format bench lock clean
+.PHONY: help install demo test test-portable test-faults test-slow lint types format docs bench lock clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -77,6 +78,11 @@ format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP) ## Build the documentation site, into docs-output/index.html; a warning is an error
+	@rm -rf docs/generated
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/.doctrees . $(DOCS_OUTPUT)
+	@echo "$(DOCS_OUTPUT)/index.html"
+
 bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, variances, Dask overhead
 	@mkdir -p $(BENCH_OUTPUT)
 	$(BIN)/dkgp bench tiles --out $(BENCH_OUTPUT)/tiles.json $(BENCH_ARGS)
@@ -95,7 +101,7 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	mv constraints.txt.new constraints.txt
 	rm -rf $(LOCK_VENV)
 
-clean: ## Remove .venv, caches and the output of demo and bench
-	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) build dist
+clean: ## Remove .venv, caches and the output of demo, bench and docs
+	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) docs/generated build dist
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find dkgp tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -124,7 +124,11 @@ def test_import_contracts_bite(tmp_path: Path, module: str, statement: str, cont
         file.write(f"\n{statement}\n")
     result = lint_imports(tmp_path)
     assert result.returncode != 0, result.stdout
-    assert re.findall(r"(.*\S) +BROKEN", result.stdout) == [contract], result.stdout + result.stderr
+    broken = re.findall(r"(.*\S) +BROKEN", result.stdout)
+    # A layer that is imported from below comes back to its own rooms in a circle, so their contracts break as well.
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = {item["name"] for item in contracts if item["id"].startswith("rooms-")} - {contract}
+    assert [name for name in broken if name not in rooms] == [contract], result.stdout + result.stderr
 
 
 def test_collections_of_dask_stay_in_data_and_estimators() -> None:
@@ -144,10 +148,10 @@ def test_layers_read_only_the_version_of_the_top_level() -> None:
         assert path.parent == PACKAGE or names <= layers, f"{path} imports {sorted(names - layers)} from dkgp itself"
 
 
-@pytest.mark.parametrize("path", [*sources(PACKAGE), *sources(ROOT / "tests")], ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_fit_in_one_reading(path: Path) -> None:
-    n_lines = len(path.read_text().splitlines())
-    assert n_lines <= LONGEST_FILE_LINES, f"{path.name} has {n_lines} lines; split it where its story changes"
+def test_files_fit_in_one_reading() -> None:
+    for path in (*sources(PACKAGE), *sources(ROOT / "tests")):
+        n_lines = len(path.read_text().splitlines())
+        assert n_lines <= LONGEST_FILE_LINES, f"{path} has {n_lines} lines; split it where its story changes"
 
 
 def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str, Any]) -> None:
@@ -185,7 +189,7 @@ def test_continuous_integration_runs_every_check() -> None:
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     commands = [line.split() for line in script.read_text().splitlines() if line.startswith("make ")]
-    assert [command for line in commands for command in line[1:]] == ["lint", "types", "test-portable", "test"]
+    assert [command for line in commands for command in line[1:]] == ["lint", "types", "docs", "test-portable", "test"]
     assert ["make", "test"] in commands  # the README's own command
 
 
@@ -212,6 +216,7 @@ class TestMake:
             "test-slow",
             "lint",
             "types",
+            "docs",
             "bench",
             "lock",
             "clean",

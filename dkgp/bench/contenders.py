@@ -76,7 +76,7 @@ def cholesky_bytes(n: int) -> int:
 
 
 def fits_cholesky(n: int) -> bool:
-    """Whether that matrix fits the memory available now."""
+    """True if that matrix fits the memory available now."""
     return cholesky_bytes(n) * _HEADROOM <= available_bytes()
 
 

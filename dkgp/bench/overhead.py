@@ -33,7 +33,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchOverheadJob:
-    """What to compare; repeats are interleaved, medians are reported."""
+    """A comparison of the same solve without Dask and with it; medians of interleaved repeats."""
 
     problem: BenchProblem = field(default_factory=BenchProblem)
     solver: SolverOptions = field(default_factory=SolverOptions)

@@ -23,7 +23,7 @@ WARM_UP_SAMPLES = 1024
 
 @dataclass(frozen=True)
 class BenchProblem:
-    """Which problem.
+    """The regression problem of a benchmark: data, sizes, hyperparameters.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class BenchProblem:
 
 @dataclass(frozen=True)
 class PreparedProblem:
-    """Where everything lies; `warm` holds the first training samples, to load compiled code with."""
+    """A problem's stores and files; `warm` holds the first training samples, to load compiled code with."""
 
     train: str
     test: str | None

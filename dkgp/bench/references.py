@@ -1,4 +1,4 @@
-"""What dkgp is measured against: the kernel matrix, its Cholesky factor and products with it, by NumPy and SciPy.
+"""References that dkgp is measured against: the kernel matrix, its Cholesky factor, its products, by NumPy and SciPy.
 
 As a careful user would write them, in float64, with BLAS threads as they come: the squared exponential kernel by hand,
 any other by its own matrix products. The factor is that of dkgp's own solver "cholesky".

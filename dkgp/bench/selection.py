@@ -45,7 +45,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchSelectionJob:
-    """What to compare; without conjugate memory and one variable a step unless asked for, as in the paper."""
+    """A comparison of selections; without conjugate memory, one variable a step unless asked for, as in the paper."""
 
     problem: BenchProblem = field(default_factory=BenchProblem)
     solver: SolverOptions = field(

@@ -44,14 +44,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchSolveJob:
-    """What to compare.
+    """A comparison of GBCD with Cholesky and a plain pass over the kernel matrix, on one problem.
 
     Attributes
     ----------
     problem, solver, cluster
         The data, and how GBCD solves it.
     repeats
-        Rounds in which every contender takes its turn; medians are reported.
+        Turns that every contender takes; medians are reported.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """

@@ -43,7 +43,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchSolversJob:
-    """What to compare.
+    """A comparison of `auto` with other solvers, over data sets and sizes.
 
     Attributes
     ----------

@@ -55,14 +55,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchTilesJob:
-    """What to measure.
+    """A measurement of what a kernel entry costs, against several contenders.
 
     Attributes
     ----------
     rows, columns
         Size of the product K(A, B) @ w that is timed.
     repeats
-        Rounds in which every contender takes its turn.
+        Turns that every contender takes.
     pass_seconds
         How long one turn lasts at least.
     """

@@ -102,7 +102,7 @@ def setting(value: str) -> tuple[str, Any]:
 
 
 def cluster_options(function: F) -> F:
-    """Where the work runs; `cluster_from` takes the values."""
+    """Add the options that say where the work runs; `cluster_from` takes the values."""
     return _together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
@@ -181,7 +181,7 @@ def seed_option(function: F) -> F:
 
 
 def limit_options(function: F) -> F:
-    """When to stop."""
+    """Add the options that say when to stop."""
     return _together(
         click.option(
             "--tol",

@@ -1,4 +1,4 @@
-"""How the search for a cluster speaks to whoever asked for it."""
+"""Messages of the search for a cluster, to whoever asked for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process computes with: its BLAS, NumPy's vector code, the C library. Where two differ, so may the last bits.
+"""Arithmetic of a process: its BLAS, NumPy's vector code, the C library. Where two differ, so may the last bits.
 
 Kernel entries and their products are dkgp's own loops, the same on every processor, and a cluster may mix processors as
 long as its workers do nothing else. Tasks that take products or factors from LAPACK, or functions from NumPy or the C
@@ -43,7 +43,7 @@ Task = TypeVar("Task", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What the bits of a process's results can depend on.
+    """All that the bits of a process's results can depend on.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Arithmetic:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What must agree for bits to agree; the processor's name and the host need not."""
+        """The parts that must agree for bits to agree; the processor's name and the host need not."""
         return {"blas": _shown(self.blas), "vectors": _shown(self.vectors), "library": self.library}
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Arithmetic:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def differences(self, recorded: object) -> str | None:
-        """What differs here from what a checkpoint recorded, in words; None where nothing does or nothing is known."""
+        """Differences from what a checkpoint recorded, in words; None where nothing differs or nothing is known."""
         if not isinstance(recorded, Mapping):
             return None  # written before dkgp recorded it
         own = self.to_json()
@@ -89,7 +89,7 @@ class Arithmetic:
 
 @cache
 def own_arithmetic() -> Arithmetic:
-    """What this process computes with."""
+    """The arithmetic of this process."""
     processor = compilation_target()[1]
     # MKL does not say which code it runs, and Apple's library does not show at all: the processor decides.
     blas = sorted(
@@ -114,7 +114,7 @@ def needs_one_arithmetic(task: Task) -> Task:
 
 
 def is_marked(task: Callable[..., Any]) -> bool:
-    """Whether `needs_one_arithmetic` marks a task."""
+    """True if `needs_one_arithmetic` marks a task."""
     return bool(getattr(task, "needs_one_arithmetic", False))
 
 
@@ -185,7 +185,7 @@ _ADVICE = (
 
 
 def unfit(required: Arithmetic | None) -> str | None:
-    """Why this process may not join a run as a worker, if so; `required` is what the run's workers compute with."""
+    """The reason why this process may not join, if any; `required` is the arithmetic of the run's workers."""
     own = own_arithmetic()
     if not own.fused:
         return f"on this worker's host, {own.host}, {no_fused_multiply_add(own.processor)}"

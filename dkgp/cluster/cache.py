@@ -1,4 +1,4 @@
-"""What a worker keeps between rounds: prepared features of row blocks, within a byte budget.
+"""A worker's cache between rounds: prepared features of row blocks, within a byte budget.
 
 The cache can always be rebuilt from the store, so losing it (a worker dies, a block is evicted) costs time and
 nothing else.

@@ -20,7 +20,7 @@ __all__ = ["is_in_process", "open_client_executor"]
 
 
 def is_in_process(client: Client) -> bool:
-    """Whether the client's scheduler, and so its workers, live in this process."""
+    """True if the client's scheduler, and so its workers, live in this process."""
     scheduler: Any = client.scheduler
     return scheduler is not None and str(scheduler.address).startswith("inproc://")
 

@@ -1,4 +1,4 @@
-"""What a user may say about where the work runs, checked as far as it can be without touching any cluster."""
+"""A user's choice of where the work runs, checked as far as it can be without touching any cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnreachableSchedulerError(InputError):
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where rounds run. All values are plain JSON types.
+    """A choice of where rounds run. All values are plain JSON types.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class ClusterOptions:
 
     @property
     def encrypts(self) -> bool:
-        """Whether certificates were given."""
+        """True if certificates were given."""
         return self.tls_cert is not None
 
     def address(self) -> str | None:

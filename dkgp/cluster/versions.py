@@ -1,4 +1,4 @@
-"""Whether client, scheduler and workers run the same software, and what to do where they do not."""
+"""Comparison of the software of client, scheduler and workers, and what to do where it differs."""
 
 from __future__ import annotations
 

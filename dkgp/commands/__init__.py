@@ -1,4 +1,4 @@
-"""What each command does, given plain options: open, check, wire progress and checkpoints, run, describe.
+"""The commands, given plain options: open, check, wire progress and checkpoints, run, describe.
 
 A job takes a frozen dataclass and a `Reporter` and returns a document of plain JSON types. It looks for every error
 that can be found beforehand before it computes anything, and writes nothing where it fails.

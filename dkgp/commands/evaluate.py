@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """What to evaluate.
+    """A prediction store to compare with the truth.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, Fl
 
 
 def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:
-    """How often the truth lies in the predictive intervals, or None where there are no variances."""
+    """Measure how often the truth lies in the predictive intervals; None where there are no variances."""
     if "variance" not in prediction.variables:
         return None
     return coverage_curve(prediction, dataset, noise_free=noise_free)

@@ -35,7 +35,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class InfoJob:
-    """What to describe: a path or URL, or None for the installation."""
+    """A path or URL to describe, or None for the installation."""
 
     location: str | None = None
 
@@ -119,7 +119,7 @@ def _model(url: str) -> Document:
 
 
 def _factor(url: str, fingerprint: str) -> Document:
-    """What is kept with a model for variances. The model is of use without it, so damage is told, not raised."""
+    """Describe the factor kept with a model. The model is of use without it, so damage is told, not raised."""
     try:
         factor = open_factor(url, fingerprint=fingerprint)
     except StoreError as error:

@@ -15,7 +15,7 @@ __all__ = ["IngestJob", "run_ingest"]
 
 @dataclass(frozen=True)
 class IngestJob:
-    """What to ingest; fields as the parameters of `dkgp.data.sources.ingest`."""
+    """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`."""
 
     sources: tuple[str, ...]
     out: str

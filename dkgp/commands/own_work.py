@@ -1,4 +1,4 @@
-"""Whether what lies where a job writes is the job's own work: what `--resume` may take for done, or replace.
+"""Recognition of a job's own work at its outputs: what `--resume` may take for done, or replace.
 
 A process may be killed at any moment: while it writes its output, and between the last byte of that and its end. The
 same command with `--resume` then goes on as if it had not been; what belongs to another run it leaves alone.
@@ -53,7 +53,7 @@ def model_difference(
 
 
 def is_unfinished_model(url: str, dataset: Dataset) -> bool:
-    """Whether a model of these data is there that resuming may replace: it stopped short, or its writing did."""
+    """True if a model of these data is there that resuming may replace: it stopped short, or its writing did."""
     if not exists(url) or recognise(url) != MODEL_KIND:
         return False
     try:
@@ -64,7 +64,7 @@ def is_unfinished_model(url: str, dataset: Dataset) -> bool:
 
 
 def _was_begun(url: str, dataset: Dataset) -> bool:
-    """Whether a model of these data is being written there, or was when its process died; no manifest is there yet."""
+    """True if the writing of a model of these data began there and did not end; no manifest is there yet."""
     if is_committed(url):
         return False  # finished, and damaged since: that is for the user to look at
     try:

@@ -25,7 +25,7 @@ __all__ = ["PredictJob", "run_predict", "variance_settings"]
 
 @dataclass(frozen=True)
 class PredictJob:
-    """What to predict.
+    """A prediction to make: model, inputs, variances, and where it goes.
 
     Attributes
     ----------

@@ -20,14 +20,14 @@ _supervised = False
 
 
 class Interruption:
-    """Whether a signal has asked for the end; calling it answers."""
+    """A flag that a signal raises to ask for the end; calling it answers."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self._announce = announce
         self._asked = False
 
     def __call__(self) -> bool:
-        """Whether a signal has come."""
+        """True if a signal has come."""
         return self._asked
 
     def handle(self, number: int, frame: FrameType | None) -> None:

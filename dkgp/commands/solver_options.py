@@ -58,7 +58,7 @@ _LENIENT = {"candidates": BLOCK_SOLVERS}
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """How to solve, as the command line says it.
+    """A solver and its options, as the command line says them.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class SolverOptions:
         return rule
 
     def is_met(self, summary: Mapping[str, Any]) -> bool:
-        """Whether a model that converged, by its training record, would have for these options."""
+        """True if a model that converged, by its training record, would have for these options."""
         gap = summary.get("duality_gap")
         return summary["gradient_inf_norm"] <= self.tolerance or (
             self.duality_gap is not None and gap is not None and gap <= self.duality_gap

@@ -42,7 +42,7 @@ __all__ = ["TrainJob", "finished_training", "run_train"]
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What to train.
+    """A model to train: data, hyperparameters, solver, and where everything goes.
 
     Attributes
     ----------
@@ -89,14 +89,14 @@ class TrainJob:
 
     @property
     def tiles_url(self) -> str | None:
-        """Where tiles go; None for a solver that has none."""
+        """The place of tiles; None for a solver that has none."""
         if self.solver.solver != "tiled-cholesky":
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
 
     @property
     def checkpoint_url(self) -> str:
-        """Where checkpoints go."""
+        """The place of checkpoints."""
         return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
 
 
@@ -195,7 +195,7 @@ def _conclude(
     checkpoints: CheckpointStore,
     reporter: Reporter,
 ) -> Document:
-    """What follows once the model is saved: the plot, the record, and the end of checkpoints that served their turn."""
+    """End a run whose model is saved: draw the plot, describe it, remove checkpoints that served their turn."""
     if job.plot is not None and history:
         plot_convergence(job.plot, history, tolerance=job.solver.tolerance, title=_title(job, summary))
     document: Document = {

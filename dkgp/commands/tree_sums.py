@@ -1,4 +1,4 @@
-"""What `--tree-error` goes with, and what the tree takes."""
+"""Checks of `--tree-error` against the other options, and the memory that the tree takes."""
 
 from __future__ import annotations
 

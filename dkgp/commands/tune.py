@@ -36,7 +36,7 @@ __all__ = ["TuneJob", "run_tune"]
 
 @dataclass(frozen=True)
 class TuneJob:
-    """What to tune; the rest as the parameters of `dkgp.models.tune_dataset`.
+    """Hyperparameters to tune; the rest as the parameters of `dkgp.models.tune_dataset`.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class TuneJob:
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
     def named(self) -> dict[str, Any]:
-        """What `tune_dataset` takes of the options that name single hyperparameters; `UsageError` for another form."""
+        """Parse the options that name single hyperparameters, for `tune_dataset`; `UsageError` for another form."""
         return {
             "bounds": parse_bounds(self.bounds),
             "fixed": parse_fixed(self.fixed),
@@ -162,7 +162,7 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
 
 
 def _conclude(job: TuneJob, found: Hyperparameters, reporter: Reporter) -> Document:
-    """What follows once the file is written: the plot, and the record."""
+    """End a run whose file is written: draw the plot, and describe it."""
     if job.plot is not None:
         plot_tuning(job.plot, found)
     return {
@@ -188,7 +188,7 @@ def _signature(job: TuneJob, dataset: Dataset, start: Hyperparameters | None) ->
 
 
 def _earlier(job: TuneJob, signature: dict[str, Any], reporter: Reporter) -> Hyperparameters | None:
-    """What an earlier run of the same job wrote, finished or interrupted; None where there is nothing of the kind."""
+    """Read what an earlier run of this job wrote, finished or interrupted; None where there is nothing of the kind."""
     try:
         found = read_hyperparameters(job.out)
     except InputError:

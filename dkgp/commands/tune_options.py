@@ -1,4 +1,4 @@
-"""What `dkgp tune` is told of single hyperparameters: NAME=LOW:HIGH, NAME=VALUE and NAME=lognormal(MEDIAN, SIGMA)."""
+"""Options of `dkgp tune` for single hyperparameters: NAME=LOW:HIGH, NAME=VALUE, NAME=lognormal(MEDIAN, SIGMA)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _BEHIND_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class WarmUpJob:
-    """What to fill.
+    """A folder of compiled code to fill.
 
     Attributes
     ----------

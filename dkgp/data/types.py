@@ -21,7 +21,7 @@ Location: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long piece of work has come; handed to a progress callback.
+    """Progress of a long piece of work; handed to a progress callback.
 
     `total` is None while it is not known. `unit` says what `done` and `total` count ("rows", "bytes").
     """

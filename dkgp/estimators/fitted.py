@@ -1,4 +1,4 @@
-"""What an estimator holds once it is fitted: the model, what it takes to train on, and where workers can read it."""
+"""State of a fitted estimator: the model, what it takes to train on, and where workers can read it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FittedModel", "Workspace"]
 
 
 class Workspace:
-    """Where an estimator puts stores of its own: a folder or URL that was given, or a temporary folder.
+    """The place of an estimator's own stores: a folder or URL that was given, or a temporary folder.
 
     A temporary folder is made when it is first needed, below dask's `temporary-directory` where that is set, and goes
     when nothing refers to this object any more. What is put in a place that was given stays there.
@@ -95,7 +95,7 @@ class FittedModel:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the estimator that saved the model said of itself; empty for a model from elsewhere."""
+        """Description that the estimator saved with the model; empty for a model from elsewhere."""
         said: dict[str, Any] = self.record.summary.get("estimator", {})
         return said
 

@@ -20,7 +20,7 @@ UNKNOWN_SIZE_SAMPLES = 100_000
 
 
 class PredictionBounds(NamedTuple):
-    """What is proven about predictions, in the targets' units; each shaped as the mean.
+    """Proven bounds of predictions, in the targets' units; each shaped as the mean.
 
     Of the exact Gaussian process with the model's hyperparameters, for which a user's function in its kernel must be
     positive definite.

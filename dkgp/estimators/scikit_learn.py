@@ -1,4 +1,4 @@
-"""What the estimators take from scikit-learn, which is an extra: said once, with a clear error where it is missing."""
+"""Imports from scikit-learn, which is an extra: said once, with a clear error where it is missing."""
 
 from __future__ import annotations
 

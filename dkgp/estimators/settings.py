@@ -106,7 +106,7 @@ def chosen_hyperparameters(
 
 
 def _is_constant(dataset: Dataset) -> bool:
-    """Whether all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
+    """True if all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
     first = dataset.targets(0, 1)
     return all(bool((dataset.targets(*chunk) == first).all()) for chunk in dataset.row_chunks())
 

@@ -1,4 +1,4 @@
-"""What an estimator is handed, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
+"""An estimator's arguments, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Table:
 
 
 def is_dask(values: object) -> bool:
-    """Whether this is a dask collection."""
+    """True if this is a dask collection."""
     return hasattr(values, "__dask_graph__") and hasattr(values, "dask")
 
 
 def is_plain(X: object) -> bool:
-    """Whether this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
+    """True if this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
     return not (is_labelled(X) or is_dask(X) or isinstance(X, str | os.PathLike))
 
 

@@ -110,7 +110,7 @@ def true_targets(X: Any, y: Any) -> Any:
 
 
 def reads_memory(client: Any) -> bool:
-    """Whether whoever is going to compute can read this process's memory."""
+    """True if whoever is going to compute can read this process's memory."""
     return is_in_process(client) if client is not None else ClusterOptions().address() is None
 
 

@@ -60,7 +60,7 @@ class ActiveDimensions(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """Whether the kernel is."""
+        """True if the kernel is."""
         return self.kernel.stationary
 
     @property
@@ -111,7 +111,7 @@ class ActiveDimensions(Kernel):
         return self.kernel.amplitude_index
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of the kernel, on the same features, and the noise's variance; see `Kernel.split_white`."""
+        """Split off white noise: the rest, on the same features, and the noise's variance; see `Kernel.split_white`."""
         left, white = self.kernel.split_white()
         if left is None or white == 0.0:
             return (None if left is None else self), white

@@ -1,4 +1,4 @@
-"""What a kernel is: an immutable value that is evaluated, differentiated, combined, described in JSON and compiled.
+"""The interface of kernels: immutable values, evaluated, differentiated, combined, described in JSON, compiled.
 
 The naive evaluation (`kernel(A, B)`) is the reference that every other path is tested against: `linearise`, the same
 by matrix products and with derivatives, and the tile program, what the compiled loops are told. A kernel's parameters
@@ -82,12 +82,12 @@ class Kernel(ABC):
 
     @property
     def stationary(self) -> bool:
-        """Whether k(x, x) is the same everywhere."""
+        """True if k(x, x) is the same everywhere."""
         return False
 
     @property
     def label(self) -> str:
-        """What a composite calls this kernel in the names of its parameters."""
+        """The kernel's name in the names of a composite's parameters."""
         return self.type_name
 
     @property
@@ -97,7 +97,7 @@ class Kernel(ABC):
 
     @property
     def pairwise(self) -> bool:
-        """Whether two rows are all that a value depends on, and not where they stand: not so of white noise."""
+        """True if a value depends on two rows alone, and not on where they stand: not so of white noise."""
         return all(child.pairwise for child in self.children)
 
     def walk(self) -> Iterator[Kernel]:
@@ -189,7 +189,7 @@ class Kernel(ABC):
 
     @property
     def amplitude_index(self) -> int | None:
-        """Which of the `parameters` is a factor of the whole kernel; None where no single one is."""
+        """Index in `parameters` of the whole kernel's amplitude; None where no single one is."""
         for index, parameter in enumerate(self.parameters()):
             if parameter.name == "variance":
                 return index
@@ -221,13 +221,13 @@ class Kernel(ABC):
         return ActiveDimensions(self, tuple(features), n_features)
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of this kernel without white noise (None: nothing), and the noise's variance."""
+        """Split off white noise: the rest of this kernel (None: nothing), and the noise's variance."""
         return self, 0.0
 
     # ------------------------------------------------------------------------------------------------ description
 
     def tile_program(self) -> TileProgram:
-        """What the compiled loops are told of this kernel: a `dkgp.kernels.program.TileProgram`."""
+        """Describe the kernel for the compiled loops: a `dkgp.kernels.program.TileProgram`."""
         builder = ProgramBuilder()
         amplitude = self.emit(builder, tuple(range(self.n_features)))
         return builder.program(amplitude)

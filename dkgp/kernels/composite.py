@@ -64,7 +64,7 @@ class _Parts(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """Whether all parts are."""
+        """True if all parts are."""
         return all(part.stationary for part in self.parts)
 
     @property
@@ -97,7 +97,7 @@ class _Parts(Kernel):
         return None
 
     def _kept(self) -> list[list[int]]:
-        """Which of each part's parameters are parameters of the whole."""
+        """Indices of each part's parameters that are parameters of the whole."""
         return [list(range(len(part.parameters()))) for part in self.parts]
 
     def _labels(self) -> list[str]:
@@ -165,7 +165,7 @@ class Sum(_Parts):
         return np.concatenate([part.contract(left, right, checked) for part in self.parts])
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of the sum without white noise, and the noise's variance; see `Kernel.split_white`."""
+        """Split off white noise: the rest of the sum, and the noise's variance; see `Kernel.split_white`."""
         split = [part.split_white() for part in self.parts]
         left = [part for part, _ in split if part is not None]
         white = math.fsum(variance for _, variance in split)
@@ -248,7 +248,7 @@ class Product(_Parts):
         return found
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of the product without white noise, and the noise's variance.
+        """Split off white noise: the rest of the product, and the noise's variance.
 
         With delta one on the diagonal, prod (k_i + w_i delta) = prod k_i + delta (prod (k_i(x, x) + w_i) - prod
         k_i(x, x)), where that is the same everywhere.
@@ -319,7 +319,7 @@ class Scaled(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """Whether the kernel is."""
+        """True if the kernel is."""
         return self.kernel.stationary
 
     @property
@@ -372,7 +372,7 @@ class Scaled(Kernel):
         return [index for index in range(len(self.kernel.parameters())) if index != self.kernel.amplitude_index]
 
     def split_white(self) -> tuple[Kernel | None, float]:
-        """What is left of the kernel, times the scale, and the noise's variance; see `Kernel.split_white`."""
+        """Split off white noise: the rest of the kernel, scaled, and the variance; see `Kernel.split_white`."""
         left, white = self.kernel.split_white()
         return (None if left is None else replace(self, kernel=left)), self.scale * white
 

@@ -84,7 +84,7 @@ class DistanceKernel(Kernel):
 
     @property
     def isotropic(self) -> bool:
-        """Whether one length scale serves several features."""
+        """True if one length scale serves several features."""
         return len(self.gamma) < self.n_features
 
     @property

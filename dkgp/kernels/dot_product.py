@@ -32,13 +32,13 @@ __all__ = ["Linear", "Polynomial"]
 
 @dataclass(frozen=True)
 class _DotProduct(Kernel):
-    """What both share: t = sum_l w_l x_l x'_l with weights w by feature or one for all."""
+    """A kernel of t = sum_l w_l x_l x'_l, with weights w by feature or one for all."""
 
     weight: tuple[float, ...] = (1.0,)
 
     @property
     def _by_feature(self) -> bool:
-        """Whether the weights are parameters; the amplitude then only changes all of them together."""
+        """True if the weights are parameters; the amplitude then only changes all of them together."""
         return len(self.weight) > 1
 
     @property

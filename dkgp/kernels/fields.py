@@ -1,4 +1,4 @@
-"""What kernels with one number for each feature, or one for all, have in common: checks, bounds, JSON."""
+"""Fields of kernels with one number for each feature, or one for all: checks, bounds, JSON."""
 
 from __future__ import annotations
 

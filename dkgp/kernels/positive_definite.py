@@ -13,7 +13,7 @@ __all__ = ["check_positive_definite", "has_user_function"]
 
 
 def has_user_function(kernel: Kernel) -> bool:
-    """Whether some part of the kernel is a user's function, so that nobody has proven it positive definite."""
+    """True if some part of the kernel is a user's function, so that nobody has proven it positive definite."""
     return any(isinstance(part, UserKernel) for part in kernel.walk())
 
 

@@ -1,4 +1,4 @@
-"""What the compiled loops are told of a kernel: groups of prepared inputs, and the steps that turn them into entries.
+"""Programs of kernels for the compiled loops: groups of prepared inputs, and steps that make entries of them.
 
 A kernel is evaluated one cache-sized tile at a time by a small stack machine. Each leaf of a kernel expression reads
 one group of inputs (its features, scaled, in a periodic kernel also mapped to the circle) and pushes a tile of its

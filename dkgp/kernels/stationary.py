@@ -20,7 +20,7 @@ __all__ = ["Matern12", "Matern32", "Matern52", "RationalQuadratic"]
 
 @dataclass(frozen=True)
 class _Matern(DistanceKernel):
-    """What the three Matern kernels share: u = sqrt(2 nu) r = sqrt(4 nu s), their exponent."""
+    """A Matern kernel, of u = sqrt(2 nu) r = sqrt(4 nu s), the exponent."""
 
     _twice_nu: ClassVar[int]
     _program_profile: ClassVar[Profile]

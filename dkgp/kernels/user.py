@@ -138,7 +138,7 @@ class UserKernel(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """Whether f is a function of s."""
+        """True if f is a function of s."""
         return self.of == "squared_distance"
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:

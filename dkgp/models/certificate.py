@@ -1,4 +1,4 @@
-"""What is proven about a fitted model, from its float64 residual alone.
+"""Proven bounds of a fitted model, from its float64 residual alone.
 
 For any alpha with residual r = y - Kbar alpha, the predictive mean m(x) = k_x' alpha misses the exact one by k_x'
 Kbar^-1 r. Since k_x' Kbar^-1 k_x <= k(x, x) and Kbar^-1 <= I / s2, Cauchy's inequality in the Kbar^-1 inner product
@@ -121,7 +121,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        """Whether every rounding is counted; not so in certificates of older stores."""
+        """True if every rounding is counted; not so in certificates of older stores."""
         return self.rounding is None
 
     @property

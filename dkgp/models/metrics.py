@@ -1,4 +1,4 @@
-"""How good predictions are: the errors that the papers report, and what the store proves about them."""
+"""Measures of predictions: the errors that the papers report, and what the store proves about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAP_ROUNDING = 8.0 * _EPS
 
 @dataclass(frozen=True)
 class CoverageCurve:
-    """How often the truth lies in the central predictive intervals of every level.
+    """Frequencies with which the truth lies in the central predictive intervals of every level.
 
     Attributes
     ----------

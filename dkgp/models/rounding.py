@@ -61,7 +61,7 @@ def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
 
 
 def certified_row_errors(kernel: Kernel, source: InputSource, inputs: FloatArray) -> FloatArray:
-    """What the roundings of rows add to the entries that means are made of: (r,), in units of eps.
+    """Errors that the roundings of rows add to the entries that means are made of: (r,), in units of eps.
 
     See `TileEvaluator.row_errors`; in the form, and about the centre, in which the tasks of `source` evaluate.
     """
@@ -105,7 +105,7 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
 
 
 def assumptions(kernel: Kernel) -> str | None:
-    """What a proof has to take on trust: None, except of users' functions."""
+    """Assumptions that a proof has to make: None, except of users' functions."""
     names = sorted({part.name or "a function" for part in kernel.walk() if isinstance(part, UserKernel)})
     if not names:
         return None

@@ -42,7 +42,7 @@ class TunedParameter:
 
     @property
     def is_gamma(self) -> bool:
-        """Whether the parameter is an inverse squared length scale."""
+        """True if the parameter is an inverse squared length scale."""
         own = self.name if self.feature is None else self.name.removesuffix(f".{self.feature}")
         return own.rpartition(".")[2] == "gamma"
 

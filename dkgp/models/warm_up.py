@@ -1,4 +1,4 @@
-"""What runs compile, piece by piece, and helper processes that compile it in the background.
+"""Compilation ahead of a run, piece by piece, and helper processes that do it in the background.
 
 A piece is compiled by calling it on a few rows, in arrays of the types that runs give it, and stays in the cache on
 disk (`dkgp.kernels.tiles.code_cache`), where the run finds it. Compiling holds one lock of a process, so it takes

@@ -23,7 +23,7 @@ class PendingColumns(Protocol):
     """A column product that was started."""
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """True if `result` would return without waiting."""
 
     def result(self) -> FloatArray:
         """Kbar[:, B] @ delta: (n, t) float64."""
@@ -101,7 +101,7 @@ class KernelOperator(ABC):
 
     @property
     def overlaps(self) -> bool:
-        """Whether work done between `submit_columns` and its result is free (see `BlockExecutor.overlaps`)."""
+        """True if work done between `submit_columns` and its result is free (see `BlockExecutor.overlaps`)."""
         return False
 
     @property
@@ -115,7 +115,7 @@ class KernelOperator(ABC):
 
     @abstractmethod
     def row_errors(self) -> FloatArray:
-        """What the samples' own rounding adds to float64 entries of K: (n,); see `TileEvaluator.row_errors`."""
+        """Errors that the samples' own rounding adds to float64 entries of K: (n,); see `TileEvaluator.row_errors`."""
 
     @abstractmethod
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
@@ -129,7 +129,7 @@ class KernelOperator(ABC):
         """Start Kbar[:, B] @ delta for the columns B = `indices` (m,), distinct; `delta` is (m, t)."""
 
     def columns_to_evaluate(self, indices: IndexArray, precision: Precision = "single") -> int:
-        """How many of these columns a product with them would evaluate: all, unless an operator keeps columns."""
+        """Number of these columns that a product with them would evaluate: all, unless an operator keeps columns."""
         return len(indices)
 
     def apply_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> FloatArray:

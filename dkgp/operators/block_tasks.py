@@ -1,4 +1,4 @@
-"""What runs on a worker: stateless functions of (context, payload, blocks), and the features they cache."""
+"""Tasks on a worker: stateless functions of (context, payload, blocks), and the features they cache."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def diagonal_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
 
 
 def row_errors_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
-    """What the rounding of each block's samples adds to float64 entries; see `TileEvaluator.row_errors`."""
+    """Errors that the rounding of each block's samples adds to float64 entries; see `TileEvaluator.row_errors`."""
     evaluator = context.evaluator("double")
     return [evaluator.row_errors(context.source.inputs(*context.bounds(block))) for block in blocks]
 

@@ -99,12 +99,12 @@ class BlockedKernelOperator(KernelOperator):
 
     @property
     def executor(self) -> BlockExecutor:
-        """Who runs the tasks."""
+        """The executor of the tasks."""
         return self._executor
 
     @property
     def context(self) -> BlockContext:
-        """What block tasks of this run are told."""
+        """The context that block tasks of this run share."""
         return self._context
 
     def submit(
@@ -132,7 +132,7 @@ class BlockedKernelOperator(KernelOperator):
         return self._diagonal
 
     def row_errors(self) -> FloatArray:
-        """What the samples' own rounding adds to float64 entries of K: (n,). One round; no kernel entries."""
+        """Errors that the samples' own rounding adds to float64 entries of K: (n,). One round; no kernel entries."""
         groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
         return np.concatenate(self._executor.submit("krounding", row_errors_task, (self._context,), groups).result())
 

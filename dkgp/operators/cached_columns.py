@@ -57,7 +57,7 @@ class CachedColumnsOperator(KernelOperator):
         return self._operator.diagonal()
 
     def row_errors(self) -> FloatArray:
-        """What the samples' own rounding adds to entries of K: (n,)."""
+        """Errors that the samples' own rounding adds to entries of K: (n,)."""
         return self._operator.row_errors()
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
@@ -69,7 +69,7 @@ class CachedColumnsOperator(KernelOperator):
         return self._operator.matmat(V, precision)
 
     def columns_to_evaluate(self, indices: IndexArray, precision: Precision = "single") -> int:
-        """How many of these columns are not kept yet; in float64 none is."""
+        """Number of these columns that are not kept yet; in float64 none is."""
         return len(indices) if precision == "double" else int(np.count_nonzero(self._slots[indices] < 0))
 
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:

@@ -1,7 +1,7 @@
 """Contractions of the kernel matrix's derivatives: sum_ij W_ij dK_ij / dlog(parameter), never with an (n, n) array.
 
 The weights of a likelihood's gradient are of low rank: W = N C N' with a few n-vectors N = [alpha, V, Z] and a small
-symmetric C. So a piece of W is made where it is used, from the rows of N. K is symmetric too: of two pieces that mirror
+symmetric C. So a tile of W is made where it is used, from the rows of N. K is symmetric too: of two tiles that mirror
 each other one is evaluated, and counts twice. Several C share each evaluation of the kernel.
 """
 
@@ -19,13 +19,13 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 
-__all__ = ["Mixing", "contract", "contract_task", "piece_bytes"]
+__all__ = ["Mixing", "contract", "contract_task", "tiles_bytes"]
 
-# Rows and columns of a piece. A kernel's derivatives hold a few arrays of this size, which should fit the caches: a
+# Rows and columns of a tile. A kernel's derivatives hold a few arrays of this size, which should fit the caches: a
 # squared exponential of 8 features and nine C took 28 ns an entry with 256, 40 with 512, 61 with 1,024.
-PIECE_ROWS = 256
-# Arrays of a piece that are there at once: the weights, and what a sum or product of a few kernels keeps.
-ARRAYS_PER_PIECE = 12
+TILE_ROWS = 256
+# Arrays of a tile that are there at once: the weights, and what a sum or product of a few kernels keeps.
+ARRAYS_PER_TILE = 12
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Mixing:
         return cls(columns, matrix[np.ix_(columns, columns)])
 
     def weights(self, rows: FloatArray, columns: FloatArray) -> FloatArray:
-        """A piece of W: (a, b) for rows (a, m) and columns (b, m) of N."""
+        """A tile of W: (a, b) for rows (a, m) and columns (b, m) of N."""
         return np.asarray((rows[:, self.columns] @ self.matrix) @ columns[:, self.columns].T)
 
 
-def piece_bytes(threads: int) -> int:
-    """Bytes that contractions take for their pieces, by how many threads work in one process."""
-    return threads * ARRAYS_PER_PIECE * 8 * PIECE_ROWS * PIECE_ROWS
+def tiles_bytes(threads: int) -> int:
+    """Bytes that contractions take for their tiles, by how many threads work in one process."""
+    return threads * ARRAYS_PER_TILE * 8 * TILE_ROWS * TILE_ROWS
 
 
 @needs_one_arithmetic
 def contract_task(
     context: BlockContext, vectors: dict[int, FloatArray], mixings: tuple[Mixing, ...], pairs: list[tuple[int, int]]
 ) -> list[FloatArray]:
-    """What each pair of blocks (i, j) and its mirror image contribute, (len(mixings), q) each.
+    """Contributions of each pair of blocks (i, j) and its mirror image, (len(mixings), q) each.
 
     `vectors` holds the rows of N by block, for the blocks that the pairs name.
     """
@@ -77,11 +77,11 @@ def _contract_pair(
 ) -> FloatArray:
     left, right = context.block_rows_cached(i).values, context.block_rows_cached(j).values
     total = np.zeros((len(mixings), len(context.kernel.parameters())))
-    for a in range(0, len(left), PIECE_ROWS):
-        rows = slice(a, a + PIECE_ROWS)
-        # Of a block with itself, the pieces up to the diagonal.
-        for b in range(0, len(right) if i != j else a + 1, PIECE_ROWS):
-            columns = slice(b, b + PIECE_ROWS)
+    for a in range(0, len(left), TILE_ROWS):
+        rows = slice(a, a + TILE_ROWS)
+        # Of a block with itself, the tiles up to the diagonal.
+        for b in range(0, len(right) if i != j else a + 1, TILE_ROWS):
+            columns = slice(b, b + TILE_ROWS)
             here = left[rows]
             on_diagonal = i == j and a == b
             _, pull = context.kernel.linearise(here, here if on_diagonal else right[columns])

@@ -33,7 +33,7 @@ class CountedRound:
         self._pending, self._entries = pending, entries
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """True if `result` would return without waiting."""
         return self._pending.done()
 
     def result(self) -> list[Any]:

@@ -64,7 +64,7 @@ class DenseKernelOperator(KernelOperator):
         return self.matrix.diagonal().copy()
 
     def row_errors(self) -> FloatArray:
-        """What the samples' own rounding adds to entries of K: (n,)."""
+        """Errors that the samples' own rounding adds to entries of K: (n,)."""
         return self.double.row_errors(self._inputs)
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:

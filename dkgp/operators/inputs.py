@@ -1,4 +1,4 @@
-"""Where the rows of X come from: anything that can read a range of standardised rows."""
+"""Sources of the rows of X: anything that can read a range of standardised rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InputSource(Protocol):
 
 
 def centre_of(source: InputSource) -> NDArray[np.float64] | None:
-    """What is taken off a source's rows before distances are; None where its rows have mean zero, as a data set's.
+    """The point taken off a source's rows before distances are; None where their mean is zero, as a data set's.
 
     It belongs to the source, so that whoever evaluates an entry comes to the same bits.
     """

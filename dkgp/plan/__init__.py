@@ -1,1 +1,1 @@
-"""What training takes before it runs: passes, seconds and memory, on 1 to 256 workers."""
+"""Plans of training before it runs: passes, seconds and memory, on 1 to 256 workers."""

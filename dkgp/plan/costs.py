@@ -88,7 +88,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Projection:
-    """What a run costs on a fleet.
+    """Costs of a run on a fleet.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What this machine does in a second: the figures that a plan is made from, measured in a few seconds or read back.
+"""Figures of this machine that a plan is made from, measured in a few seconds or read back.
 
 They are seconds of one thread of an idle machine, by kind of work, taken with the very functions that training runs.
 """
@@ -245,7 +245,7 @@ def _fit(columns: Sequence[FloatArray], seconds: FloatArray, scale: FloatArray) 
 
 
 def _measure_vectors(p: int) -> float:
-    """What a round does to n-vectors at the coordinator, per vector and element, with a memory of five."""
+    """Seconds of a round's n-vectors at the coordinator, per vector and element, with a memory of five."""
     memory, n = 5, VECTOR_SAMPLES
     alpha, gradient, rhs = (np.zeros((n, p)) for _ in range(3))
     directions, images = np.zeros((memory + 1, n, p)), np.zeros((memory + 1, n, p))

@@ -1,4 +1,4 @@
-"""What messages cost on a cluster, measured with tasks that do nothing: round trip, further tasks, bytes."""
+"""Costs of messages on a cluster, measured with tasks that do nothing: round trip, further tasks, bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """What was found out about a cluster.
+    """Figures of a cluster.
 
     Attributes
     ----------

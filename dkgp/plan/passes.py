@@ -1,4 +1,4 @@
-"""How many column passes a training run will take, from the same solve on a few small random subsets.
+"""Forecast of a training run's column passes, from the same solve on a few small random subsets.
 
 The subsets are solved with blocks of the same share of the samples, m / n, as the run will have. On a logarithmic
 scale passes then follow n along a gentle curve: they rise while new samples are news, and fall once samples lie closer

@@ -61,7 +61,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class PlanJob:
-    """What to plan.
+    """A training run to plan.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ _Process: TypeAlias = Generator[_Wish, None, None]
 
 @dataclass(frozen=True)
 class Network:
-    """What messages cost.
+    """Costs of messages.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who works.
+    """The workers and the coordinator of a run.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class SelectionStep:
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What one round asks of everyone, in seconds of one thread and in bytes.
+    """Work that one round asks of everyone, in seconds of one thread and in bytes.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """How a simulated round went, in seconds.
+    """Times of a simulated round, in seconds.
 
     Attributes
     ----------

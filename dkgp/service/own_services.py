@@ -1,4 +1,4 @@
-"""How a user's commands find that user's services, and their tokens, by themselves.
+"""Records by which a user's commands find that user's services, and their tokens, by themselves.
 
 A service that made its own token leaves a record in the user's state folder (`$XDG_STATE_HOME/dkgp/services`, else
 `~/.local/state/dkgp/services`): where it listens, and which file holds the token. It keeps the record locked for as
@@ -50,7 +50,7 @@ class OwnService:
         return read_own_token(self.token_file)
 
     def is_there(self) -> bool:
-        """Whether the service still listens."""
+        """True if the service still listens."""
         return _is_locked(self.record)
 
 
@@ -182,7 +182,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _machine() -> str:
-    """What tells this machine, as its network sees it, from others with the same home: 127.0.0.1 is another there."""
+    """Name of this machine, as its network sees it, among others with the same home: 127.0.0.1 is another there."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 
 
 class Roots:
-    """What jobs may touch.
+    """The places that jobs may touch.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Roots:
         self._excluded = [_local(os.path.abspath(folder)) for folder in excluded]
 
     def contains(self, url: str) -> bool:
-        """Whether a job may touch the place; `OutsideRootsError` where the text can be read in two ways."""
+        """True if a job may touch the place; `OutsideRootsError` where the text can be read in two ways."""
         place = _place(url)
         if any(place.is_below(folder) for folder in self._excluded):
             return False

@@ -1,4 +1,4 @@
-"""How the service is set up: where it listens, who may talk to it, which paths jobs may touch, how much it takes on."""
+"""Settings of the service: where it listens, who may talk to it, which paths jobs may touch, its limits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ServiceSettings:
         object.__setattr__(self, "roots", Roots(self.roots or (os.getcwd(),)).urls)
 
     def limits(self) -> dict[str, Any]:
-        """What the service takes on, for its clients."""
+        """Limits of the service, for its clients."""
         return {
             "concurrent_jobs": self.concurrent_jobs,
             "job_deadline_seconds": self.job_deadline_seconds,
@@ -165,7 +165,7 @@ def check_token(token: str, what: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether everything that the name stands for is this machine alone; `InputError` where it stands for nothing."""
+    """True if all that the name stands for is this machine alone; `InputError` where it stands for nothing."""
     return all(ip_address(address.partition("%")[0]).is_loopback for _, address in resolve(host, 0))
 
 

@@ -64,7 +64,7 @@ SETUP_NS = 5e7
 
 @dataclass(frozen=True)
 class ResidualCurve:
-    """What a partial Cholesky factor leaves of the kernel's diagonal.
+    """Residuals of the kernel's diagonal under partial Cholesky factors of growing rank.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class _Prices:
 
     @property
     def _digits(self) -> float:
-        """How much further than the fitted tolerance this one is."""
+        """Digits to this tolerance in units of those to the fitted one."""
         return max(0.1, math.log(START / self.tolerance) / math.log(START / FITTED_TOLERANCE))
 
     def condition(self, rank: float) -> float:

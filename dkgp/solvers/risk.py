@@ -125,7 +125,7 @@ class HuberLoss:
 
 @dataclass(frozen=True)
 class RiskProgress:
-    """Where a minimisation stands after an iteration.
+    """State of a minimisation after an iteration.
 
     Attributes
     ----------

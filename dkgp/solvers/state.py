@@ -1,4 +1,4 @@
-"""What every iterative solver's state has in common: alpha, the gradient, and how the gradient was computed."""
+"""The common part of every iterative solver's state: alpha, the gradient, and how the gradient was computed."""
 
 from __future__ import annotations
 

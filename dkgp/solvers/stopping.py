@@ -1,4 +1,4 @@
-"""When to stop: small rules that combine with `|` (any) and `&` (all), as in `GradientInfNorm(1e-4) | MaxPasses(50)`.
+"""Rules for when to stop, which combine with `|` (any) and `&` (all), as `GradientInfNorm(1e-4) | MaxPasses(50)`.
 
 A rule is asked with the current `Progress` and answers with a reason or nothing. Rules that mean "solved" set
 `converged`; a rule about effort does not.
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a solve stands after a round; one structured record.
+    """State of a solve after a round; one structured record.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a solve stopped; `advice` says what to do where it stopped short."""
+    """Reason why a solve stopped; `advice` says what to do where it stopped short."""
 
     rule: str
     converged: bool

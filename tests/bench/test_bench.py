@@ -79,6 +79,7 @@ def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> No
     assert figures["seconds_gbcd_to_cholesky"] == pytest.approx(ratio)
 
 
+@pytest.mark.usefixtures("contenders_in_process")
 def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**20)
     reporter = SilentReporter()
@@ -87,6 +88,7 @@ def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monke
     assert "2,880,000 bytes" in reporter.warnings[0]
 
 
+@pytest.mark.usefixtures("contenders_in_process")
 def test_overhead_finds_alpha_bit_identical(problem: BenchProblem) -> None:
     job = BenchOverheadJob(problem=problem, solver=SolverOptions(block_size=100), kinds=("none", "local"), repeats=1)
     document = run_bench_overhead(job, SilentReporter())

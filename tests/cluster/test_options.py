@@ -267,7 +267,7 @@ def test_a_configured_scheduler_yields_to_a_kind_that_is_said() -> None:
         ({"cluster": {"worker-wait": "long"}}, "must be seconds"),
         (
             {"cluster": {"settings": "password=hunter2"}},
-            "dkgp.cluster.starters.settings in dask's configuration must be a mapping",
+            "dkgp.cluster.settings in dask's configuration must be a mapping",
         ),
     ],
 )

@@ -89,6 +89,8 @@ def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
     plots.plot_convergence(path, HISTORY, tolerance=1e-4)
     start = path.read_bytes()[:5]
     assert {"png": b"\x89PNG\r", "pdf": b"%PDF-", "svg": b"<?xml"}[suffix] == start
+    if suffix != "png":  # what is drawn is the same, and takes as long
+        return
     plots.plot_predictions(path, truth, truth + 0.1, title="fit")
     for n_targets in (1, 12):
         plots.plot_predictions(path, truth, truth + 0.1, coverage=curve(n_targets), title="fit with variances")

@@ -16,22 +16,19 @@ from dkgp.solvers import (
 )
 from tests.engine.helpers import Bits, ManualCluster, Problem, bits, opened
 
-INPUTS = pytest.mark.parametrize("resident", [True, False], ids=["resident", "out_of_core"])
 # Across processes, fetching candidates costs a message for every selection step.
 OUT_OF_CORE_IS_SLOW = pytest.mark.parametrize(
     "resident", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["resident", "out_of_core"]
 )
 
 
-@INPUTS
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(("threads", "resident"), [(1, False), (2, True), (4, True), (4, False)])
 def test_threads_without_dask(problem: Problem, reference: Bits, threads: int, resident: bool) -> None:
     with opened("none", threads) as executor:
         assert bits(problem.train(executor, resident=resident)) == reference
 
 
-@INPUTS
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "resident"), [(1, True), (2, False), (4, True)])
 def test_workers_in_this_process(problem: Problem, reference: Bits, workers: int, resident: bool) -> None:
     with opened("local", workers) as executor:
         assert executor.parallelism == workers
@@ -39,7 +36,7 @@ def test_workers_in_this_process(problem: Problem, reference: Bits, workers: int
 
 
 @OUT_OF_CORE_IS_SLOW
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_worker_processes(problem: Problem, reference: Bits, workers: int, resident: bool) -> None:
     with opened("processes", workers) as executor:
         assert executor.parallelism == workers
@@ -69,16 +66,15 @@ SOLVERS = {
 }
 
 
-@INPUTS
 @pytest.mark.parametrize("name", SOLVERS)
-def test_other_methods(problem: Problem, name: str, resident: bool) -> None:
+def test_other_methods(problem: Problem, name: str) -> None:
     options = {"solver": SOLVERS[name], "stopping": MaxIterations(12)}
     with opened("none", 1) as executor:
         expected = bits(problem.train(executor, **options))
     with opened("none", 2) as executor:
-        assert bits(problem.train(executor, resident=resident, **options)) == expected
+        assert bits(problem.train(executor, resident=False, **options)) == expected
     with opened("local", 2) as executor:
-        assert bits(problem.train(executor, resident=resident, **options)) == expected
+        assert bits(problem.train(executor, **options)) == expected
 
 
 def test_the_seed_matters(problem: Problem) -> None:

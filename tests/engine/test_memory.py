@@ -56,7 +56,7 @@ FIXED = ("--block-size", 1000)
 
 
 def test_small(train: Train) -> None:
-    assert_projected(train(20_000, 8, *FIXED, "--max-passes", 0.5, "--cluster", "none"))
+    assert_projected(train(20_000, 8, *FIXED, "--max-passes", 0.2, "--cluster", "none"))
 
 
 def test_blocks_that_may_grow_are_planned_for_at_their_largest(train: Train) -> None:

@@ -38,6 +38,7 @@ def test_it_uses_public_names_only(notebook: nbformat.NotebookNode) -> None:
     assert "GPRegressor" in attributes
 
 
+@pytest.mark.slow
 def test_it_runs(notebook: nbformat.NotebookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -286,7 +286,9 @@ def test_chunks_make_no_difference(
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("local", 2), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("none", 3), ("local", 2), pytest.param("processes", 2, marks=pytest.mark.slow)]
+)
 def test_whoever_computes_makes_no_difference(
     world: World, model: ModelRecord, expected: FloatArray, tmp_path: Path, kind: str, workers: int
 ) -> None:

@@ -16,7 +16,7 @@ from dkgp.models.update import update
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, solve
 
-N, NEW = 1500, 15
+N, NEW = 1000, 10
 KERNEL = SquaredExponential(gamma=(0.8, 0.6, 0.4, 0.2))
 NOISE = 0.01
 SOLVER = GreedyBlockCoordinateDescent(block_size=100)

@@ -35,14 +35,14 @@ def contracted(kernel: Kernel, X: np.ndarray, executor: Any, vectors: np.ndarray
 def test_it_is_the_whole_matrix_contraction(
     kernel: Kernel, piece: int, rng: np.random.Generator, two_threads: LocalExecutor, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(contract_tasks, "PIECE_ROWS", piece)
+    monkeypatch.setattr(contract_tasks, "TILE_ROWS", piece)
     X, vectors, matrices = problem(rng)
     expected = [kernel.contract(X, X, vectors @ matrix @ vectors.T) for matrix in matrices]
     found = contracted(kernel, X, two_threads, vectors, matrices)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-8 * np.abs(expected).max())
 
 
-def test_no_piece_is_larger_than_it_should_be(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
+def test_no_tile_is_larger_than_it_should_be(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     sizes = []
 
     class Watched(SquaredExponential):
@@ -52,7 +52,7 @@ def test_no_piece_is_larger_than_it_should_be(rng: np.random.Generator, one_thre
 
     X, vectors, matrices = problem(rng, 5000)
     contracted(Watched((0.4, 0.2, 1.1)), X, one_thread, vectors, matrices)
-    assert max(max(size) for size in sizes) == contract_tasks.PIECE_ROWS
+    assert max(max(size) for size in sizes) == contract_tasks.TILE_ROWS
     # Half of all pairs, and the diagonal pieces in full; whatever the number of matrices.
     entries = sum(a * b for a, b in sizes)
     assert 5000**2 / 2 < entries < 0.6 * 5000**2

@@ -247,19 +247,27 @@ def test_nearly_equal_samples_with_little_noise_do_not_diverge(executor, precisi
 
 
 # Nothing, what a few of a block's selection steps take, and everything.
-@pytest.mark.parametrize("affordable", [0, 100_000, sys.maxsize])
-@pytest.mark.parametrize("precision", ["mixed", "double"])
-@pytest.mark.parametrize("targets", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"coordinator_input_bytes": 1}], ids=["in core", "out of core"])
+@pytest.mark.parametrize(
+    ("affordable", "precision", "targets", "in_core"),
+    [  # every pair of settings meets
+        (0, "mixed", 1, True),
+        (0, "double", 2, False),
+        (100_000, "mixed", 2, True),
+        (100_000, "double", 1, False),
+        (sys.maxsize, "mixed", 2, False),
+        (sys.maxsize, "double", 1, True),
+    ],
+)
 def test_selection_during_a_round_changes_no_bit(
     executor,
     overlapping: OverlappingExecutor,
     monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, int],
-    targets: int,
-    precision: str,
     affordable: int,
+    precision: str,
+    targets: int,
+    in_core: bool,
 ) -> None:
+    options = {} if in_core else {"coordinator_input_bytes": 1}
     monkeypatch.setattr(overlapping, "overlap_evaluations", affordable)
     # Several row blocks; targets large enough for a float64 refresh on the way.
     problem = smooth_problem(520, 2, targets=targets, noise_variance=0.1)

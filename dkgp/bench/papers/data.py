@@ -142,12 +142,12 @@ class Library:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be named."""
+        """Names of the data sets that are here."""
         files = [] if self.folder is None else sorted(path.stem for path in self.folder.glob("*.npz"))
         return (FRIEDMAN1, *files)
 
     def has(self, name: str) -> bool:
-        """Whether NAME or NAME:TARGET is here."""
+        """True if NAME or NAME:TARGET is here."""
         return name == FRIEDMAN1 or (self.folder is not None and self.path(name).is_file())
 
     def found(self, paper: PaperData) -> str | None:

@@ -220,7 +220,7 @@ def _minimum(exact: Exact | None, runs: Sequence[SolverRun]) -> float:
 
 
 def _when(run: SolverRun, against: str, figure: str, goal: float) -> float | None:
-    """Where a figure first came down to a goal."""
+    """The effort or time (`against`) at which a figure first came down to a goal; None where it never did."""
     points = [*run.history, *([run.last] if run.last is not None else [])]
     return next((getattr(point, against) for point in points if getattr(point, figure) <= goal), None)
 

@@ -69,7 +69,7 @@ CAUTIONS = {
 
 @dataclass(frozen=True)
 class BenchPapersJob:
-    """What to reproduce.
+    """The papers' tables and figures to reproduce, and the data and solvers to do it with.
 
     Attributes
     ----------

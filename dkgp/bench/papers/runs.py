@@ -86,7 +86,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class SolverRun:
-    """What became of one contender.
+    """One contender's run: how it ended, its curve, and its errors.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class SolverRun:
         return None if self.last is None or self.n is None else self.last.kernel_evaluations / self.n**2
 
     def to_json(self) -> dict[str, Any]:
-        """Where it stood, without histories."""
+        """The figures of its end as JSON, without histories."""
         names = ["iteration", "column_passes", "kernel_evaluations", "seconds", "gradient_inf_norm"]
         names += ["relative_residual", "objective"]
         return {

@@ -51,7 +51,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchScalingJob:
-    """What to measure.
+    """A study of one solve on growing numbers of workers.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class BenchScalingJob:
     workers
         Numbers of worker processes; the first is what speed-ups refer to.
     repeats
-        Rounds in which every number takes its turn; medians are reported.
+        Turns that every number takes; medians are reported.
     """
 
     problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))

@@ -49,7 +49,7 @@ UNITS_ROUNDING = 4.0 * float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class VarianceTrial:
-    """What to measure.
+    """A measurement of variances to one gap or several, beside the exact ones.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class VarianceTrial:
     cluster
         Where the variances are computed.
     repeats
-        Rounds in which every contender takes its turn; medians are reported.
+        Turns that every contender takes; medians are reported.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """
@@ -85,7 +85,7 @@ class VarianceTrial:
 
 @dataclass(frozen=True)
 class Intervals:
-    """What came out of one gap: bounds (t,), standardised, and the exact variances where Cholesky took part."""
+    """Intervals made to one gap: bounds (t,), standardised, and the exact variances where Cholesky took part."""
 
     gap: float
     lower: FloatArray

@@ -99,7 +99,7 @@ COLUMNS: dict[TableNumber, tuple[Column, ...]] = {
 
 @dataclass(frozen=True)
 class BenchPaperTableJob:
-    """Which table, from which data.
+    """One of the variance paper's tables, and the data to take it from.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ def run_bench_paper_table(job: BenchPaperTableJob, reporter: Reporter) -> Docume
 
 
 def _cautions(machine: Document) -> dict[str, str]:
-    """What a reader of both columns must know."""
+    """Cautions that a reader of both columns must know."""
     hardware = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
     return {
         "paper": PAPER_MACHINE,

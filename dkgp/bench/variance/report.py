@@ -50,7 +50,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class BenchVarianceJob:
-    """What to measure, and where to draw the intervals (`plot`) and keep the figures (`out`)."""
+    """A measurement, and where to draw the intervals (`plot`) and keep the figures (`out`)."""
 
     trial: VarianceTrial = field(default_factory=VarianceTrial)
     plot: str | None = None

@@ -98,8 +98,8 @@ def papers(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         return run_bench_papers(BenchPapersJob(solver=solver, **options), reporter)
 
     def show(document: Document) -> None:
-        from dkgp.commands.reporting.layout import table_of
         from dkgp.commands.reporting.tables import tables
+        from dkgp.commands.reporting.tables.layout import table_of
 
         print_parts(tables(document))
         for section in document["sections"]:

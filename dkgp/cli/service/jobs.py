@@ -39,7 +39,7 @@ def jobs(as_json: bool, quiet: bool, debug: bool, states: tuple[str, ...], limit
             return client.jobs(states=states, limit=limit)
 
     def show(document: Document) -> None:
-        from dkgp.commands.reporting.job_tables import jobs_tables
+        from dkgp.commands.reporting.tables.jobs import jobs_tables
 
         print_parts(jobs_tables(document))
 
@@ -164,7 +164,7 @@ def print_events(
         Ctrl-C: the job goes on.
     """
     from dkgp.commands.reporting.documents import dump
-    from dkgp.commands.reporting.job_tables import event_line
+    from dkgp.commands.reporting.tables.jobs import event_line
     from dkgp.errors import InterruptedRunError
 
     try:
@@ -193,7 +193,7 @@ def exit_code(record: Document) -> int:
 
 def show_job(record: Document) -> None:
     """Print a job in full."""
-    from dkgp.commands.reporting.job_tables import job_tables
+    from dkgp.commands.reporting.tables.jobs import job_tables
 
     print_parts(job_tables(record))
 

@@ -24,7 +24,7 @@ FOLLOW_RETRY_SECONDS = 600.0
 
 
 def service_options(function: F) -> F:
-    """Where the service is and how to be let in; `client_from` takes the values."""
+    """Add the options that say where the service is and how to be let in; `client_from` takes the values."""
     decorators: list[Callable[[Any], Any]] = [
         click.option(
             "--service",

@@ -216,7 +216,7 @@ def _to_slurm(
 
 
 def _beside(output: str, command: str) -> str:
-    """Where the script goes: beside the output, or here where that is no folder of this machine."""
+    """The script's place: beside the output, or here where that is no folder of this machine."""
     from dkgp.data.remote.storage import is_local
 
     if is_local(output):

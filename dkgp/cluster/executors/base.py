@@ -21,7 +21,7 @@ class PendingRound(Protocol):
     """A round that was submitted."""
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """True if `result` would return without waiting."""
 
     def result(self) -> list[Any]:
         """Wait for all groups; return one result for each block, in block order."""
@@ -40,7 +40,7 @@ class BlockExecutor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the coordinator's own work costs a round nothing, because it waits on messages or machines."""
+        """True if the coordinator's own work costs a round nothing, because it waits on messages or machines."""
 
     @property
     def parallelism(self) -> int:
@@ -56,7 +56,7 @@ class BlockExecutor(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether tasks run in this process and may be handed references to its arrays."""
+        """True if tasks run in this process and may be handed references to its arrays."""
 
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]

@@ -49,7 +49,7 @@ class Mailbox:
                 self._complete.set()
 
     def done(self) -> bool:
-        """Whether every result is here, or an error is."""
+        """True once every result is here, or an error is."""
         return self._complete.is_set()
 
     def wait(self, seconds: float) -> bool:

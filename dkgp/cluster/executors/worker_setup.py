@@ -1,4 +1,4 @@
-"""What a worker gets as it joins, whenever it does: the thread and memory budgets, or the door."""
+"""Set-up of a worker as it joins, whenever it does: the thread and memory budgets, or the door."""
 
 from __future__ import annotations
 

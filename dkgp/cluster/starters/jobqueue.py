@@ -122,7 +122,7 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
 
 
 def _shared_folder(options: ClusterOptions) -> str:
-    """Where certificates of this run alone go for the workers to read: the nodes of most sites see one home."""
+    """The folder of this run's own certificates, for the workers to read: the nodes of most sites see one home."""
     configured = dask.config.get(f"jobqueue.{options.kind}.shared-temp-directory", None)
     return os.path.expanduser(os.path.expandvars(options.settings.get("shared_temp_directory") or configured or "~"))
 

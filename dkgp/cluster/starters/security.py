@@ -1,4 +1,4 @@
-"""Who may talk to whom: certificates for dask's connections, and a word where there are none."""
+"""Certificates for dask's connections, which say who may talk to whom, and a word where there are none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def security_for_start(options: ClusterOptions) -> Security | None:
 
 
 def is_in_memory(security: Any) -> bool:
-    """Whether these are certificates of a run, which no file holds."""
+    """True if these are certificates of a run, which no file holds."""
     return "\n" in (security.tls_ca_file or "")
 
 

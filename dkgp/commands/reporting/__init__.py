@@ -1,1 +1,1 @@
-"""What a command shows: documents, tables, plots, progress, memory, measurements."""
+"""Output of commands: documents, tables, plots, progress, memory, measurements."""

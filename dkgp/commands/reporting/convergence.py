@@ -1,4 +1,4 @@
-"""How far a solve has come and when it may be done, from its gradient norms."""
+"""Convergence of a solve so far, and when it may be done, from its gradient norms."""
 
 from __future__ import annotations
 

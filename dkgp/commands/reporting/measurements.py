@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: medians of interleaved runs, the machine, the record of a benchmark."""
+"""Common ground of the benchmarks: medians of interleaved runs, the machine, the record of a benchmark."""
 
 from __future__ import annotations
 

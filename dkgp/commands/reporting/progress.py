@@ -1,4 +1,4 @@
-"""What a job tells its user while it works: the interface, and the reporter that keeps quiet."""
+"""Messages of a job at work to its user: the interface, and the reporter that keeps quiet."""
 
 from __future__ import annotations
 

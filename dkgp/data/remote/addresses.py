@@ -39,7 +39,7 @@ def normalise_url(location: Location) -> str:
 
 
 def is_local(location: Location) -> bool:
-    """Whether the place is on a file system of this machine."""
+    """True if the place is on a file system of this machine."""
     url = normalise_url(location)
     return "://" not in url and "::" not in url
 

@@ -120,7 +120,7 @@ class Claim:
             self._compare(content)
 
     def is_mine(self) -> bool:
-        """Whether nobody has taken the place over."""
+        """True if nobody has taken the place over."""
         try:
             self.require()
         except TakenOverError:

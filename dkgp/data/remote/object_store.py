@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -63,8 +65,14 @@ def backend(url: str, asynchronous: bool = False) -> tuple[Any, str]:
         # s3fs retries by itself, without jitter or deadline; twice would multiply.
         file_system.retries = 1
     if not file_system.async_impl:
-        file_system = AsyncFileSystemWrapper(file_system, asynchronous=asynchronous)
+        file_system = _with_coroutines(file_system, asynchronous, os.getpid())
     return file_system, path
+
+
+@functools.lru_cache(maxsize=32)
+def _with_coroutines(file_system: Any, asynchronous: bool, process: int) -> AsyncFileSystemWrapper:
+    """Wrap a file system that has no coroutines; once a process, since wrapping it costs more than a request."""
+    return AsyncFileSystemWrapper(file_system, asynchronous=asynchronous)
 
 
 def _made(url: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -222,7 +230,7 @@ async def replace_exactly(file_system: Any, path: str, url: str, data: bytes, ta
 
 
 def tag_of(url: str) -> str | None:
-    """What tells one state of an object from the next; None where there is none."""
+    """The tag that tells one state of an object from the next; None where there is no object."""
     file_system, path = backend(url)
     file_system.invalidate_cache()
     found = _run(file_system, lambda: _info(file_system, path, url))

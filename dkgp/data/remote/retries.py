@@ -1,4 +1,4 @@
-"""Which failures of remote storage pass by themselves, how often and how long they are waited out, and what to do.
+"""Retries of remote storage: failures that pass by themselves, how long they are waited out, and what to do else.
 
 All of dkgp's remote reads and writes, of objects and of Zarr chunks, go through `retried`: exponential backoff with
 jitter, bounded in attempts and in seconds. The libraries' own retries are switched off where they can be (s3fs,
@@ -70,7 +70,7 @@ class ConflictError(StorageError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to go on.
+    """Limits to going on: attempts, pauses and seconds.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Attempts:
 
     @property
     def attempt_seconds(self) -> float:
-        """What the attempt to come may take."""
+        """Seconds that the attempt to come may take."""
         if self.action == "read":
             # How much there is to read is not known. A connection that falls silent ends by its own time-out first.
             return 5 * self.policy.deadline_seconds

@@ -76,17 +76,17 @@ def filesystem(location: Location) -> tuple[Any, str]:
 
 
 def exists(location: Location) -> bool:
-    """Whether there is an object or a folder at the place."""
+    """True if there is an object or a folder at the place."""
     return _kind(location) is not None
 
 
 def is_file(location: Location) -> bool:
-    """Whether there is an object at the place."""
+    """True if there is an object at the place."""
     return _kind(location) == "file"
 
 
 def is_folder(location: Location) -> bool:
-    """Whether there is a folder at the place, or objects below it."""
+    """True if there is a folder at the place, or objects below it."""
     return _kind(location) == "directory"
 
 

@@ -25,7 +25,7 @@ zarr.config.update_defaults({"async": {"concurrency": 4}})
 
 
 def zarr_place(url: str, claim: Claim | None = None) -> Any:
-    """What Zarr and xarray take as a store: the path of a local one, a guarded store of its own for a remote one.
+    """A place as Zarr and xarray take it: the path of a local one, a guarded store of its own for a remote one.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
         return await self._retried("read", key, lambda: self._store.get(key, prototype, byte_range))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is an object."""
+        """True if there is an object."""
         return await self._retried("read", key, lambda: self._store.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""What all sources of samples have in common: named columns, read block by block.
+"""The common form of all sources of samples: named columns, read block by block.
 
 A source is a file, a Zarr group or several files in a row. It names its columns when it is made, and yields float64
 blocks of the columns that are asked for, as often as it is asked. Whatever cannot be read as a number is an

@@ -31,7 +31,7 @@ Selector = str | int
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did.
+    """The record of an ingestion.
 
     Attributes
     ----------

@@ -39,7 +39,7 @@ class LabelledTable:
 
 
 def is_labelled(table: object) -> bool:
-    """Whether this is an xarray DataArray or Dataset; xarray is not imported for the answer."""
+    """True if this is an xarray DataArray or Dataset; xarray is not imported for the answer."""
     xarray = sys.modules.get("xarray")
     return xarray is not None and isinstance(table, xarray.DataArray | xarray.Dataset)
 

@@ -1,4 +1,4 @@
-"""Which samples are test samples: drawn at random, or as a mask says."""
+"""Test samples, split off: drawn at random, or as a mask says."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def write_rbf_mixture(
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is common to the problems: how inputs are drawn, and the truth."""
+    """A problem: how inputs are drawn, and the truth."""
 
     n_features: int
     seed: int

@@ -42,7 +42,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved last.
+    """The state that was saved last.
 
     Attributes
     ----------

@@ -155,7 +155,7 @@ def _settle(url: str, content: Json, claim: Claim | None) -> None:
 
 
 def is_committed(url: str) -> bool:
-    """Whether the writing of a store was finished."""
+    """True if the writing of a store was finished."""
     return exists(join(url, MANIFEST_NAME))
 
 

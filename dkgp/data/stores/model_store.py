@@ -77,7 +77,7 @@ class ModelRecord:
 
     @property
     def reference(self) -> str:
-        """Where the support inputs lie, for a model by reference; "" for one that carries them."""
+        """Place of the support inputs, for a model by reference; "" for one that carries them."""
         return self._support.url if isinstance(self._support, Dataset) else ""
 
     @property

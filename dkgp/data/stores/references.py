@@ -1,4 +1,4 @@
-"""What a store's content names, and what of it is opened: a store may come from somebody else.
+"""References in a store to other stores, and limits to what is opened: a store may come from somebody else.
 
 A model by reference names its training set in its manifest. That is no argument of a user: it may point to addresses
 that only this machine reaches, or chain file systems that run code. So it has to be a plain place on storage, and where
@@ -101,7 +101,7 @@ def require_reference(url: object, store: str) -> str:
 
 
 def named_training_set(store: str) -> object:
-    """What a model store's manifest names as its training set; None where it names none or cannot be read now.
+    """The training set that a model store's manifest names; None where it names none or cannot be read now.
 
     Nothing is tried again: whoever opens the model in earnest does, and checks what it names once more.
     """

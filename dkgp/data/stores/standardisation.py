@@ -81,7 +81,7 @@ class RunningMoments:
 
     @property
     def constant(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which columns hold one value only, shape (n_columns,). Rounding of the mean plays no part in it."""
+        """Mask of the columns that hold one value only, (n_columns,). Rounding of the mean plays no part in it."""
         return np.asarray(self.minimum >= self.maximum)
 
 

@@ -1,4 +1,4 @@
-"""Whether a store may be written at a place: asked before any work is done."""
+"""Checks that a store may be written at a place, made before any work is done."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def block_shape(context: Any, number: Any) -> tuple[int, int]:
 
 
 class _Block:
-    """What a block is made of while it is written down: its vectors' type and its arithmetic."""
+    """A block while it is written down: its vectors' type and its arithmetic."""
 
     def __init__(self, context: Any, builder: Any, number: Any, lanes: int) -> None:
         self.builder, self.lanes = builder, lanes
@@ -157,7 +157,7 @@ def _tile_stage(kind: Kind) -> Any:
 
 
 def _row_offset(builder: Any, row: Any, packed: Any) -> Any:
-    """Where a row's first feature lies: panels of LANES rows by `packed` features before it, then its lane."""
+    """Offset of a row's first feature: panels of LANES rows by `packed` features before it, then its lane."""
     lane = builder.and_(row, _index(LANES - 1))
     return builder.add(builder.mul(builder.sub(row, lane), packed), lane)
 

@@ -198,13 +198,13 @@ def c_function(function: Callable[..., Any], signature: Any, *, cache: bool = Tr
 
 
 def is_stamped(dispatcher: Any) -> bool:
-    """Whether a compiled function's cache notices changes in the files of the compiled kernels."""
+    """True if a compiled function's cache notices changes in the files of the compiled kernels."""
     stamp = getattr(getattr(getattr(dispatcher, "_cache", None), "_cache_file", None), "_source_stamp", None)
     return isinstance(stamp, tuple) and stamp[1] == SOURCES_STAMP
 
 
 def describe_here(target: str) -> str:
-    """What a folder has to say of itself that this process has filled for `target`, as JSON."""
+    """Description, as JSON, of a folder that this process has filled for `target`."""
     return json.dumps(describe(target, SOURCES_STAMP), indent=2)
 
 

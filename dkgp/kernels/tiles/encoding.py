@@ -70,7 +70,7 @@ class Group:
 
     @property
     def product(self) -> bool:
-        """Whether it is dot products that the leaf reads."""
+        """True if the leaf reads dot products."""
         return self.parts[0].product
 
     @property
@@ -86,7 +86,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What errors of a leaf's inputs do to its values.
+    """The effect that errors of a leaf's inputs have on its values.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class EncodedProgram:
-    """What a `TileEvaluator` runs.
+    """A kernel's program as a `TileEvaluator` runs it.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How many kernel entries are evaluated: counted where tiles are, for whoever asks, on any number of threads."""
+"""Counts of kernel entries evaluated: taken where tiles are, for whoever asks, on any number of threads."""
 
 from __future__ import annotations
 

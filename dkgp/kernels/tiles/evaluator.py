@@ -180,7 +180,7 @@ class TileEvaluator:
         return self._encoded.entry_error
 
     def row_errors(self, X: ArrayLike) -> NDArray[np.float64]:
-        """What rows add to the errors of their entries: (n,), in units of epsilon.
+        """Errors that rows add to those of their entries: (n,), in units of epsilon.
 
         With e of rows x and x', the computed k(x, x') is within epsilon times the scale times (e + e') of the exact one
         at the rows as they are given; `entry_error` is part of it, half on either side. The rest is what the rounding

@@ -78,7 +78,7 @@ def _unsuited(target: str, machine: str, features: Iterable[str]) -> str | None:
 
 
 def describe(target: str, sources: str) -> dict[str, Any]:
-    """What a folder filled by this process, for `target`, has to say of itself."""
+    """Description of a folder filled by this process, for `target`."""
     name, features = compile_target()
     return {
         "target": target if target != "host" else name,
@@ -151,5 +151,5 @@ def compile_target() -> tuple[str, str]:
 
 
 def _is_settled() -> bool:
-    """Whether this process compiles for some processor already, and cannot change it."""
+    """True if this process compiles for some processor already, and cannot change it."""
     return config.CPU_NAME is not None or "_toplevel_target_context" in vars(cpu_target)

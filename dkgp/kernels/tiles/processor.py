@@ -35,7 +35,7 @@ def compilation_target() -> tuple[str, str, str]:
 
 @cache
 def fuses_multiply_add() -> bool:
-    """Whether a fused multiply-add compiles to an instruction, asked of the compiler itself."""
+    """True if a fused multiply-add compiles to an instruction, asked of the compiler itself."""
     triple, name, features = compilation_target()
     machine = binding.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3)
     code = machine.emit_assembly(binding.parse_assembly(_PROBE.format(triple=triple)))
@@ -43,7 +43,7 @@ def fuses_multiply_add() -> bool:
 
 
 def no_fused_multiply_add(processor: str) -> str:
-    """What is wrong with a processor of this name, and what to do."""
+    """Message about a processor without fused multiply-add, and what to do."""
     return (
         f"the processor, {processor} to the compiler, has no fused multiply-add: an instruction that dkgp's loops are "
         "made of, found in Intel's since Haswell (2013), AMD's since Piledriver (2012) and every 64-bit ARM. Use "

@@ -62,7 +62,7 @@ def require_compilable(function: Callable[..., Any], *, pair: bool) -> None:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What to call a function in messages."""
+    """Name of a function in messages."""
     return str(getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function))
 
 

@@ -79,7 +79,7 @@ class PosteriorFunctions:
 
     @property
     def is_function(self) -> bool:
-        """Whether values at different times belong to one function; otherwise those of one call do."""
+        """True if values at different times belong to one function; otherwise those of one call do."""
         return self._prior is not None
 
     def __call__(self, inputs: FloatArray) -> FloatArray:

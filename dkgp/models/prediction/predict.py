@@ -34,7 +34,7 @@ PREDICTION_PIECE_ROWS = 512
 
 @dataclass(frozen=True)
 class PredictSummary:
-    """What a prediction run did.
+    """The record of a prediction run.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ def mean_task(
 
 
 class _Rounds(Protocol):
-    """What is computed of a region, and how many regions are under way at once."""
+    """The rounds that compute a region's values, `depth` regions under way at once."""
 
     variables: tuple[str, ...]
     attributes: dict[str, Any]

@@ -173,7 +173,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class PredictorSource:
-    """What a process needs to make its predictor; travels with tasks.
+    """Source of a process's predictor; travels with tasks.
 
     Attributes
     ----------

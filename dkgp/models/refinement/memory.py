@@ -10,7 +10,7 @@ from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.validation import held_out_samples, variance_batch_bytes
 from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.operators.blocked import coordinator_input_bytes_needed
-from dkgp.operators.contract_tasks import piece_bytes
+from dkgp.operators.contract_tasks import tiles_bytes
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 
 __all__ = ["RefineMemory", "plan_refinement"]
@@ -121,7 +121,7 @@ def plan_refinement(
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
         landmarks_bytes=8 * rank * (4 * rank + samples_drawn_from(rank)),
         factor_bytes=rank * (4 * n + 16 * rank) + (factor_bytes(n, rank, "double") if held_out else 0),
-        batch_bytes=max(piece_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
+        batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
         shares_process=shares_process,
     )

@@ -34,7 +34,7 @@ LEAST_CURVATURE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Point:
-    """Where the search stands, in logarithms.
+    """A point of the search, in logarithms.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class QuasiNewton:
         self._hessian = np.diag(np.maximum(SHARE_OF_CURVATURE * curvature, np.finfo(np.float64).tiny))
 
     def free(self, point: Point) -> BoolArray:
-        """Which parameters can follow the gradient: movable, and not pushed out of their bounds: (q,) bool."""
+        """Mask of parameters that can follow the gradient: movable, and not pushed out of their bounds: (q,) bool."""
         lower, upper = self._bounds.T
         out = ((point.parameters <= lower) & (point.gradient < 0.0)) | (
             (point.parameters >= upper) & (point.gradient > 0.0)
@@ -78,7 +78,7 @@ class QuasiNewton:
         return np.asarray(self._movable & ~out)
 
     def propose(self, point: Point) -> FloatArray:
-        """Where to go next: (q,) parameters within the bounds."""
+        """The next point to try: (q,) parameters within the bounds."""
         free = np.flatnonzero(self.free(point))
         step = np.zeros_like(point.parameters)
         gradient = point.gradient[free]
@@ -117,7 +117,7 @@ class QuasiNewton:
 
     @property
     def stuck(self) -> bool:
-        """Whether steps have become too short to matter."""
+        """True once steps have become too short to matter."""
         return self._radius < LEAST_RADIUS
 
 

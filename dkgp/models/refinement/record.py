@@ -1,4 +1,4 @@
-"""What a refinement of hyperparameters is told, and what it tells: settings, steps, result."""
+"""Settings, steps and result of a refinement of hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
 
 @dataclass(frozen=True)
 class RefineSettings:
-    """How hyperparameters are refined.
+    """Settings of a refinement of hyperparameters.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ StepCallback: TypeAlias = Callable[[RefineStep], None]
 
 @dataclass(frozen=True)
 class Refinement:
-    """What a refinement found.
+    """The result of a refinement.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ INTERRUPTED = "interrupted"
 
 
 class RefinedDataset(InputSource, Protocol):
-    """What `refine` needs of a dataset: inputs as an operator reads them, targets, and names."""
+    """A dataset as `refine` needs it: inputs as an operator reads them, targets, and names."""
 
     @property
     def chunk_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""What a refinement may move: the parameters of a kernel and the noise variance, as a search on a subset has them."""
+"""The space of a refinement: parameters of a kernel and the noise variance, as a search on a subset has them."""
 
 from __future__ import annotations
 

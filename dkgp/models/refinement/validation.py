@@ -1,4 +1,4 @@
-"""Whether refined hyperparameters predict better: samples held out of the refinement, predicted with both.
+"""Validation of refined hyperparameters: samples held out of the refinement, predicted with both.
 
 The held-out samples take part neither in gradients nor in what they are predicted from. Means are of a solve to the
 tolerance of training, variances the upper ends of proven intervals, as in a prediction store.
@@ -93,7 +93,7 @@ class HeldOut:
 
 
 def held_out_samples(n: int, most: int) -> int:
-    """How many of n samples are held out: a tenth, `most` at most."""
+    """Number of samples held out of n: a tenth, `most` at most."""
     return min(most, int(LARGEST_SHARE * n), max(0, n - LEAST_TRAINING_SAMPLES))
 
 
@@ -105,7 +105,7 @@ def held_out_rows(n: int, most: int, seed: int) -> IndexArray:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """How the held-out samples were predicted, on the standardised scale.
+    """Score of predictions of the held-out samples, on the standardised scale.
 
     Attributes
     ----------

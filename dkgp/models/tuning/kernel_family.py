@@ -24,7 +24,7 @@ _BLOCK_ENTRIES = 2**18
 
 
 def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_names: Sequence[str]) -> KernelFamily:
-    """What the marginal likelihood has to know of a kernel.
+    """The family of a kernel, as the marginal likelihood needs it.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class ComposedFamily:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each parameter is called in messages."""
+        """Names of the parameters in messages."""
         return tuple(
             ("the amplitude v" if parameter.name == "variance" else parameter.name)
             + ("" if parameter.feature is None else f" of '{self._feature_names[parameter.feature]}'")
@@ -103,7 +103,7 @@ class ComposedFamily:
         return logarithms
 
     def initial(self) -> FloatArray:
-        """Where to start: the logarithms of the kernel's own values."""
+        """The starting point: logarithms of the kernel's own values."""
         logarithms: FloatArray = np.log(self._values[self._free])
         return logarithms
 

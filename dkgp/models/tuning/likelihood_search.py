@@ -65,7 +65,7 @@ ProgressCallback: TypeAlias = Callable[[TuneProgress], None]
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What `tune` documents under the same names; `InputError` for a value out of range."""
+    """Settings that `tune` documents under the same names; `InputError` for a value out of range."""
 
     seed: int = 0
     learn_variance: bool = False
@@ -170,7 +170,7 @@ class LikelihoodSearch:
         self._begin()
 
     def _evaluate_once(self, nothing: FloatArray) -> bool:
-        """Where every parameter is held fixed there is nothing to search for, but its likelihood to tell."""
+        """Evaluate the likelihood where every parameter is held fixed, so that there is nothing to search for."""
         self._objective(nothing)
         return True
 
@@ -249,7 +249,7 @@ class LikelihoodSearch:
 
 
 def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:
-    """Where the search starts: the kernel's log values, and the noise variance's, by default all of the targets' 1."""
+    """The search's first point: log values of the kernel and the noise variance, by default all of the targets' 1."""
     noise = _INITIAL_NOISE_VARIANCE if noise_variance is None else noise_variance
     return np.append(kernel_values, math.log(noise))
 

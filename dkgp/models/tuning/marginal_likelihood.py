@@ -38,14 +38,14 @@ class KernelFamily(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each parameter is called in messages."""
+        """Names of the parameters in messages."""
 
     @property
     def bounds(self) -> FloatArray:
         """Lower and upper bound of each log parameter: (parameters, 2)."""
 
     def initial(self) -> FloatArray:
-        """Where to start: (parameters,) log values."""
+        """The starting point: (parameters,) log values."""
 
     def kernel(self, parameters: FloatArray) -> Kernel:
         """The kernel that the log parameters stand for."""
@@ -96,7 +96,7 @@ class ArdSquaredExponential:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each parameter is called in messages."""
+        """Names of the parameters in messages."""
         return self._names
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of a hyperparameter before any data: log-normal densities, by the names of the parameters."""
+"""Priors of hyperparameters: log-normal densities, by the names of the parameters."""
 
 from __future__ import annotations
 

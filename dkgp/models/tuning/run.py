@@ -43,7 +43,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Choices:
-    """What `tune` documents under the same names; `InputError` for an objective that does not exist."""
+    """Choices that `tune` documents under the same names; `InputError` for an objective that does not exist."""
 
     kernel: Kernel | str | None = None
     objective: Objective = "likelihood"

@@ -1,4 +1,4 @@
-"""How well found hyperparameters predict: k-fold on the subsets they were found on, and rows that no subset held."""
+"""Scores of found hyperparameters: k-fold on the subsets they were found on, and on rows that no subset held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search for hyperparameters may move: names, bounds, values held fixed, and what is known beforehand.
+"""The space of a search for hyperparameters: names, bounds, values held fixed, priors.
 
 All on the logarithms of the parameters, the kernel's in the order of its family and the noise variance last. A
 parameter is addressed by its name or by a pattern with * and ?: `gamma.lat` is the gamma of the feature 'lat', `gamma*`
@@ -63,7 +63,7 @@ class SearchSpace:
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """Which parameters are searched for: (q,)."""
+        """Mask of the parameters that are searched for: (q,)."""
         return np.isnan(self.fixed)
 
     def full(self, free_parameters: FloatArray) -> FloatArray:

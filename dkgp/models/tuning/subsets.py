@@ -28,7 +28,7 @@ IndexArray: TypeAlias = NDArray[np.int64]
 
 
 class TunedDataset(Protocol):
-    """What `tune_dataset` needs of a dataset: sizes, names, and rows on the standardised scale."""
+    """A dataset as `tune_dataset` needs it: sizes, names, and rows on the standardised scale."""
 
     @property
     def n_samples(self) -> int:
@@ -51,7 +51,7 @@ class TunedDataset(Protocol):
 
 @dataclass(frozen=True)
 class SubsetPlan:
-    """Which samples are drawn; a few numbers from which each process draws the same ones.
+    """The plan by which samples are drawn; a few numbers from which each process draws the same ones.
 
     Attributes
     ----------
@@ -74,12 +74,12 @@ class SubsetPlan:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the subsets have to share samples."""
+        """True if the subsets have to share samples."""
         return self.count * self.size > self.n_samples - (0 if self._holdout_comes_after else self.holdout)
 
     @property
     def _holdout_comes_after(self) -> bool:
-        """Whether enough samples are left over by the subsets."""
+        """True if enough samples are left over by the subsets."""
         return min(self.count * self.size, self.n_samples) + self.holdout <= self.n_samples
 
     def subset(self, index: int) -> IndexArray:

@@ -1,4 +1,4 @@
-"""What tuning runs on workers: an objective of one subset at given parameters, and a subset's scores.
+"""Tasks of tuning on workers: an objective of one subset at given parameters, and a subset's scores.
 
 Tasks are stateless functions of (context, arguments, subsets). A worker reads a subset's rows when it first meets it
 and keeps them, and the matrices it works in, in its cache; both can be had again at any time.
@@ -38,7 +38,7 @@ OBJECTIVES: dict[Objective, type[LogMarginalLikelihood] | type[LeaveOneOut]] = {
 
 @dataclass(frozen=True)
 class SubsetSummary:
-    """What the search has to know of a subset.
+    """Summary of a subset for the search.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a user should know of a tuning run besides its result."""
+"""Warnings that a user should have of a tuning run besides its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOUND_MARGIN = 1e-3  # in log space: nearer to a bound than a tenth of a per ce
 
 
 def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> bool:
-    """Whether the best model found explains no more than independent samples of the targets' variance would.
+    """True if the best model found explains no more than independent samples of the targets' variance would.
 
     That holds for the marginal and for the leave-one-out likelihood alike: for independent samples they are the same.
     """

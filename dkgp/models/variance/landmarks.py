@@ -1,4 +1,4 @@
-"""Which training samples a model's partial Cholesky factor is built on, and how many of them.
+"""Landmarks: the training samples that a model's partial Cholesky factor is built on, and their number.
 
 Landmarks are drawn by randomly pivoted Cholesky: the next pivots are sampled in proportion to the diagonal of what the
 factor so far leaves of the kernel matrix, K - Q. A random subset of the training samples stands for all of them in the
@@ -133,7 +133,7 @@ def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: floa
 def is_enough(
     residual_trace: float, dimension: float, noise_variance: float, gap: float, n: int, *, latent: bool = False
 ) -> bool:
-    """Whether a factor with this trace(K - Q) is expected to certify variances to `gap` by itself.
+    """True if a factor with this trace(K - Q) is expected to certify variances to `gap` by itself.
 
     Its upper bound exceeds the exact variance by at most trace(K - Q) ||v||^2, with ||v||^2 about dimension / n at test
     samples like the training samples; the variance itself is about s2 dimension / n, and the noise s2.

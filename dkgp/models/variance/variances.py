@@ -65,7 +65,7 @@ SINGLE_PRECISION_UP_TO = 1.0
 
 @dataclass(frozen=True)
 class VarianceSettings:
-    """How variances are computed, and how tight their intervals are to be.
+    """Settings of variances: how they are computed, and how tight their intervals are to be.
 
     Attributes
     ----------
@@ -354,7 +354,7 @@ class VarianceRun:
         }
 
     def _require_plan(self, stored: dict[str, Any], n: int) -> None:
-        """What was chosen then stays chosen; what is asked for now must be the same."""
+        """Refuse settings other than those that the prediction was started with; what was chosen then stays chosen."""
         settings = self._settings
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),

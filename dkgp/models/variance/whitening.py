@@ -1,4 +1,4 @@
-"""How errors grow on their way through a triangular factor: bounds on || |L^-1| |L| || and || |L^-1| d ||.
+"""Errors on their way through a triangular factor: bounds on || |L^-1| |L| || and || |L^-1| d ||.
 
 A triangular solve L f = c is exact for a matrix L + dL, |dL| <= gamma_R |L| (Higham 2002, theorem 8.5), so that f is
 off by |L^-1| |L| |f| gamma_R; and an error of c, e d entry by entry, becomes |L^-1| d e. Both are evaluated for the L

@@ -24,7 +24,7 @@ __all__ = ["LowRankFactor"]
 
 @dataclass(frozen=True)
 class _FactorContext:
-    """What a task needs to build its blocks of F."""
+    """Context of a task that builds its blocks of F."""
 
     context: BlockContext
     landmark_inputs: FloatArray

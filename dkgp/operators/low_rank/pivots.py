@@ -158,12 +158,12 @@ class RandomlyPivotedCholesky:
 
     @property
     def complete(self) -> bool:
-        """Whether the largest rank, or the kernel's numerical rank, has been reached."""
+        """True once the largest rank, or the kernel's numerical rank, has been reached."""
         return self._ended or self.rank >= self._largest_rank or not self._largest_residual > self._least
 
     @property
     def _largest_residual(self) -> float:
-        """What is left of a sample's k(x, x), in units of it, times the largest; at most."""
+        """The largest share of any sample's k(x, x) that is left."""
         return float((self.residual / self._relative**2).max())
 
     @property

@@ -107,7 +107,7 @@ class KDTree:
         return np.flatnonzero(small & ~below_small).astype(np.intp)
 
     def leaf_starts(self, active: IndexArray) -> IndexArray:
-        """Where each leaf begins in a sorted list of points, and the list's length: (leaves + 1,)."""
+        """Positions where each leaf begins in a sorted list of points, and the list's length: (leaves + 1,)."""
         return np.searchsorted(active, np.arange(self.n_leaves + 1) * LEAF_ROWS).astype(np.intp)
 
 
@@ -141,7 +141,7 @@ def _distances(low, high, query, node):  # type: ignore[no-untyped-def]
 
 @cached_njit(nogil=True)
 def _affordable(half, magnitudes, node, allowed):  # type: ignore[no-untyped-def]
-    """Whether a node may be taken as one number: for each target whose weights there are not all zero."""
+    """True if a node may be taken as one number: for each target whose weights there are not all zero."""
     affordable = True
     for t in range(allowed.shape[0]):
         affordable = affordable and (magnitudes[node, t] == 0.0 or half <= allowed[t])

@@ -1,4 +1,4 @@
-"""What a kd-tree takes of each process's memory, and whether a process keeps it."""
+"""Memory that a kd-tree takes in each process, and a check that the process can keep it."""
 
 from __future__ import annotations
 

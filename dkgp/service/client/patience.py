@@ -1,4 +1,4 @@
-"""How long a client goes on asking: pauses that grow, up to a deadline."""
+"""A client's patience: pauses that grow, up to a deadline."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def open_connection(
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or address is certainly this machine's own, without asking a name server."""
+    """True if a name or address is certainly this machine's own, without asking a name server."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

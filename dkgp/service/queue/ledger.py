@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """What a service needs to know of a job under way.
+    """A job under way, as a service needs to know it.
 
     Attributes
     ----------
@@ -330,5 +330,5 @@ def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:
 
 
 def _seconds(row: Row) -> float:
-    """How long the attempts so far took together, with the one that runs."""
+    """Seconds that the attempts so far took together, with the one that runs."""
     return float(row["ran_seconds"]) + max(0.0, time.time() - float(row["started_at"]))

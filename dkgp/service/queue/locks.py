@@ -52,7 +52,7 @@ class FileLock:
 
     @classmethod
     def is_free(cls, path: Path) -> bool:
-        """Whether nobody holds it now; a file that is missing is held by nobody."""
+        """True if nobody holds it now; a file that is missing is held by nobody."""
         if not path.exists():
             return True
         probe = cls.acquire(path)

@@ -1,4 +1,4 @@
-"""What the service knows of a job, the states it can be in, and the errors of the queue."""
+"""Records of jobs, the states they can be in, and the errors of the queue."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class JobRecord:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.state in TERMINAL
 
     def to_json(self) -> dict[str, Any]:

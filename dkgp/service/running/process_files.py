@@ -1,4 +1,4 @@
-"""What a job's process leaves in the job's folder for those who watch it: its process id, and its standard error.
+"""Files that a job's process leaves for those who watch it: its process id, and its standard error.
 
 `process.json` names the process, with the time it began, so that a number that went to another process meanwhile is not
 taken for it. `log.txt` has what the process and its children print; a thread makes events of its lines.
@@ -37,7 +37,7 @@ def write_process_file(folder: Path, attempt: int) -> None:
 
 
 def has_process_file(folder: Path, attempt: int) -> bool:
-    """Whether a process began to run this attempt."""
+    """True if a process began to run this attempt."""
     found = _process(folder)
     return found is not None and found["attempt"] == attempt
 

@@ -1,4 +1,4 @@
-"""What an attempt does with what earlier attempts of the same job left.
+"""Recovery of a job's attempt from what earlier attempts of the same job left.
 
 Before a job runs for the first time, the runner notes what lies at the places the job writes to. Later attempts
 compare: what is not as it was then is this job's own work. Where that is unfinished they go on with it. Where it is
@@ -56,7 +56,7 @@ _STORE_NAMES = {
 
 
 class Traces:
-    """What lay where the job writes, before its first attempt and before the attempts since it was last resumed.
+    """Traces at a job's outputs, from before its first attempt and before the attempts since it was last resumed.
 
     Parameters
     ----------
@@ -78,17 +78,17 @@ class Traces:
         self._first, self._latest, self._now = noted["first"], noted["latest"], now
 
     def is_own(self, url: str) -> bool:
-        """Whether something is there that some attempt of this job made."""
+        """True if something is there that some attempt of this job made."""
         before, now = self._first.get(url, {}), self._now[url]
         return bool(now) and not (before.items() & now.items())
 
     def is_new(self, url: str) -> bool:
-        """Whether something is there that was made since the user last submitted or resumed the job."""
+        """True if something is there that was made since the user last submitted or resumed the job."""
         before, now = self._latest.get(url, {}), self._now[url]
         return bool(now) and not (before.items() & now.items())
 
     def is_free(self, url: str) -> bool:
-        """Whether nothing is there that is not this job's."""
+        """True if nothing is there that is not this job's."""
         return not self._now[url] or self.is_own(url)
 
     def _noted(self) -> Any:
@@ -161,7 +161,7 @@ _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
 
 
 def _may_replace(job: Any, traces: Traces) -> bool:
-    """Whether the job may replace what is there: the user said so, or all of it is the job's own."""
+    """True if the job may replace what is there: the user said so, or all of it is the job's own."""
     outputs = [getattr(job, name, None) for name in ("out", "plot", "log_json")]
     return bool(job.overwrite) or all(traces.is_free(url) for url in outputs if url is not None)
 
@@ -175,7 +175,7 @@ def _has_whole_checkpoint(url: str, reporter: Reporter) -> bool:
 
 
 def _can_be_resumed(url: str) -> bool:
-    """Whether the prediction store was laid out in full before the process died."""
+    """True if the prediction store was laid out in full before the process died."""
     try:
         writer = PredictionWriter.open_to_resume(url)
     except StoreError:

@@ -40,7 +40,7 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """How the job ended; `state` None where the queue decides what follows."""
+    """The end of a job; `state` None where the queue decides what follows."""
 
     state: str | None
     exit_code: int

@@ -70,7 +70,7 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 
 
 def error_headers(status: int) -> dict[str, str]:
-    """What the status code itself asks for."""
+    """Headers that the status code itself asks for."""
     if status == 401:
         return {"www-authenticate": 'Bearer realm="dkgp"'}
     if status in RETRY_AFTER_SECONDS:

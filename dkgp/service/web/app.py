@@ -39,7 +39,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Wakeable(Protocol):
-    """What runs the jobs, as far as requests are concerned."""
+    """The runner of the jobs, as far as requests are concerned."""
 
     def wake(self) -> None:
         """Look at the queue now."""
@@ -47,7 +47,7 @@ class Wakeable(Protocol):
 
 @dataclass
 class Service:
-    """What all requests share.
+    """The state that all requests share.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Service:
         return record
 
     def describe(self) -> dict[str, Any]:
-        """What the service is and what it takes on."""
+        """Describe the service and its limits."""
         running = self.queue.list(states=("running",), limit=1)
         return {
             "version": dkgp.__version__,

@@ -1,4 +1,4 @@
-"""Who may talk to the service: a bearer token; without one, this machine's own programs and the service's own page."""
+"""Access to the service: a bearer token; without one, this machine's own programs and the service's own page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may be: its size, counted while it comes in, the time it takes, and JSON that means one thing."""
+"""Limits of a request: its size, counted while it comes in, the time it takes, and JSON that means one thing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told: jobs by state, how they ended and how long they took, the jobs that run, requests."""
+"""Metrics for Prometheus: jobs by state, how they ended and how long they took, the jobs that run, requests."""
 
 from __future__ import annotations
 

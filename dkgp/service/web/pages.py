@@ -1,4 +1,4 @@
-"""What a browser sees: the page with its script and style, and the description of the calls."""
+"""Pages for a browser: the page with its script and style, and the description of the calls."""
 
 # No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
 from collections.abc import Mapping

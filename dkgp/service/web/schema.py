@@ -30,7 +30,7 @@ LEFT_OUT = ("options", "document")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What `POST /v1/jobs` takes."""
+    """The body of `POST /v1/jobs`."""
 
     command: str
     options: dict[str, Any]
@@ -40,7 +40,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class ErrorDescription:
-    """What was wrong, and what to do."""
+    """An error: its type, and a message with what to do."""
 
     type: str
     message: str
@@ -67,7 +67,7 @@ JobSummary = make_dataclass(
 
 @dataclass(frozen=True)
 class JobCurve:
-    """How a job's solve has come along: pairs of column passes and max |g|, thinned."""
+    """A job's solve so far: pairs of column passes and max |g|, thinned."""
 
     points: list[tuple[float, float]]
     tolerance: float | None
@@ -77,14 +77,14 @@ class JobCurve:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """Whether the service takes and runs jobs."""
+    """Health of the service: "ok", or "stopping" where it takes no more jobs."""
 
     status: Literal["ok", "stopping"]
 
 
 @dataclass(frozen=True)
 class ServiceAnswer:
-    """What the service is and what it takes on."""
+    """A description of the service and its limits."""
 
     version: str
     limits: dict[str, Any]

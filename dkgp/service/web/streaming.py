@@ -34,7 +34,7 @@ MOST_POINTS = 600
 
 @dataclass
 class _Feed:
-    """What the followers of one job share."""
+    """State that the followers of one job share."""
 
     job_id: str
     reader: EventReader
@@ -105,12 +105,12 @@ class EventHub:
 
     @property
     def followers(self) -> int:
-        """How many streams are open."""
+        """Number of streams that are open."""
         return sum(feed.followers for feed in self._feeds.values())
 
     @property
     def is_full(self) -> bool:
-        """Whether another follower would be one too many."""
+        """True if another follower would be one too many."""
         return self.followers >= MOST_FOLLOWERS
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class EventHub:
                 self._feeds.pop(job_id, None)
 
     async def _lines(self, feed: _Feed, behind: EventReader, after: int) -> tuple[bytes, int]:
-        """What comes after an event: from memory where it is there, else a page from the file."""
+        """Read what comes after an event: from memory where it is there, else a page from the file."""
         if feed.recent and after >= feed.recent[0][0] - 1:
             lines = b"".join(line for sequence, line in feed.recent if sequence > after)
             return lines, feed.recent[-1][0]

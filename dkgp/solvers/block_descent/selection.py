@@ -1,4 +1,4 @@
-"""Which variables the next block step moves: greedy (the paper's), cyclic, and by gradient norm.
+"""Selections of the next block's variables: greedy (the paper's), cyclic, and by gradient norm.
 
 A selection fills a `Subproblem`: it chooses the active set B and leaves the minimiser over B behind. The greedy one
 interleaves the two, as the paper's Algorithm 2 does: what is chosen next depends on the step that the variables
@@ -102,7 +102,7 @@ class GreedySelection:
             raise InputError(f"the variables per step must be at least 1; got {self.variables_per_step}")
 
     def steps(self, size: int) -> list[int]:
-        """How many variables each selection step of a block of `size` chooses."""
+        """Numbers of variables that each selection step of a block of `size` chooses."""
         per_step = self.variables_per_step or max(1, size // DEFAULT_STEPS)
         return [min(per_step, size - start) for start in range(0, size, per_step)]
 

@@ -37,7 +37,7 @@ PARALLEL_ROWS = 512
 
 
 def _largest_eigenvalue(operator: KernelOperator, size: int) -> float:
-    """What no eigenvalue of Kbar_BB exceeds for any B of so many samples: the largest trace that it may have."""
+    """Bound on the eigenvalues of Kbar_BB for any B of so many samples: the largest trace that it may have."""
     diagonal = operator.diagonal()
     if operator.kernel.stationary:
         return float(np.max(diagonal)) * size

@@ -1,4 +1,4 @@
-"""What a blocked Cholesky factorisation does with its blocks, in place: products, squares and small factors by BLAS.
+"""Blocks of a blocked Cholesky factorisation, worked on in place: products, squares and small factors by BLAS.
 
 Blocks are views into larger row-major arrays, float32 or float64. A row-major matrix is its transpose, column-major,
 which is how each call below reads.

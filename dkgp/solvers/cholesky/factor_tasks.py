@@ -1,4 +1,4 @@
-"""What workers do for a Cholesky factor in tiles on disk: stateless tasks that read tiles, compute, and write tiles.
+"""Tasks of a Cholesky factor in tiles on disk: stateless, they read tiles, compute, and write tiles.
 
 Block column k of the factor L ("panel" k) is made from the panels before it, left-looking: tile (i, k) is
 (K_ik - sum_{j<k} L_ij L_kj') L_kk^-T, every tile is written once, and a tile's bits depend on nothing but the matrix
@@ -28,10 +28,10 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
 from dkgp.solvers.cholesky.triangular import solve_lower
 
-__all__ = ["Batch", "TileContext", "TileLayout", "digest_task", "panel_task", "product_task", "verify_task"]
+__all__ = ["PanelTiles", "TileContext", "TileLayout", "digest_task", "panel_task", "product_task", "verify_task"]
 
-# A panel and the rows of its tiles that are computed together.
-Batch = tuple[int, tuple[int, ...]]
+# One run: a panel and the rows of its tiles that are computed together.
+PanelTiles = tuple[int, tuple[int, ...]]
 
 # Tiles that are read while the ones before them are worked on.
 READ_AHEAD = 2
@@ -41,7 +41,7 @@ PIECE_ROWS = 256
 
 @dataclass(frozen=True)
 class TileLayout:
-    """How the lower triangle is cut into tiles.
+    """The cut of the lower triangle into tiles.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class TileLayout:
 
 @dataclass(frozen=True)
 class TileContext:
-    """What a task needs to know besides its tiles."""
+    """Context of a task, besides its tiles."""
 
     context: BlockContext
     store: TileStore
@@ -149,8 +149,8 @@ class TileContext:
 
 
 @needs_one_arithmetic
-def panel_task(tiles: TileContext, batches: list[Batch]) -> list[int]:
-    """Compute and write each batch of tiles of a panel, `(k, (k,))` being the one on the diagonal.
+def panel_task(tiles: TileContext, runs: list[PanelTiles]) -> list[int]:
+    """Compute and write tiles of a panel, one run of them after the other, `(k, (k,))` being the one on the diagonal.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def panel_task(tiles: TileContext, batches: list[Batch]) -> list[int]:
         0, or the number (from 1) of the row of a tile on the diagonal where it proved not to be positive definite and
         was not written.
     """
-    return [_diagonal(tiles, k) if rows == (k,) else _below(tiles, k, rows) for k, rows in batches]
+    return [_diagonal(tiles, k) if rows == (k,) else _below(tiles, k, rows) for k, rows in runs]
 
 
 def _diagonal(tiles: TileContext, k: int) -> int:

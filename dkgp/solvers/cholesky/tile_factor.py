@@ -19,7 +19,7 @@ from dkgp.errors import CheckpointError, MemoryBudgetError, NumericalError, Stor
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.cholesky.factor_tasks import (
-    Batch,
+    PanelTiles,
     TileContext,
     TileLayout,
     digest_task,
@@ -92,7 +92,7 @@ class TileFactor:
 
     @property
     def url(self) -> str:
-        """Where the tiles lie."""
+        """The place of the tiles."""
         return self._store.url
 
     def complete(self, panels: int) -> None:
@@ -149,23 +149,23 @@ class TileFactor:
     def _holds(self, i: int, k: int) -> bool:
         return self.layout.name(i, k) in self._held
 
-    def _cut(self, k: int, rows: list[int]) -> list[list[Batch]]:
+    def _cut(self, k: int, rows: list[int]) -> list[list[PanelTiles]]:
         """Tasks for tiles of panel k; that of (k + 1, k) goes on to (k + 1, k + 1), which needs no other of them."""
-        groups: list[list[Batch]] = []
+        tasks: list[list[PanelTiles]] = []
         for part in split_evenly(rows, self._parallelism):
-            batches: list[Batch] = []
+            runs: list[PanelTiles] = []
             if part[0] == k + 1 and not self._holds(k + 1, k + 1):
-                batches += [(k, (k + 1,)), (k + 1, (k + 1,))]
+                runs += [(k, (k + 1,)), (k + 1, (k + 1,))]
                 part = part[1:]
             step = self._rows_at_once
-            batches += [(k, tuple(part[first : first + step])) for first in range(0, len(part), step)]
-            groups.append(batches)
-        return groups
+            runs += [(k, tuple(part[first : first + step])) for first in range(0, len(part), step)]
+            tasks.append(runs)
+        return tasks
 
-    def _run(self, groups: list[list[Batch]]) -> None:
-        results = self._operator.submit("kpanel", panel_task, (self._tiles,), groups).result()
-        batches = [batch for group in groups for batch in group]
-        for (k, rows), failed in zip(batches, results, strict=True):
+    def _run(self, tasks: list[list[PanelTiles]]) -> None:
+        results = self._operator.submit("kpanel", panel_task, (self._tiles,), tasks).result()
+        runs = [run for task in tasks for run in task]
+        for (k, rows), failed in zip(runs, results, strict=True):
             if failed:
                 raise BrokenDownError(self.layout.bounds(k)[0] + failed - 1)
             self._held.update(self.layout.name(i, k) for i in rows)

@@ -158,7 +158,7 @@ class KernelConjugateGradient(_RiskSolver):
     def _leave_the_null_space(
         self, operator: KernelOperator, state: RiskState, slope: FloatArray, slope_image: FloatArray, step: FloatArray
     ) -> None:
-        """Where K g vanishes the function is the best there is, and g is what its coefficients still lack, times s2.
+        """Step along -g, to 1 / s2, where K g vanishes: the function is the best there is, its coefficients are not.
 
         Equal samples make K singular: the risk does not see how alpha is shared out among them, Kbar alpha = y does.
         """

@@ -40,10 +40,8 @@ def script(options: ClusterOptions, **more: Any) -> str:
     """The job that would be submitted for a worker."""
     arguments = job_arguments(options, **more)
     arguments.pop("scheduler_options")
-    security = arguments.pop("security", None)
     found = jobqueue.cluster_class(options.kind).job_cls
-    text: str = found("tcp://10.0.0.1:1", name="worker", security=security, **arguments).job_script()
-    return text
+    return str(found("tcp://10.0.0.1:1", name="worker", **{"security": None, **arguments}).job_script())
 
 
 # ----------------------------------------------------------------------------------------------------- queueing systems

@@ -104,7 +104,7 @@ def test_xarray_shows_it(place: Place, arrays: Arrays, options: dict[str, bool])
     assert shown.attrs["feature_names"] == ["x0", "x1", "x2"]
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 60), st.booleans())
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 15), st.booleans())
 @settings(deadline=None, max_examples=25)
 def test_any_appends_and_chunks_give_the_same_store(sizes: list[int], chunk_rows: int, known: bool) -> None:
     n = sum(sizes) + 2

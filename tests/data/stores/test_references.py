@@ -76,7 +76,7 @@ def test_fsspec_confines_the_templates_of_references(tmp_path: Path) -> None:
         file.read()
     assert not (tmp_path / "it-ran").exists()
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     (floor,) = (line for line in project["dependencies"] if line.startswith("fsspec"))
     assert Version(floor.removeprefix("fsspec>=")) >= Version("2026.6")
 

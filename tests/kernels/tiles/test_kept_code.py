@@ -19,7 +19,7 @@ USE = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
 from numba import float64
-from dkgp.kernels import code_cache
+from dkgp.kernels.tiles import code_cache
 
 @code_cache.cached_njit(nogil=True)
 def work(x):

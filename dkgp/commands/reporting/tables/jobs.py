@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.layout import table_of
 from dkgp.commands.reporting.tables import tables
+from dkgp.commands.reporting.tables.layout import table_of
 from dkgp.commands.reporting.terminal import duration
 
 __all__ = ["event_line", "job_tables", "jobs_tables", "progress_line"]

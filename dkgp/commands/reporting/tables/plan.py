@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.layout import size, table_of
+from dkgp.commands.reporting.tables.layout import size, table_of
 from dkgp.commands.reporting.terminal import duration
 
 __all__ = ["plan_tables"]

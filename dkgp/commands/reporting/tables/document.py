@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.kernel_text import kernel_text
-from dkgp.commands.reporting.layout import Rows, size, table_of, titled
-from dkgp.commands.reporting.plan_tables import plan_tables
+from dkgp.commands.reporting.tables.kernel_text import kernel_text
+from dkgp.commands.reporting.tables.layout import Rows, size, table_of, titled
+from dkgp.commands.reporting.tables.plan import plan_tables
+from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
-from dkgp.commands.reporting.tune_tables import tune_tables
 
 __all__ = ["tables"]
 
@@ -102,7 +102,7 @@ def _predict(document: Document) -> list[RenderableType]:
 
 
 def _assumed(document: Document) -> Rows:
-    """What bounds take on trust, where they do."""
+    """A row for what bounds take on trust, where they do."""
     return [("bounds assume", document["assumes"])] if document.get("assumes") else []
 
 

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.layout import table_of, titled
-from dkgp.commands.reporting.refine_tables import refine_tables
+from dkgp.commands.reporting.tables.layout import table_of, titled
+from dkgp.commands.reporting.tables.refine import refine_tables
 from dkgp.models import TunedParameter
 
 __all__ = ["tune_tables"]

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.layout import table_of, titled
+from dkgp.commands.reporting.tables.layout import table_of, titled
 
 __all__ = ["refine_tables"]
 

@@ -1,0 +1,3 @@
+from tests.bench.in_process import contenders_in_process
+
+__all__ = ["contenders_in_process"]

@@ -1,0 +1,123 @@
+"""What README and the pages show works as it stands: Python runs, commands parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from dkgp.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "deploy").rglob("*.md"))]
+# A page may say how its examples get along with less: <!-- smaller in tests: n = 4000 -> n = 400 -->
+SMALLER = re.compile(r"<!-- smaller in tests: (.*?) -->")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def program(page: Path) -> str:
+    """All Python of a page, which shares its state, in small size."""
+    code = "\n".join(blocks(page, "python"))
+    for replacements in SMALLER.findall(page.read_text(encoding="utf-8")):
+        for replacement in replacements.split("; "):
+            shown, smaller = replacement.split(" -> ")
+            assert shown in code, f"{name_of(page)} shows no {shown!r}"
+            code = code.replace(shown, smaller)
+    return code
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every `dkgp ...` of a page's shell blocks, those within $(...) too."""
+    for block in blocks(page, "sh"):
+        lines = re.sub(r"\\\n\s*", "", block)
+        yield from re.findall(r"\$\(dkgp ([^)]*)\)", lines)
+        yield from re.findall(r"^dkgp (.*)$", re.sub(r"\$\(.*?\)", "ID", lines), flags=re.MULTILINE)
+
+
+# By program: the first page shows what the README does. What is in deploy/ starts machines.
+PROGRAMS = {program(page): page for page in reversed([ROOT / "README.md", *DOCS]) if blocks(page, "python")}
+
+
+@pytest.mark.parametrize("page", PROGRAMS.values(), ids=name_of)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).random((200, 4))
+    np.savetxt(tmp_path / "DATA.csv", table, delimiter=",", header="a,b,c,price", comments="")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    shown = subprocess.run(
+        [sys.executable, "-c", program(page)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.strip()
+
+
+def parse(command: click.Command, name: str, arguments: list[str], parent: click.Context | None = None) -> None:
+    """Parse a command line as the command would, without running it; click's own error where that fails."""
+    context = command.make_context(name, arguments, parent=parent)
+    if isinstance(command, click.Group):
+        chosen, subcommand, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert subcommand is not None
+        assert chosen is not None
+        parse(subcommand, chosen, rest, context)
+
+
+LINES = [(page, line) for page in PAGES for line in commands(page)]
+
+
+def test_shell_blocks_are_found() -> None:
+    assert len(LINES) > 80
+    assert {"README.md", "docs/guides/service.md", "deploy/README.md"} <= {name_of(page) for page, _ in LINES}
+
+
+@pytest.mark.parametrize(("page", "line"), LINES, ids=lambda value: value if isinstance(value, str) else name_of(value))
+def test_commands_parse(page: Path, line: str) -> None:
+    arguments = shlex.split(line.split(" > ")[0], comments=True)
+    try:
+        parse(main, "dkgp", arguments)
+    except click.ClickException as error:
+        pytest.fail(f"{name_of(page)}: dkgp {line}: {error.format_message()}")
+
+
+def test_every_command_is_listed() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    table = page.partition("\n## ")[0]
+    cells = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", table, flags=re.MULTILINE)
+    assert set(re.findall(r"[\w-]+", " ".join(cells))) == set(main.commands)
+    benches = main.commands["bench"]
+    assert isinstance(benches, click.Group)
+    for name in benches.commands:
+        assert f"`{name}`" in table, f"bench {name}"
+
+
+def test_every_exit_code_is_listed() -> None:
+    from dkgp.errors import ExitCode
+
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE) == [str(code.value) for code in ExitCode]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("https://", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_readme_is_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
