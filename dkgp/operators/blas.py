@@ -32,7 +32,7 @@ def blas(routine: str, *arguments: Argument) -> None:
     routine : str
         Without the letter of its type.
     *arguments : bytes, int, float or ndarray
-        As its Fortran interface has them: flags, counts, factors, and arrays, of which only the address is taken. That
+        As its Fortran interface has them: flags, counts, numbers, and arrays, of which only the address is taken. That
         they are of one type and lie as the counts say is the caller's to see to.
     """
     _call("scipy.linalg.cython_blas", routine, arguments)

@@ -1,4 +1,4 @@
-"""BLAS and LAPACK by their own interface: right letters, counts and factors, and the GIL let go."""
+"""BLAS and LAPACK by their own interface: right letters, counts and numbers, and the GIL let go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_product_in_the_arrays_type(rng: np.random.Generator, dtype: type) -> 
     left, right = (np.asfortranarray(rng.normal(size=shape), dtype) for shape in ((5, 3), (3, 4)))
     total = np.asfortranarray(rng.normal(size=(5, 4)), dtype)
     expected = 2.0 * left @ right - 0.5 * total
-    # A count may be NumPy's, as lengths and strides often are; a factor is never taken for one.
+    # A count may be NumPy's, as lengths and strides often are; other numbers are never taken for one.
     blas("gemm", b"N", b"N", 5, np.int64(4), 3, 2.0, left, 5, right, 3, np.float64(-0.5), total, 5)
     np.testing.assert_allclose(total, expected, atol=100 * np.finfo(dtype).eps)
 

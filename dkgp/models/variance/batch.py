@@ -27,7 +27,7 @@ from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.conjugate.block import BlockDirections, add_product, runs
+from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
 
@@ -303,6 +303,6 @@ def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
 def _lengths(tall: NDArray[Any], weights: FloatArray) -> FloatArray:
     """Weighed sums of absolute values down the columns."""
     total = np.zeros(tall.shape[1])
-    for rows in runs(len(tall)):
+    for rows in row_pieces(len(tall)):
         total += weights[rows] @ np.abs(tall[rows])
     return total

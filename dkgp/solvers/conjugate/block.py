@@ -30,22 +30,22 @@ from numpy.typing import NDArray
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 
-__all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "runs"]
+__all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
 
 # Directions that the others span to this share of their length are left out.
 DEPENDENT = 1e-7
-# Tall arrays are worked through in runs of rows, so that nothing as tall is made on the way.
-RUN_ROWS = 4096
+# Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way.
+PIECE_ROWS = 4096
 
 
-def runs(n: int) -> Iterator[slice]:
-    """Rows 0 to n in runs."""
-    return (slice(start, start + RUN_ROWS) for start in range(0, n, RUN_ROWS))
+def row_pieces(n: int) -> Iterator[slice]:
+    """Rows 0 to n, a piece at a time."""
+    return (slice(start, start + PIECE_ROWS) for start in range(0, n, PIECE_ROWS))
 
 
 def add_product(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None:
     """Add A B to the target (n, t), in place, for A (n, k) and B (k, t)."""
-    for rows in runs(len(tall)):
+    for rows in row_pieces(len(tall)):
         target[rows] += tall[rows].astype(np.float64, copy=False) @ small
 
 
@@ -171,7 +171,7 @@ class _Curvature:
 def _cross(left: NDArray[Any], right: FloatArray) -> FloatArray:
     """A'B, in float64."""
     total = np.zeros((left.shape[1], right.shape[1]))
-    for rows in runs(len(left)):
+    for rows in row_pieces(len(left)):
         total += left[rows].T.astype(np.float64, copy=False) @ right[rows]
     return total
 
@@ -186,6 +186,6 @@ def _independent(z: FloatArray, dtype: np.dtype[Any]) -> NDArray[Any]:
     kept = values > DEPENDENT**2 * values[-1]
     mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
     directions = np.empty((len(z), mixing.shape[1]), dtype)
-    for rows in runs(len(z)):
+    for rows in row_pieces(len(z)):
         directions[rows] = z[rows] @ mixing
     return directions

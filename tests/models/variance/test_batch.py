@@ -307,7 +307,7 @@ def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None
 
 def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
-    monkeypatch.setattr(block, "RUN_ROWS", 300)  # as short against n as they are where memory matters
+    monkeypatch.setattr(block, "PIECE_ROWS", 300)  # as short against n as they are where memory matters
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     factor = problem.factor(landmarks(problem, 8))
     peaks = []
@@ -325,7 +325,7 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     problem = REGIMES["several blocks"]
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
-    monkeypatch.setattr(block, "RUN_ROWS", 100)
+    monkeypatch.setattr(block, "PIECE_ROWS", 100)
     for module in (nystrom, variance_batch, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
     monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
