@@ -77,6 +77,7 @@ def test_import_contracts_hold() -> None:
 LAYERS = "A layer imports only the layers below it"
 TERMINAL = "Only dkgp.cli and what commands report with talk to a terminal"
 ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which know neither"
+ROOMS_OF_SOLVERS = "Solvers share what lies below them, and the driver knows none"
 ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alone"
 
 
@@ -107,6 +108,7 @@ ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alon
             "import dkgp.service.web.pages",
             ROOMS_OF_SERVICE,
         ),
+        ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
         ("cli/group", "import uvicorn", "Only dkgp.service imports web code"),
         (
             "solvers/smo",

@@ -273,7 +273,8 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_features,
             dataset.n_targets,
             **memory,
-            resident_bytes=resident_bytes,
+            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
+            resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
             holds_inputs=holds_inputs,
@@ -343,7 +344,7 @@ def _checkpointing(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
         return checkpointing
-    latest = store.load_latest()
+    latest = checkpointing.latest()
     if latest is None:
         reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
         return checkpointing

@@ -25,6 +25,7 @@ from dkgp.solvers import (
     Solver,
     StoppingRule,
 )
+from dkgp.solvers.base import Method
 
 __all__ = [
     "about_fit",
@@ -115,12 +116,11 @@ def checked_solver(solver: object) -> Solver | Literal["gbcd", "auto"]:
     """Return what was given; `InputError` where it is neither a solver nor one of the names."""
     if solver == "gbcd" or solver == "auto":
         return solver
-    if isinstance(solver, str) or not callable(getattr(solver, "advance", None)):
+    if not isinstance(solver, Method):
         raise InputError(
             f'solver= takes "gbcd", "auto" or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}'
         )
-    chosen: Solver = solver  # type: ignore[assignment]  # a protocol, of which the telling part has been checked
-    return chosen
+    return solver
 
 
 def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int) -> Solver:

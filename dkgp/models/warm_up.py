@@ -134,7 +134,8 @@ def _take(evaluator: TileEvaluator) -> None:
 
 
 def _vectors() -> None:
-    from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution, measures
+    from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
+    from dkgp.solvers.measures import measures
 
     vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
     indices, few = np.arange(3, dtype=np.intp), np.ones((2, 1))

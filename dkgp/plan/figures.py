@@ -22,9 +22,10 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution, measures
+from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
 from dkgp.solvers.block_descent.selection import GreedySelection
 from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.measures import measures
 
 __all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dkgp.solvers.auto import Choice, choose_solver
+from dkgp.solvers.base import Solver
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.block_descent.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.cholesky.in_memory import Cholesky
 from dkgp.solvers.cholesky.tiled import TiledCholesky
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky
-from dkgp.solvers.driver import Checkpointing, Solution, Solver, solve
+from dkgp.solvers.driver import Solution
+from dkgp.solvers.linear_system import solve
 from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
     DualityGap,

@@ -18,7 +18,8 @@ from dkgp.errors import InputError, UsageError
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Features, Precision
 from dkgp.kernels.tiles.loops import tile_into
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import KernelOperator
+from dkgp.solvers.base import Method
 from dkgp.solvers.state import SolverState
 
 __all__ = ["SequentialMinimalOptimization"]
@@ -154,7 +155,7 @@ class PairState(SolverState):
 
 
 @dataclass(frozen=True)
-class SequentialMinimalOptimization:
+class SequentialMinimalOptimization(Method[PairState]):
     """SMO with the maximal violating pair.
 
     Parameters
@@ -176,9 +177,10 @@ class SequentialMinimalOptimization:
     cache_bytes: int = 256 * MEBIBYTE
     precision: Literal["mixed", "double"] = "mixed"
 
+    state_type = PairState
+
     def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+        super().__post_init__()
         if self.steps_per_round != "auto" and self.steps_per_round < 1:
             raise InputError(f"steps per round must be 'auto' or at least 1; got {self.steps_per_round!r}")
         if self.cache_bytes < 0:
@@ -197,22 +199,7 @@ class SequentialMinimalOptimization:
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {"solver": self.name, "steps_per_round": self.steps_per_round, "precision": self.precision}
-
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> PairState:
-        """State before the first round; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        return PairState(alpha, gradient, rhs, precision=precision, exact=True, moved=np.zeros(rhs.shape[1]))
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> PairState:
-        """State from a checkpoint."""
-        state = PairState(arrays["alpha"], arrays["gradient"], rhs, moved=arrays["moved"])
-        state.read_metadata(metadata)
-        return state
+        return {**super().settings(), "steps_per_round": self.steps_per_round}
 
     def advance(self, operator: KernelOperator, state: PairState) -> dict[str, float]:
         """One round of steps for every target, in place; seconds by phase."""

@@ -1,15 +1,18 @@
-"""The common part of every iterative solver's state: alpha, the gradient, and how the gradient was computed."""
+"""The common part of every method's state: alpha, the gradient, how it was computed, and where the solve stands."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.measures import measures
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["SolverState"]
 
@@ -20,6 +23,8 @@ class SolverState:
 
     Attributes
     ----------
+    saved : tuple of str
+        The arrays that a checkpoint holds, by the name of their attribute.
     alpha, gradient, rhs : (n, p) float64
         The solution so far, g = Kbar alpha - y by the solver's recursion, and y.
     iteration, columns : int
@@ -36,6 +41,8 @@ class SolverState:
         targets added up; infinite where it knows of none.
     """
 
+    saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")
+
     alpha: FloatArray
     gradient: FloatArray
     rhs: FloatArray
@@ -45,6 +52,15 @@ class SolverState:
     exact: bool = False
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
+
+    def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
+        """Find the gradient at the start: -y at alpha = 0; at a warm start a float64 product where it is not given."""
+        if not warm:
+            self.gradient = -self.rhs
+        else:
+            self.gradient = operator.matmat(self.alpha) - self.rhs if gradient is None else gradient.copy()
+        self.moved = np.zeros(self.rhs.shape[1])
+        self.exact = True
 
     def note_step(self, squared_norm: FloatArray) -> None:
         """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32.
@@ -57,7 +73,7 @@ class SolverState:
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
-        return {"alpha": self.alpha, "gradient": self.gradient, "moved": self.moved}
+        return {name: getattr(self, name) for name in self.saved}
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
@@ -69,8 +85,10 @@ class SolverState:
             "risk_width": self.risk_width if math.isfinite(self.risk_width) else None,
         }
 
-    def read_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's scalars."""
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        for name in self.saved:
+            setattr(self, name, arrays[name])
         self.iteration = int(metadata["iteration"])
         self.columns = int(metadata["columns"])
         self.precision = metadata["precision"]
@@ -78,14 +96,36 @@ class SolverState:
         width = metadata.get("risk_width")
         self.risk_width = math.inf if width is None else float(width)
 
-    def renew_gradient(self, gradient: FloatArray, precision: Precision) -> None:
-        """Continue from a gradient recomputed in float64, with tiles of `precision` from here on.
-
-        It stays exact until the next step.
-        """
+    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
+        """Compute the gradient anew in float64, and go on with tiles of `precision`; it stays exact until a step."""
         if self.precision == "single":  # so is what the solver's own bound was evaluated in
             self.risk_width = math.inf
-        self.gradient = gradient
-        self.moved = np.zeros(gradient.shape[1])
+        self.gradient = operator.matmat(self.alpha) - self.rhs
+        self.moved = np.zeros(self.gradient.shape[1])
         self.precision = precision
         self.exact = True
+
+    def measured(self, operator: KernelOperator) -> Progress:
+        """Return where the solve stands; what it has taken, in seconds and kernel entries, is the driver's to add."""
+        largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
+        norms, scale = np.sqrt(squares), self._scale
+        # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
+        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(scale**2))
+        width = 0.5 * float(np.sum(squares))
+        if self.risk_width < width:
+            lower, width = lower + (width - self.risk_width), self.risk_width
+        middle = 0.5 * (abs(lower) + abs(lower + width))
+        return Progress(
+            iteration=self.iteration,
+            column_passes=self.columns / operator.n,
+            gradient_inf_norm=float(largest),
+            gradient_norm=float(np.max(norms, initial=0.0)),
+            relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
+            objective=float(np.sum(objective)),
+            objective_gap_bound=float(np.sum(squares)) / (2.0 * operator.noise_variance),
+            duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
+        )
+
+    @cached_property
+    def _scale(self) -> FloatArray:
+        return np.asarray(np.linalg.norm(self.rhs, axis=0))

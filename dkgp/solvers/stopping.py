@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """State of a solve after a round; one structured record.
 
@@ -61,8 +61,8 @@ class Progress:
 
     iteration: int
     column_passes: float
-    kernel_evaluations: int
-    seconds: float
+    kernel_evaluations: int = 0
+    seconds: float = 0.0
     gradient_inf_norm: float
     gradient_norm: float
     relative_residual: float
@@ -202,7 +202,8 @@ class DualityGap(StoppingRule):
     ||y||^2 / 2. The two differ by ||g||^2 / 2, which costs nothing to know. The gap is that difference over the mean of
     their magnitudes: Smola and Bartlett (2001), Theorem 1 and their stopping criterion; after Gibbs and MacKay. It says
     nothing about any single prediction; `GradientInfNorm` does. Where a solver knows of a narrower difference
-    (`SolverState.risk_width`), that counts.
+    (`SolverState.risk_width`), that counts. Of another loss (`Risk`) the gap is that of R itself, over the larger of
+    the two bounds' magnitudes.
     """
 
     tolerance: float = 0.025

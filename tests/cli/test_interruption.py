@@ -62,13 +62,16 @@ def test_not_converged_is_exit_code_4_with_an_honest_record(uninterrupted: dict[
 
 
 def test_resuming_after_a_limit_goes_on_to_convergence(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, log = tmp_path / "model.zarr", tmp_path / "run.jsonl"
     options = ("--block-size", 20, "--json", "--log-json", log)
     first = document(run(*arguments(pipeline, out, *options, "--max-passes", 1)), 4)
     assert run(*arguments(pipeline, out, *options)).exit_code == 3  # a model is there
+    reads, load = [], CheckpointStore.load_latest
+    monkeypatch.setattr(CheckpointStore, "load_latest", lambda store: reads.append(store.url) or load(store))
     second = document(run(*arguments(pipeline, out, *options, "--resume")))
+    assert len(reads) == 1
     assert second["converged"] is True
     assert second["iterations"] > first["iterations"]
     records = [json.loads(line) for line in log.read_text().splitlines()]

@@ -38,7 +38,8 @@ def test_vectors_cover_the_solvers_state_and_its_checkpoint(rng: np.random.Gener
         state = solver.start(op, rhs)
         for _ in range(memory + 2):
             solver.advance(op, state)
-        held = {id(array): array for array in vars(state).values() if isinstance(array, np.ndarray)}
+        parts = (*vars(state).values(), *vars(state.memory).values())
+        held = {id(array): array for array in parts if isinstance(array, np.ndarray)}
         copies = [array for name, array in state.arrays().items() if id(array) not in held]
     executor.close()
     needed = sum(array.nbytes for array in (*held.values(), *copies))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -129,17 +129,6 @@ def rounds(solver: GreedyBlockCoordinateDescent, operator: Any, y: np.ndarray, c
 
 def snapshot(state: BlockState) -> BlockState:
     """A state's numbers as they are now."""
-    return copy.deepcopy(replace(state, subproblem=None, spare=None))
-
-
-class SettledView:
-    """A gradient as a selection sees it when nothing is under way."""
-
-    def __init__(self, gradient: np.ndarray) -> None:
-        self.gradient = gradient
-
-    def at(self, indices: np.ndarray, features: Any) -> np.ndarray:
-        return self.gradient[indices]
-
-    def everywhere(self) -> np.ndarray:
-        return self.gradient
+    shown = copy.copy(state)
+    del shown.blocks
+    return copy.deepcopy(shown)

@@ -194,6 +194,27 @@ def test_killed_it_resumes_from_the_last_checkpoint(run: Run, whole: Solution) -
     require_same(run.solve(resume=True), whole)
 
 
+def test_a_checkpoint_is_read_once_whoever_looks_first(
+    run: Run, whole: Solution, executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.interrupt_after(5)
+    reads, load = [], CheckpointStore.load_latest
+
+    def watched(store: CheckpointStore) -> Any:
+        reads.append(store.url)
+        return load(store)
+
+    monkeypatch.setattr(CheckpointStore, "load_latest", watched)
+    checkpointing = Checkpointing(run.store, NEVER, IDENTITY, resume=True)
+    found = checkpointing.latest()
+    assert found is not None
+    assert found.sequence_number == 5
+    assert checkpointing.held_bytes == sum(array.nbytes for array in found.arrays.values()) > 0
+    resumed = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, checkpointing=checkpointing)
+    assert (len(reads), checkpointing.held_bytes) == (1, 0)
+    require_same(resumed, whole)
+
+
 def test_torn_newest_checkpoint_falls_back_to_the_one_before(run: Run, whole: Solution) -> None:
     run.die_after(7, every_seconds=0.0)
     newest = max(Path(run.store.url).glob("*.dkgp"))

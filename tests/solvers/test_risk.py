@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ import pytest
 import scipy.optimize
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError
-from dkgp.solvers import GradientInfNorm, KernelConjugateGradient, MaxIterations, solve
-from dkgp.solvers.risk import HuberLoss, LogisticLoss, RiskProgress, SquaredLoss, minimise_risk
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.inputs import ArrayInputs
+from dkgp.solvers import Checkpointing, GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress, solve
+from dkgp.solvers.losses import HuberLoss, LogisticLoss, SquaredLoss
+from dkgp.solvers.risk import Risk, RiskSolution, minimise_risk
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(200, 2, noise_variance=0.1, gamma=1.0)
@@ -24,6 +30,11 @@ losses = pytest.mark.parametrize(
     [(SquaredLoss(), CONTINUOUS), (HuberLoss(0.5), CONTINUOUS), (LogisticLoss(), LABELS)],
     ids=["squared", "huber", "logistic"],
 )
+
+
+def minimised(executor: LocalExecutor, targets: np.ndarray, loss: Any, **options: Any) -> RiskSolution:
+    options = {"regularisation": 0.1, "gap": 1e-5} | options
+    return minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, **options)
 
 
 def least_risk(loss: Any, targets: np.ndarray, regularisation: float) -> float:
@@ -44,41 +55,30 @@ def least_risk(loss: Any, targets: np.ndarray, regularisation: float) -> float:
 @losses
 def test_the_least_risk_of_a_general_optimiser(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
     solution = minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, regularisation=0.1, gap=1e-6)
-    assert solution.converged
+    assert solution.solution.converged
     least = least_risk(loss, targets, 0.1)
-    assert solution.progress.risk == pytest.approx(least, rel=2e-6)
-    np.testing.assert_allclose(solution.values, K @ solution.alpha, rtol=0, atol=1e-8)
+    assert solution.solution.progress.objective == pytest.approx(least, rel=2e-6)
+    assert solution.lower_bound[0] <= least * (1 + 1e-7)
+    np.testing.assert_allclose(solution.values, K @ solution.solution.alpha, rtol=0, atol=1e-8)
 
 
 @losses
 def test_bounds_hold_all_the_way(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
-    seen: list[RiskProgress] = []
+    seen: list[Progress] = []
     minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, regularisation=0.1, gap=1e-5, callback=seen.append)
     least = least_risk(loss, targets, 0.1)
-    assert all(step.lower_bound <= least * (1 + 1e-7) <= step.risk * (1 + 2e-7) for step in seen)
-    assert all(later.risk <= earlier.risk for earlier, later in itertools.pairwise(seen))
-
-
-@losses
-def test_slopes_and_conjugates_by_definition(loss: Any, targets: np.ndarray) -> None:
-    grid = np.linspace(-30.0, 30.0, 60_001)
-    for y in (targets[0], targets[1]):
-        many = np.full_like(grid, y)
-        slope = np.gradient(loss.value(many, grid), grid)
-        np.testing.assert_allclose(loss.slope(many, grid)[1:-1], slope[1:-1], atol=1e-3)
-        for share in (0.1, 0.4):
-            u = -share * y / abs(y)
-            largest = np.max(u * grid - loss.value(many, grid))
-            assert loss.conjugate(np.array([y]), np.array([u]))[0] == pytest.approx(largest, abs=1e-5)
-    assert np.isinf(LogisticLoss().conjugate(np.array([1.0]), np.array([0.1])))[0]
-    assert np.isinf(HuberLoss(0.5).conjugate(np.array([1.0]), np.array([0.6])))[0]
+    bounds = [step.objective - step.objective_gap_bound for step in seen]
+    assert all(bound <= least * (1 + 1e-7) for bound in bounds)
+    assert all(least * (1 + 1e-7) <= step.objective * (1 + 2e-7) for step in seen)
+    assert all(later.objective <= earlier.objective for earlier, later in itertools.pairwise(seen))
+    assert np.isfinite(bounds).all()
 
 
 def test_the_squared_loss_takes_the_closed_forms_way(executor: LocalExecutor) -> None:
     y = PROBLEM.y[:, 0]
     for count in (1, 2, 5):
         general = minimise_risk(
-            PROBLEM.blocked(executor), y, loss=SquaredLoss(), regularisation=0.1, gap=1e-15, max_iterations=count + 1
+            PROBLEM.blocked(executor), y, loss=SquaredLoss(), regularisation=0.1, gap=1e-15, max_iterations=count
         )
         closed = solve(
             PROBLEM.blocked(executor),
@@ -86,24 +86,115 @@ def test_the_squared_loss_takes_the_closed_forms_way(executor: LocalExecutor) ->
             solver=KernelConjugateGradient("double"),
             stopping=GradientInfNorm(1e-15) | MaxIterations(count),
         )
-        np.testing.assert_allclose(general.alpha, closed.alpha[:, 0], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(general.solution.alpha, closed.alpha, rtol=0, atol=1e-8)
 
 
 def test_what_cannot_be_minimised(executor: LocalExecutor) -> None:
     operator = PROBLEM.blocked(executor)
     with pytest.raises(InputError, match="labels of -1 and 1; got 0"):
         minimise_risk(operator, np.zeros(200), loss=LogisticLoss(), regularisation=1.0)
-    with pytest.raises(InputError, match="200 finite numbers; got an array of shape"):
+    with pytest.raises(InputError, match=r"the targets must have shape \(200,\) or \(200, p\); got \(3, 1\)"):
         minimise_risk(operator, np.zeros(3), loss=SquaredLoss(), regularisation=1.0)
     with pytest.raises(InputError, match="the regularisation must be finite and positive; got 0.0"):
         minimise_risk(operator, np.zeros(200), loss=SquaredLoss(), regularisation=0.0)
-    with pytest.raises(InputError, match="width of a Huber loss"):
-        HuberLoss(0.0)
+    with pytest.raises(InputError, match=r"warm start has shape \(200, 2\); expected \(200, 1\)"):
+        minimise_risk(operator, np.zeros(200), loss=SquaredLoss(), regularisation=1.0, initial=np.zeros((200, 2)))
 
 
 def test_the_iteration_limit_is_told(executor: LocalExecutor) -> None:
     solution = minimise_risk(
         PROBLEM.blocked(executor), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-9, max_iterations=3
     )
-    assert not solution.converged
-    assert solution.progress.iteration == 3
+    assert not solution.solution.converged
+    assert solution.solution.progress.iteration == 3
+
+
+@losses
+def test_float32_rounds_end_in_bounds_of_float64(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
+    solution = minimised(executor, targets, loss, precision="mixed")
+    assert solution.solution.converged
+    least, values = least_risk(loss, targets, 0.1), K @ solution.solution.alpha
+    np.testing.assert_allclose(solution.values, values, rtol=0, atol=1e-10)
+    risk = loss.value(targets[:, None], values).sum() + 0.05 * float(np.sum(solution.solution.alpha * values))
+    assert solution.solution.progress.objective == pytest.approx(risk, rel=1e-12)
+    assert solution.lower_bound[0] <= least * (1 + 1e-7) <= risk * (1 + 2e-7)
+    assert risk - solution.lower_bound[0] <= 1e-5 * risk
+
+
+@losses
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_interrupted_and_resumed_it_ends_in_the_same_bits(
+    loss: Any, targets: np.ndarray, precision: str, executor: LocalExecutor, tmp_path: Path
+) -> None:
+    whole = minimised(executor, targets, loss, precision=precision)
+    store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
+    with pytest.raises(InterruptedRunError, match="state saved in"):
+        minimised(
+            executor,
+            targets,
+            loss,
+            precision=precision,
+            callback=lambda progress: done.__setitem__(0, progress.iteration),
+            interrupted=lambda: done[0] >= whole.solution.progress.iteration // 2,
+            checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
+        )
+    again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
+    resumed = minimised(executor, targets, loss, precision=precision, checkpointing=again)
+    for ended, expected in (
+        (resumed.solution.alpha, whole.solution.alpha),
+        (resumed.values, whole.values),
+        (resumed.lower_bound, whole.lower_bound),
+    ):
+        assert ended.tobytes() == expected.tobytes()
+    assert len(resumed.solution.history) == len(whole.solution.history)
+    again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
+    with pytest.raises(CheckpointError, match="its solver is .*'regularisation': 0.1.*; this run's is .*0.2"):
+        minimised(executor, targets, loss, precision=precision, regularisation=0.2, checkpointing=again)
+
+
+def test_each_target_as_if_it_were_alone(executor: LocalExecutor) -> None:
+    labels = np.column_stack([LABELS, -LABELS, np.roll(LABELS, 7)])
+    together = minimised(executor, labels, LogisticLoss(), gap=1e-7)
+    assert together.solution.converged
+    np.testing.assert_allclose(together.values[:, 1], -together.values[:, 0], atol=1e-9)
+    # Strong convexity: lambda ||f - f*||^2 / 2 is within the gap, and ||f||_inf^2 within ||f||^2.
+    width = 2.0 * np.sqrt(2.0 * together.solution.progress.objective_gap_bound / 0.1)
+    for target in range(3):
+        alone = minimised(executor, labels[:, target], LogisticLoss(), gap=1e-7)
+        np.testing.assert_allclose(together.values[:, [target]], alone.values, rtol=0, atol=width)
+
+
+def test_started_near_the_least_it_needs_less(executor: LocalExecutor) -> None:
+    cold = minimised(executor, LABELS, LogisticLoss())
+    assert minimised(executor, LABELS, LogisticLoss(), initial=cold.solution.alpha).solution.progress.iteration == 0
+    near = minimised(executor, LABELS, LogisticLoss(), initial=1.01 * cold.solution.alpha)
+    assert near.solution.converged
+    assert 0 < near.solution.progress.iteration < cold.solution.progress.iteration
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_equal_samples_close_the_gap(executor: LocalExecutor, precision: str) -> None:
+    """K is singular: the risk does not see how alpha is shared out among equal samples, the dual does."""
+    inputs, labels = np.repeat([[0.0, 1.0], [1.0, 0.0]], 6, axis=0), np.tile([1.0, 1.0, -1.0], 4)
+    operator = BlockedKernelOperator(SquaredExponential((1.0, 2.0)), 0.1, ArrayInputs(inputs), executor)
+    solution = minimise_risk(operator, labels, loss=LogisticLoss(), regularisation=0.1, gap=1e-10, precision=precision)
+    assert solution.solution.converged
+    alike = solution.solution.alpha[labels == 1.0][:4]
+    np.testing.assert_allclose(alike, np.broadcast_to(alike[0], alike.shape), rtol=1e-3)
+
+
+@losses
+def test_the_bound_by_the_gradient_is_as_near_as_proven(
+    loss: Any, targets: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Of any alpha: finite, below the least risk, and within ||grad R||^2 / (2 lambda) of the risk."""
+    risk, y, least = Risk(loss, 0.1), targets[:, None], least_risk(loss, targets, 0.1)
+    for scale in (0.0, 0.1, 10.0):
+        alpha = scale * rng.standard_normal((200, 1))
+        values = K @ alpha
+        gradient = risk.gradient(y, alpha, values)
+        bound = risk.bound_by_gradient(y, values, K @ gradient)
+        assert bound[0] <= least * (1 + 1e-7)
+        here, width = risk.value(y, alpha, values), np.sum(gradient * (K @ gradient)) / 0.2
+        assert here[0] - bound[0] <= width * (1 + 1e-9)
+        assert risk.lower_bound(y, alpha, values)[0] <= least * (1 + 1e-7)

@@ -24,6 +24,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, SequentialMinimalOptimization, Solver, StoppingRule, solve
+from dkgp.solvers.base import Method
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
@@ -147,10 +148,10 @@ class SolverRun:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Method[SolverState]):
     """A solver that shows its state after every round: what is in it, the driver does not hand out."""
 
-    solver: Any
+    solver: Solver
     watch: Callable[[SolverState], None]
 
     @property
@@ -164,21 +165,16 @@ class Recorded:
 
     def settings(self) -> dict[str, Any]:
         """The solver's own."""
-        return dict(self.solver.settings())
+        return self.solver.settings()
 
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> Any:
+    def start(self, *arguments: Any) -> SolverState:
         """Start the solver."""
-        return self.solver.start(operator, rhs, initial)
+        state: SolverState = self.solver.start(*arguments)
+        return state
 
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> Any:
-        """Restore the solver."""
-        return self.solver.restore(operator, rhs, arrays, metadata)
-
-    def advance(self, operator: KernelOperator, state: Any) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: SolverState) -> dict[str, float]:
         """Advance the solver, and show the state."""
-        timings: dict[str, float] = self.solver.advance(operator, state)
+        timings = self.solver.advance(operator, state)
         self.watch(state)
         return timings
 

@@ -3,20 +3,7 @@
 What does not depend on the test samples - landmarks, partial Cholesky factor - is made once. Each batch is then one
 stateless task, retried like any other, whose few numbers the coordinator writes to the batch's own region.
 
-What was compared (2 cores; figures of one run each; kin40k with gamma = 0.12 throughout, where not said otherwise):
-
-* kin40k, n = 10,000, rank 2,000, passes over the kernel matrix until the widest gap is below 5 %: batches of 128
-  samples taken in order 4, batches of neighbours (k-means cells) 4; batches of 500 in order, 3. Nearness gains nothing
-  here, since directions are dense; larger batches do. So batches are taken in order.
-* kin40k, n = 30,000, 95 % of the gaps below 5 %: rank 2,000 four passes, rank 4,000 two, rank 6,000 just over one. The
-  cost of the factor, 2 n R^2, is kept below that of one pass for all test samples, 2 n^2 t: R = sqrt(3 n t / 4).
-* kin40k, n = 10,000, rank 2,000, 128 samples, median gap of greedy rounds of one shared active set (the paper's block
-  descent, 1,000 variables a round) from the factor's start: 198 % after 1.4 passes, 57 % after 3, 46 % after 3.4; of
-  rounds of 2,000 from zero: 37 % after 2.4. Block conjugate gradients: 51 % after 2, 4 % after 3, 0.4 % after 4. A
-  combination has nothing to add to that, so there are no greedy rounds here.
-* kin40k, n = 30,000, tuned length scales, which are rougher: batches of 250 at rank 4,800 took 4.9 passes to gaps of
-  5 %, batches of 500 at rank 4,500 took 4.4.
-* Friedman1, n = 100,000: at rank 600 the factor alone certifies gaps below 0.5 %, without any pass.
+How batches and ranks compare: docs/experiments.md.
 """
 
 from __future__ import annotations

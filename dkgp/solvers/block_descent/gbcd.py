@@ -4,41 +4,8 @@ One round: the selection chooses an active set B and the step delta that minimis
 made conjugate to the last few (which costs no kernel evaluation, because their images under Kbar are the updates of
 their own rounds) and taken with its exact length; workers compute Kbar[:, B] delta for all rows; the gradient follows.
 
-With `memory=0` and one variable a step this is the paper's method to the letter.
-
-What was tried on top of it (tuned kernels, max |g| <= 1e-4, passes over the kernel matrix; one core's two hyperthreads;
-"dense" is a NumPy prototype of this method with a tenth of the samples in a block, where not said otherwise):
-
-* Kept: blocks that grow where the gradient falls slowly (`block_size`), and the block's factor in float32
-  wherever its largest eigenvalue allows that, not its size. Against blocks that stay as "auto" chose them by n
-  and d alone, 750 or 1,000, passes and processor seconds: kin40k n = 10,000 18.7 -> 13.1, 7.6 -> 7.3 s; n = 20,000
-  19.3 -> 15.6, 20.5 -> 18.6 s; n = 30,000 20.2 -> 16.5, 44 -> 40 s (wall 31 -> 26 s); sarcos (7 targets, n = 3,949)
-  10.6 -> 6.8, 2.8 -> 2.4 s. Friedman1 (also at n = 100,000, 3.0 passes, 3.1), california, pumadyn32nm and
-  abalone, which take 3 to 4 passes, keep their time.
-* A coarse block whose columns are kept, c landmarks minimised over with every block: kin40k, dense, n = 4,000: 17.7
-  passes, 8.9 with c = 400, and 13.4 without one in blocks of 800; california 4.6 -> 3.6, Friedman1 3.3 -> 2.7. The
-  first block serves as well as randomly pivoted landmarks. Counting operations, it is slower than a block of m + c: a
-  third fewer passes, but a third more rounds, each with nearly as much selection and a factor as large; and reading a
-  kept column takes half of what evaluating one does (8 features; a fifth at 90). A selection that ignores the coarse
-  block, which would be cheaper, gives away half of what it saves.
-* Steps remembered in pieces (8 or 20 parts of a block's step, one kernel product for all), minimised over together with
-  the next block: dense kin40k 17.7 -> 12.4 with 200 vectors, 9.9 with 400; 15.2 with 60. Eight columns at once cost
-  60 % more to evaluate than one, and 200 vectors are to be read every round: about the time that it saves. Whole steps
-  minimised over jointly, instead of being made conjugate: 17.5 with all earlier ones, no gain over conjugacy to five.
-* Accelerated (Nesterov) steps, mu from s2 to 130 s2, nu = n / m, restarts when the objective rises (it never did), one
-  product a round: dense kin40k, n = 3,000, 24 with greedy blocks and the best mu against 17.1 with the memory of
-  five; more than 30 with random blocks; california 4.7 against 4.7.
-* Inexact larger blocks: a block solved to 0.1 takes no more passes (16.9 against 17.1), to 0.5 a fifth more. But
-  conjugate gradients in a block of 2,000 take 90 to 140 products (6 to 14 with its first 500 variables and the diagonal
-  blocks of their complement as preconditioner), each of which reads the block's matrix, and the selection needs the
-  block solved 20 times as it grows: no quicker than the factor up to 4,000, by the operations; not built.
-* Starting from the Nystrom solution, its full product counted: dense kin40k 17.7 -> 23.8, california 4.6 -> 5.0;
-  Friedman1 3.3 -> 1.7 at rank 500, where preconditioned conjugate gradients need two products in all: that is their
-  problem.
-* Changing to (preconditioned) conjugate gradients at the end: the gradient falls by about the same factor in every pass
-  from the second to the last, and dense kin40k takes 112 products at rank 400, 63 at rank 800. There is no point to
-  change at.
-* Candidates drawn in proportion to |g| of the round before: no gain; of this round, 5 %.
+With `memory=0` and one variable a step this is the paper's method to the letter. What else was tried, and what it
+brought: docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -48,31 +15,57 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, Literal
 
-import numpy as np
-
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
-from dkgp.solvers.block_descent.block_size import (
-    automatic_block_size,
-    grown_block_size,
-    grown_candidates,
-    largest_automatic_block_size,
-)
-from dkgp.solvers.block_descent.block_state import BlockState, BlockStep, GradientUnderWay, SettledGradient
-from dkgp.solvers.block_descent.recursions import advance_solution
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import Method
+from dkgp.solvers.block_descent.block_size import BlockSizes
+from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
+from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline
 from dkgp.solvers.block_descent.selection import GreedySelection, Selection
-from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.state import SolverState
 
 __all__ = ["BlockState", "GreedyBlockCoordinateDescent"]
 
-# A step that the memory all but cancels is worth nothing: drop the memory for it rather than divide by rounding.
-LEAST_CONJUGATE_SHARE = 1e-4
-# How fast a solve gets on is judged after this share of a column pass, and again after every further one.
-REVIEW_PASSES = 0.5
+
+@dataclass
+class BlockState(SolverState):
+    """A solve between two rounds.
+
+    Attributes
+    ----------
+    memory : ConjugateMemory
+        The last steps.
+    blocks : SelectionPipeline
+        The active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
+    """
+
+    memory: ConjugateMemory = field(init=False)
+    blocks: SelectionPipeline = field(init=False)
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """Arrays of a checkpoint."""
+        return {**super().arrays(), **self.memory.arrays()}
+
+    def metadata(self) -> dict[str, Any]:
+        """Scalars of a checkpoint."""
+        growth = self.blocks.growth
+        grown = {
+            "block_size": growth.size,
+            "review_columns": growth.review_columns,
+            "review_norm": growth.review_norm,
+        }
+        return {**super().metadata(), "held": len(self.memory.held), **grown}
+
+    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
+        """Continue from a recomputed gradient; the remembered images belong to the old recursion and go."""
+        super().renew_gradient(operator, precision)
+        self.memory.clear()
+        self.blocks.forget()
 
 
 @dataclass(frozen=True)
-class GreedyBlockCoordinateDescent:
+class GreedyBlockCoordinateDescent(Method[BlockState]):
     """Settings of GBCD.
 
     Parameters
@@ -106,6 +99,7 @@ class GreedyBlockCoordinateDescent:
     largest_block_size: int | Literal["auto"] = "auto"
 
     name = "gbcd"
+    state_type = BlockState
 
     def __post_init__(self) -> None:
         if self.block_size != "auto" and not _is_whole(self.block_size, least=1):
@@ -116,224 +110,79 @@ class GreedyBlockCoordinateDescent:
             )
         if not _is_whole(self.memory, least=0):
             raise InputError(f"the memory must be a whole number of steps, zero or more; got {self.memory!r}")
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f'precision must be "mixed" or "double"; got {self.precision!r}')
+        super().__post_init__()
 
     def resolved(self, n: int, d: int, p: int = 1) -> GreedyBlockCoordinateDescent:
         """Return these settings with concrete block sizes, not above n."""
-        automatic, largest = self.block_size == "auto", self.largest_block_size
-        size = min(n, automatic_block_size(n, d, self._candidates) if self.block_size == "auto" else self.block_size)
-        if not isinstance(self.selection, GreedySelection):
-            largest = size
-        elif largest == "auto":
-            largest = largest_automatic_block_size(n, size) if automatic else size
-        return replace(self, block_size=size, largest_block_size=min(max(largest, size), n))
+        sizes = self._sizes(n, d)
+        return replace(self, block_size=sizes.first, largest_block_size=sizes.largest)
 
-    @property
-    def _candidates(self) -> int:
-        return self.selection.candidates if isinstance(self.selection, GreedySelection) else 0
+    def _sizes(self, n: int, d: int) -> BlockSizes:
+        return BlockSizes.of(n, d, self.selection.candidates, self.block_size, self.largest_block_size)
 
     def grown_selection(self, size: int) -> Selection:
         """Return the selection for blocks of `size`: one that has grown draws fewer candidates for each variable."""
-        start = self.block_size
-        if not isinstance(self.selection, GreedySelection) or start == "auto" or size <= start:
-            return self.selection
-        return replace(self.selection, candidates=grown_candidates(self._candidates, start, size))
+        return self.selection if self.block_size == "auto" else self.selection.grown(self.block_size, size)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; a checkpoint must match them."""
-        document: dict[str, Any] = {
-            "solver": self.name,
+        return {
+            **super().settings(),
+            **self.selection.settings(),
             "block_size": self.block_size,
             "largest_block_size": self.largest_block_size,
             "memory": self.memory,
-            "precision": self.precision,
             "seed": self.seed,
-            "selection": type(self.selection).__name__,
         }
-        if isinstance(self.selection, GreedySelection):
-            document |= {
-                "candidates": self.selection.candidates,
-                "variables_per_step": self.selection.variables_per_step,
-                "exhaustive": self.selection.exhaustive,
-                "prefitting": self.selection.prefitting,
-            }
-        return document
 
-    def start(
-        self,
-        operator: KernelOperator,
-        rhs: FloatArray,
-        initial: FloatArray | None = None,
-        gradient: FloatArray | None = None,
-    ) -> BlockState:
-        """State before the first round: alpha = 0, g = -y (Algorithm 1, step 1), or a warm start.
-
-        The gradient of a warm start, (n, p), costs a pass over the kernel matrix where it is not given.
-        """
-        n, p = rhs.shape
-        alpha = np.zeros((n, p)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, p)
-        if initial is None:
-            gradient = -rhs.copy()
-        elif gradient is None:
-            gradient = operator.matmat(alpha) - rhs
-        else:
-            gradient = np.array(gradient, dtype=np.float64).reshape(n, p)
-        state = BlockState(alpha=alpha, gradient=gradient, rhs=rhs, exact=True)
-        size = self.resolved(n, operator.kernel.n_features, p).block_size
-        assert isinstance(size, int)
-        self._complete(operator, state, size)
-        return state
+    def equip(self, operator: KernelOperator, state: BlockState) -> None:
+        """Resolve the settings, once, into what the rounds go by."""
+        n, p = state.rhs.shape
+        state.memory = ConjugateMemory(n, p, self.memory)
+        sizes = self._sizes(n, operator.kernel.n_features)
+        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p)
 
     def restore(
         self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
     ) -> BlockState:
-        """State from a checkpoint's arrays and metadata."""
-        state = BlockState(alpha=arrays["alpha"].copy(), gradient=arrays["gradient"].copy(), rhs=rhs)
-        state.read_metadata(metadata)
-        state.moved = arrays["moved"].copy()
-        self._complete(operator, state, int(metadata["block_size"]))
-        state.review_columns, state.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
-        held = int(metadata["held"])
-        state.directions[:held] = arrays["directions"]
-        state.images[:held] = arrays["images"]
-        state.curvatures[:held] = arrays["curvatures"]
-        state.held = list(range(held))
+        """State from a checkpoint, its steps remembered and its blocks as large as they had grown."""
+        state = super().restore(operator, rhs, arrays, metadata)
+        state.memory.restore(arrays)
+        growth = state.blocks.growth
+        growth.size = int(metadata["block_size"])
+        growth.review_columns, growth.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
         return state
 
-    def _complete(self, operator: KernelOperator, state: BlockState, size: int) -> None:
-        n, p = state.alpha.shape
-        slots = self.memory + 1  # one more than is remembered: the new step is written while the old ones are read
-        state.block_size = size
-        state.directions, state.images = np.zeros((slots, n, p)), np.zeros((slots, n, p))
-        state.curvatures = np.zeros((slots, p))
-        if self.precision == "double":
-            state.precision = "double"
-        state.typical_entry = operator.typical_entry()
-        state.subproblem = Subproblem(operator, size, p, typical_entry=state.typical_entry)
-        if operator.overlaps:
-            state.spare = Subproblem(operator, size, p, typical_entry=state.typical_entry)
-
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
-        """One round; where the operator overlaps, the next round's selection runs while this one's update is under way.
+        """Steps 3 and 4 of Algorithm 1, in place.
+
+        Where the operator overlaps, the next active set is chosen while this round's product is under way.
 
         Returns
         -------
         dict of str to float
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
-        if self.block_size == "auto" or self.largest_block_size == "auto":
-            n, p = state.alpha.shape
-            return self.resolved(n, operator.kernel.n_features, p).advance(operator, state)
-        clock = _Clock()
-        if not state.prepared:
-            state.prepared = True
-            self._select(operator, state, SettledGradient(state), state.iteration)
+        clock, memory, blocks = _Clock(), state.memory, state.blocks
+        # Step 3: the active set B, chosen greedily, and the best step on it: Kbar_BB delta = -g_B.
+        block = blocks.select(state.gradient, state.iteration)
         clock.lap("select")
-        assert state.subproblem is not None
-        indices, delta = state.subproblem.indices.copy(), state.subproblem.solve()
-        step = self._scalars(state, indices, delta, state.subproblem.gradient[: len(indices)])
-        # Before this round's update, which the next selection need not wait for: so that its size does not either.
-        self._review(operator, state)
-        if not operator.holds_inputs:
-            # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
-            # the round is under way, by the one after it.
-            ahead = 2 if operator.overlaps else 1
-            selection = self.grown_selection(state.block_size)
-            coming = selection.announced(operator, state.block_size, self.seed, state.iteration + ahead)
-            if coming is not None:
-                operator.announce(coming)
-        evaluated = operator.columns_to_evaluate(indices, state.precision)
-        pending = operator.submit_columns(indices, delta, state.precision)
-        moved = advance_solution(
-            state.alpha,
-            indices,
-            delta,
-            state.directions,
-            step.used,
-            step.coefficients,
-            step.step,
-            state.directions[step.slot],
-        )
-        state.note_step(moved)
-        clock.lap("vectors")
+        delta = block.solve()
+        # Not in the paper: p = delta - sum_j c_j p_j, conjugate to the last steps, and its exact length.
+        step = memory.conjugate(block.indices, delta, block.gradient[: block.size])
+        # Step 4: Kbar_B delta is started, alpha moves, and g follows once the product is back.
+        blocks.announce(state.gradient, state.columns, state.iteration)
+        state.columns += operator.columns_to_evaluate(step.indices, state.precision)
+        pending = operator.submit_columns(step.indices, delta, state.precision)
+        state.note_step(memory.move(state.alpha, step))
         state.iteration += 1
-        state.columns += evaluated
-        view = GradientUnderWay(operator, state, step, pending)
-        state.prepared = False
-        if operator.overlaps:
-            assert state.spare is not None
-            state.subproblem, state.spare = state.spare, state.subproblem
-            self._select(operator, state, view, state.iteration)
-            state.prepared = True
+        clock.lap("vectors")
+        update = GradientUnderWay(operator, state.gradient, memory, step, pending, state.precision)
+        blocks.prepare(update, state.iteration)
         clock.lap("select")
-        view.settle()
+        update.settle()
         clock.lap("wait")
         return clock.seconds
-
-    def _select(
-        self, operator: KernelOperator, state: BlockState, view: SettledGradient | GradientUnderWay, iteration: int
-    ) -> None:
-        assert state.subproblem is not None
-        if state.subproblem.capacity < state.block_size:
-            targets = state.alpha.shape[1]
-            state.subproblem = Subproblem(operator, state.block_size, targets, typical_entry=state.typical_entry)
-        state.subproblem.reset()
-        selection = self.grown_selection(state.block_size)
-        selection.fill(state.subproblem, operator, view, state.block_size, self.seed, iteration)
-
-    def _review(self, operator: KernelOperator, state: BlockState) -> None:
-        """Let the blocks to come grow where the gradient has fallen slowly since the last time.
-
-        The first half pass is not counted: it reduces the gradient quickly on any problem.
-        """
-        start, largest = self.block_size, self.largest_block_size
-        assert isinstance(start, int)
-        assert isinstance(largest, int)
-        passes = (state.columns - state.review_columns) / operator.n
-        if state.block_size >= largest or passes < REVIEW_PASSES:
-            return
-        norm = float(np.sqrt(np.max(np.einsum("it,it->t", state.gradient, state.gradient))))
-        if state.review_norm > 0.0 and norm > 0.0:
-            decades = float(np.log10(state.review_norm / norm))
-            state.block_size = grown_block_size(
-                operator.n,
-                operator.kernel.n_features,
-                self._candidates,
-                start,
-                state.block_size,
-                passes / decades if decades > 0.0 else np.inf,
-                largest,
-            )
-        state.review_columns, state.review_norm = state.columns, norm
-
-    def _scalars(self, state: BlockState, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> BlockStep:
-        """Make the step conjugate to the remembered ones, and its length exact, before any update is known.
-
-        p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB
-        delta = -g_B, delta' Kbar delta = -g_B' delta; since earlier exact steps left g orthogonal to every p_j, g' p
-        = g_B' delta.
-        """
-        slots, p = state.directions.shape[0], state.alpha.shape[1]
-        slope = -np.einsum("bt,bt->t", gradient, delta)
-        used = np.asarray(state.held, dtype=np.intp)
-        coefficients = np.zeros((len(used), p))
-        for row, slot in enumerate(used):
-            curvature = state.curvatures[slot]
-            along = np.einsum("bt,bt->t", state.images[slot, indices], delta)
-            coefficients[row] = np.divide(along, curvature, out=np.zeros(p), where=curvature > 0.0)
-        curvature = slope - np.einsum("jt,jt->t", coefficients**2, state.curvatures[used])
-        poor = curvature <= LEAST_CONJUGATE_SHARE * slope
-        coefficients[:, poor] = 0.0
-        curvature = np.where(poor, slope, curvature)
-        step = np.divide(slope, curvature, out=np.zeros(p), where=curvature > 0.0)
-        slot = next(slot for slot in range(slots) if slot not in state.held)
-        state.curvatures[slot] = curvature
-        if self.memory:
-            if len(state.held) == self.memory:
-                state.held.pop(0)
-            state.held.append(slot)
-        return BlockStep(indices, delta, used, coefficients, step, slot)
 
 
 def _is_whole(value: object, *, least: int) -> bool:

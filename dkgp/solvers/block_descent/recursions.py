@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 
-__all__ = ["advance_gradient", "advance_solution", "measures"]
+__all__ = ["advance_gradient", "advance_solution"]
 
 
 # Rows worked on at a time: a few of these fit the first-level cache, so a step reads each n-vector once.
@@ -101,26 +101,3 @@ def advance_solution(alpha, indices, delta, directions, used, coefficients, step
                 moved[t] += value * value
         _add_scaled(alpha, step, direction_out, first, last)
     return moved * step * step
-
-
-@cached_njit(nogil=True)
-def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
-    """One pass over the n-vectors for a progress record.
-
-    Returns
-    -------
-    float, (p,) float64, (p,) float64
-        max |g|, NaN where any g is; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the
-        objective (equation 3, since Kbar alpha = g + y).
-    """
-    n, p = gradient.shape
-    largest = 0.0
-    squares, objective = np.zeros(p), np.zeros(p)
-    for i in range(n):
-        for t in range(p):
-            value = gradient[i, t]
-            if not abs(value) <= largest and largest == largest:  # once NaN, always NaN
-                largest = abs(value)
-            squares[t] += value * value
-            objective[t] += 0.5 * alpha[i, t] * (value - rhs[i, t])
-    return largest, squares, objective

@@ -7,8 +7,9 @@ chosen so far would take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,13 +17,13 @@ from dkgp.errors import InputError
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.solvers.block_descent.block_size import grown_candidates
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
 __all__ = ["CyclicSelection", "GradientSelection", "GradientView", "GreedySelection", "Selection"]
 
 
-# Twenty solutions of the subproblem in a block: kin40k takes 4 % more passes than with 32 and a fifth less time to
-# select; Friedman1 takes as many passes.
+# Solutions of the subproblem in a block: with more, selection takes longer and passes hardly fall.
 DEFAULT_STEPS = 20
 
 
@@ -36,9 +37,18 @@ class GradientView(Protocol):
         """g: (n, p); waits for an update that is still under way."""
 
 
-class Selection(Protocol):
-    """Chooses the active set of one round."""
+class Selection(ABC):
+    """Chooses the active set of one round.
 
+    Attributes
+    ----------
+    candidates : int
+        kappa of a selection that draws at random for each variable; 0 for others, whose blocks do not grow.
+    """
+
+    candidates: int = 0
+
+    @abstractmethod
     def fill(
         self,
         subproblem: Subproblem,
@@ -52,6 +62,15 @@ class Selection(Protocol):
 
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
         """Return the samples that `fill` will look at in this iteration, where they can be known beforehand."""
+        return None
+
+    def grown(self, first: int, size: int) -> Selection:
+        """Return the selection for blocks that have grown from `first` to `size` variables."""
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that determine the choice, in plain JSON types."""
+        return {"selection": type(self).__name__}
 
 
 def round_generator(seed: int, iteration: int) -> np.random.Generator:
@@ -60,7 +79,7 @@ def round_generator(seed: int, iteration: int) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class GreedySelection:
+class GreedySelection(Selection):
     """Greedy active-set selection by the exact decrease of the objective (GBCD paper, Algorithm 2).
 
     Parameters
@@ -100,6 +119,16 @@ class GreedySelection:
             object.__setattr__(self, "variables_per_step", 1)
         if self.variables_per_step is not None and self.variables_per_step < 1:
             raise InputError(f"the variables per step must be at least 1; got {self.variables_per_step}")
+
+    def grown(self, first: int, size: int) -> GreedySelection:
+        """Return a selection that draws fewer candidates for each variable, and not fewer in all."""
+        return replace(self, candidates=grown_candidates(self.candidates, first, size)) if size > first else self
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that determine the choice: all but the threads."""
+        chosen = asdict(self)
+        del chosen["threads"]
+        return {**super().settings(), **chosen}
 
     def steps(self, size: int) -> list[int]:
         """Numbers of variables that each selection step of a block of `size` chooses."""
@@ -225,7 +254,7 @@ def append(subproblem: Subproblem, gradient: GradientView, picked: IndexArray) -
 
 
 @dataclass(frozen=True)
-class CyclicSelection:
+class CyclicSelection(Selection):
     """Blocks of a random order of all samples, a fresh order each cycle (BCDC in the GBCD paper)."""
 
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
@@ -252,12 +281,8 @@ class CyclicSelection:
 
 
 @dataclass(frozen=True)
-class GradientSelection:
+class GradientSelection(Selection):
     """The samples with the largest gradient (BCDG in the GBCD paper, equation 4)."""
-
-    def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
-        """Nothing can be known before the gradient is."""
-        return None
 
     def fill(
         self,

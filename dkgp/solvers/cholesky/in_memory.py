@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.state import SolverState
 
@@ -45,7 +45,7 @@ class CholeskyState(SolverState):
 
 
 @dataclass(frozen=True)
-class Cholesky:
+class Cholesky(Method[CholeskyState]):
     """Factors Kbar = L L' in memory by LAPACK and BLAS, and solves for all targets at once.
 
     One round solves; further rounds, where a tolerance asks for them, refine the solution by the same factor. Half of
@@ -66,6 +66,9 @@ class Cholesky:
 
     budget_bytes: int = DEFAULT_BUDGET_BYTES
 
+    state_type = CholeskyState
+    precision = "double"
+
     def __post_init__(self) -> None:
         if self.budget_bytes < 1:
             raise InputError(f"the memory budget must be positive; got {self.budget_bytes}")
@@ -85,24 +88,6 @@ class Cholesky:
                 "none"
             )
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """Settings in plain JSON types."""
-        return {"solver": self.name, "precision": "double"}
-
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> CholeskyState:
-        """State before the first round; a warm start costs one float64 product."""
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        return CholeskyState(alpha, gradient, rhs, precision="double", exact=True, moved=np.zeros(rhs.shape[1]))
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> CholeskyState:
-        """State from a checkpoint."""
-        state = CholeskyState(arrays["alpha"], arrays["gradient"], rhs, moved=arrays["moved"])
-        state.read_metadata(metadata)
-        return state
 
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""

@@ -11,17 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, NumericalError, StorageError, UsageError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
-from dkgp.solvers.conjugate.block import BlockDirections, BlockState, iterate
+from dkgp.solvers.conjugate.block import BlockState, iterate
 
 __all__ = ["TiledCholesky", "TiledCholeskyState"]
 
@@ -55,15 +54,15 @@ class TiledCholeskyState(BlockState):
         """Scalars of a checkpoint."""
         return {**super().metadata(), "panels": self.panels, "tile_precision": self.tile_precision}
 
-    def read_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's scalars."""
-        super().read_metadata(metadata)
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
         self.panels = int(metadata["panels"])
         self.tile_precision = metadata["tile_precision"]
 
 
 @dataclass(frozen=True)
-class TiledCholesky:
+class TiledCholesky(Method[TiledCholeskyState]):
     """Factors Kbar = L L' in tiles on disk, block column by block column, and refines what it solves.
 
     One round factors one block column, which leaves the solution as it is; the last of them and each round after it
@@ -108,9 +107,10 @@ class TiledCholesky:
     disk_budget_bytes: int | None = None
     keep: bool = False
 
+    state_type = TiledCholeskyState
+
     def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+        super().__post_init__()
         if self.tile_rows != "auto" and self.tile_rows < 1:
             raise InputError(f"tile_rows must be 'auto' or at least 1; got {self.tile_rows!r}")
         if self.memory_bytes < 1 or (self.disk_budget_bytes is not None and self.disk_budget_bytes < 1):
@@ -138,39 +138,12 @@ class TiledCholesky:
 
     def settings(self) -> dict[str, Any]:
         """Settings that determine the result, in plain JSON types."""
-        return {"solver": self.name, "precision": self.precision, "tile_rows": self.tile_rows}
+        return {**super().settings(), "tile_rows": self.tile_rows}
 
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> TiledCholeskyState:
-        """State before the first round, budgets checked; a warm start costs one float64 product."""
-        factor = self._open(operator, "double" if self.precision == "double" else "single")
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        return TiledCholeskyState(
-            alpha,
-            gradient,
-            rhs,
-            precision="double",
-            exact=True,
-            moved=np.zeros(rhs.shape[1]),
-            tile_precision=factor.layout.precision,
-            factor=factor,
-        )
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> TiledCholeskyState:
-        """State from a checkpoint, and the tiles that lie in the folder."""
-        state = TiledCholeskyState(
-            arrays["alpha"],
-            arrays["gradient"],
-            rhs,
-            moved=arrays["moved"],
-            directions=BlockDirections.of(arrays),
-        )
-        state.read_metadata(metadata)
-        state.factor = self._open(operator, state.tile_precision)
-        state.tile_precision = state.factor.layout.precision
-        return state
+    def equip(self, operator: KernelOperator, state: TiledCholeskyState) -> None:
+        """Open the tiles, budgets checked: those that lie in the folder, or none yet."""
+        state.factor = self._open(operator, "double" if self.precision == "double" else state.tile_precision)
+        state.precision, state.tile_precision = "double", state.factor.layout.precision
 
     def advance(self, operator: KernelOperator, state: TiledCholeskyState) -> dict[str, float]:
         """Factor the next block column, or step towards the solution, in place; seconds by phase."""

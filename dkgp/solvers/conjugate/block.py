@@ -121,6 +121,11 @@ class BlockState(SolverState):
         own = {"directions": self.directions.vectors, "images": self.directions.images}
         return {**super().arrays(), **own}
 
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
+        self.directions = BlockDirections.of(arrays)
+
 
 def iterate(operator: KernelOperator, state: BlockState, preconditioned: FloatArray) -> None:
     """One iteration in place, given M^-1 r of the state's residual r = -g; `preconditioned` is overwritten."""

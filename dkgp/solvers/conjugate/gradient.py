@@ -12,12 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
-from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.conjugate.block import BlockDirections, BlockState, iterate
+from dkgp.operators.base import KernelOperator
+from dkgp.solvers.base import Method
+from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.conjugate.preconditioner import Preconditioner, Preconditioning
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
@@ -37,7 +34,7 @@ class ConjugateGradientState(BlockState):
 
 
 @dataclass(frozen=True)
-class ConjugateGradient:
+class ConjugateGradient(Method[ConjugateGradientState]):
     """Conjugate gradients, one full kernel product an iteration.
 
     Parameters
@@ -59,9 +56,7 @@ class ConjugateGradient:
     precision: Literal["mixed", "double"] = "mixed"
     observe: Callable[[ConjugateGradientState], None] | None = None
 
-    def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+    state_type = ConjugateGradientState
 
     @property
     def name(self) -> str:
@@ -76,35 +71,8 @@ class ConjugateGradient:
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
-        return {
-            "solver": self.name,
-            "precision": self.precision,
-            "preconditioner": None if self.preconditioner is None else self.preconditioner.settings(),
-        }
-
-    def start(
-        self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None
-    ) -> ConjugateGradientState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        moved = np.zeros(rhs.shape[1])
-        return ConjugateGradientState(alpha, gradient, rhs, precision=precision, exact=True, moved=moved)
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> ConjugateGradientState:
-        """State from a checkpoint."""
-        state = ConjugateGradientState(
-            arrays["alpha"],
-            arrays["gradient"],
-            rhs,
-            moved=arrays["moved"],
-            directions=BlockDirections.of(arrays),
-        )
-        state.read_metadata(metadata)
-        return state
+        preconditioner = None if self.preconditioner is None else self.preconditioner.settings()
+        return {**super().settings(), "preconditioner": preconditioner}
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

@@ -10,23 +10,31 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import Method
 from dkgp.solvers.state import SolverState
 
-__all__ = ["KernelConjugateGradient", "ParameterConjugateGradient", "RiskState"]
+__all__ = [
+    "NULL_SHARE",
+    "KernelConjugateGradient",
+    "LeastSquaresState",
+    "ParameterConjugateGradient",
+    "column_products",
+    "kernel_product",
+    "ratio",
+]
 
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13
 
 
 @dataclass
-class RiskState(SolverState):
+class LeastSquaresState(SolverState):
     """A solve between two iterations.
 
     Attributes
@@ -37,50 +45,19 @@ class RiskState(SolverState):
         The gradient that the direction was made from (g, or K g for parameter CG), and for kernel CG its product K g.
     """
 
+    saved = (*SolverState.saved, "direction", "image", "slope", "slope_image")
+
     direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     slope: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     slope_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        own = {name: getattr(self, name) for name in ("direction", "image", "slope", "slope_image")}
-        return {**super().arrays(), **own}
-
 
 @dataclass(frozen=True)
-class _RiskSolver:
+class _LeastSquaresSolver(Method[LeastSquaresState]):
     precision: Literal["mixed", "double"] = "mixed"
 
-    def __post_init__(self) -> None:
-        if self.precision not in ("mixed", "double"):
-            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        raise NotImplementedError
-
-    def settings(self) -> dict[str, Any]:
-        """Settings in plain JSON types."""
-        return {"solver": self.name, "precision": self.precision}
-
-    def start(self, operator: KernelOperator, rhs: FloatArray, initial: FloatArray | None = None) -> RiskState:
-        """State before the first iteration; a warm start costs one float64 product."""
-        precision: Precision = "double" if self.precision == "double" else "single"
-        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
-        gradient = -rhs if initial is None else operator.matmat(alpha) - rhs
-        return RiskState(alpha, gradient, rhs, precision=precision, exact=True, moved=np.zeros(rhs.shape[1]))
-
-    def restore(
-        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
-    ) -> RiskState:
-        """State from a checkpoint."""
-        state = RiskState(arrays.pop("alpha"), arrays.pop("gradient"), rhs)
-        for name, values in arrays.items():
-            setattr(state, name, values)
-        state.read_metadata(metadata)
-        return state
+    state_type = LeastSquaresState
 
 
 def column_products(left: FloatArray, right: FloatArray) -> FloatArray:
@@ -94,13 +71,17 @@ def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=sound)
 
 
-def _product(operator: KernelOperator, state: RiskState, vectors: FloatArray) -> FloatArray:
+def kernel_product(operator: KernelOperator, vectors: FloatArray, precision: Precision) -> FloatArray:
     """K V, without the noise on the diagonal."""
+    return operator.matmat(vectors, precision) - operator.noise_variance * vectors
+
+
+def _product(operator: KernelOperator, state: LeastSquaresState, vectors: FloatArray) -> FloatArray:
     state.columns += operator.n
-    return operator.matmat(vectors, state.precision) - operator.noise_variance * vectors
+    return kernel_product(operator, vectors, state.precision)
 
 
-def _move(operator: KernelOperator, state: RiskState, step: FloatArray) -> None:
+def _move(operator: KernelOperator, state: LeastSquaresState, step: FloatArray) -> None:
     """Go `step` along the direction: alpha, and g by its image (K + s2 I) h."""
     state.alpha += step * state.direction
     state.gradient += step * (state.image + operator.noise_variance * state.direction)
@@ -109,7 +90,7 @@ def _move(operator: KernelOperator, state: RiskState, step: FloatArray) -> None:
 
 
 @dataclass(frozen=True)
-class KernelConjugateGradient(_RiskSolver):
+class KernelConjugateGradient(_LeastSquaresSolver):
     """Conjugate gradients in function space: Algorithm 1 with the closed-form step of least squares.
 
     Parameters
@@ -127,11 +108,7 @@ class KernelConjugateGradient(_RiskSolver):
         """Short name, as on the command line."""
         return "kcg"
 
-    def resolved(self, n: int, d: int, p: int = 1) -> KernelConjugateGradient:
-        """Nothing is left open."""
-        return self
-
-    def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
         slope = state.gradient.copy()
@@ -156,7 +133,12 @@ class KernelConjugateGradient(_RiskSolver):
         return {"update": time.perf_counter() - started}
 
     def _leave_the_null_space(
-        self, operator: KernelOperator, state: RiskState, slope: FloatArray, slope_image: FloatArray, step: FloatArray
+        self,
+        operator: KernelOperator,
+        state: LeastSquaresState,
+        slope: FloatArray,
+        slope_image: FloatArray,
+        step: FloatArray,
     ) -> None:
         """Step along -g, to 1 / s2, where K g vanishes: the function is the best there is, its coefficients are not.
 
@@ -170,7 +152,7 @@ class KernelConjugateGradient(_RiskSolver):
 
 
 @dataclass(frozen=True)
-class ParameterConjugateGradient(_RiskSolver):
+class ParameterConjugateGradient(_LeastSquaresSolver):
     """Conjugate gradients on the risk's parameters, Hessian K'K + s2 K: what kernel CG is compared with.
 
     Its gradient is K g: where K is nearly singular, as of a smooth kernel, it cannot see what is left of g, and max |g|
@@ -195,11 +177,7 @@ class ParameterConjugateGradient(_RiskSolver):
         """Short name, as on the command line."""
         return "paramcg"
 
-    def resolved(self, n: int, d: int, p: int = 1) -> ParameterConjugateGradient:
-        """Nothing is left open."""
-        return self
-
-    def advance(self, operator: KernelOperator, state: RiskState) -> dict[str, float]:
+    def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
         slope = _product(operator, state, state.gradient)

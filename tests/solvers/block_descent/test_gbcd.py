@@ -184,12 +184,12 @@ def test_steps_are_conjugate_and_the_gradient_orthogonal_to_them(
     memory, y = 4, PROBLEM.y[:, :targets]
     solver = GreedyBlockCoordinateDescent(block_size=25, memory=memory, precision=precision)
     for k, state in enumerate(rounds(solver, PROBLEM.blocked(executor), y, 10)):
-        assert len(state.held) == min(k, memory)
+        assert len(state.memory.held) == min(k, memory)
         for t in range(targets):
-            P, Q = state.directions[state.held, :, t], state.images[state.held, :, t]
+            P, Q = state.memory.directions[state.memory.held, :, t], state.memory.images[state.memory.held, :, t]
             A = P @ PROBLEM.matrix @ P.T
             np.testing.assert_allclose(Q, P @ PROBLEM.matrix, rtol=0, atol=bound * np.abs(Q).max(initial=1.0))
-            np.testing.assert_allclose(state.curvatures[state.held, t], A.diagonal(), rtol=10 * bound)
+            np.testing.assert_allclose(state.memory.curvatures[state.memory.held, t], A.diagonal(), rtol=10 * bound)
             lengths = np.sqrt(A.diagonal())
             cosines = A / np.outer(lengths, lengths)
             assert np.abs(cosines - np.eye(len(cosines))).max(initial=0.0) <= bound
@@ -246,7 +246,7 @@ def test_seed_decides_everything_and_only_it(executor) -> None:
         ({"block_size": 2.5}, "block size must be a positive integer"),
         ({"block_size": "large"}, "block size must be a positive integer"),
         ({"memory": -1}, "memory must be a whole number of steps, zero or more; got -1"),
-        ({"precision": "half"}, 'precision must be "mixed" or "double"; got \'half\''),
+        ({"precision": "half"}, "precision must be 'mixed' or 'double'; got 'half'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message: str) -> None:

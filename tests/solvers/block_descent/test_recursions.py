@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution, measures
+from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution
+from dkgp.solvers.measures import measures
 
 SLOTS, M = 4, 20
 

@@ -7,10 +7,11 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.solvers import CyclicSelection, GradientSelection, GreedySelection, Selection
+from dkgp.solvers.block_descent.pipeline import SettledGradient
 from dkgp.solvers.block_descent.selection import best_in_groups
 from dkgp.solvers.block_descent.subproblem import Subproblem
 from tests.solvers.paper import best_by_brute_force, greedy_approximation
-from tests.solvers.problems import Problem, SettledView, smooth_problem
+from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(240, 3, targets=2)
 OPERATOR = PROBLEM.dense()
@@ -23,7 +24,7 @@ def fill(
     """One round's active set and step, from a gradient that has no structure that could hide a wrong choice."""
     operator = OPERATOR if problem is PROBLEM else problem.dense()
     subproblem = Subproblem(operator, size, targets)
-    selection.fill(subproblem, operator, SettledView(gradient(problem, targets, seed)), size, seed, iteration)
+    selection.fill(subproblem, operator, SettledGradient(gradient(problem, targets, seed)), size, seed, iteration)
     return subproblem
 
 

@@ -205,5 +205,5 @@ def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
     assert solver.restore(operator, problem.y, dict(state.arrays()), old).risk_width == np.inf
     # Evaluated in float32, it is not proven.
     state.precision = "single"
-    state.renew_gradient(state.gradient, "double")
+    state.renew_gradient(operator, "double")
     assert state.risk_width == np.inf

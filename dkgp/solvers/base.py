@@ -1,0 +1,102 @@
+"""The base of every solver: settings, a state to start from or to restore, and one round of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.state import SolverState
+
+__all__ = ["Method", "Solver", "as_columns"]
+
+State = TypeVar("State", bound=SolverState)
+
+
+class Method(ABC, Generic[State]):
+    """An iterative method with its settings.
+
+    Attributes
+    ----------
+    state_type : type
+        Its states' class.
+    precision : {"mixed", "double"}
+        "mixed" starts with float32 tiles, under a gradient that the driver verifies in float64; "double" takes float64
+        tiles throughout.
+    """
+
+    state_type: type[State]
+    precision: Literal["mixed", "double"] = "mixed"
+
+    def __post_init__(self) -> None:
+        """Refuse a precision that there is none of; a subclass that refuses more calls this too."""
+        if self.precision not in ("mixed", "double"):
+            raise InputError(f"the precision must be 'mixed' or 'double'; got {self.precision!r}")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short name, as on the command line."""
+
+    def resolved(self, n: int, d: int, p: int = 1) -> Self:
+        """Return the settings with every automatic choice made for n samples, d features and p targets."""
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that determine the result, in plain JSON types; a checkpoint must match them."""
+        return {"solver": self.name, "precision": self.precision}
+
+    def start(
+        self,
+        operator: KernelOperator,
+        rhs: FloatArray,
+        initial: FloatArray | None = None,
+        gradient: FloatArray | None = None,
+    ) -> State:
+        """State before the first round; a warm start costs one float64 product where its gradient is not given."""
+        alpha = np.zeros_like(rhs) if initial is None else initial.copy()
+        state = self.state_type(alpha, alpha, rhs, precision="double" if self.precision == "double" else "single")
+        self.equip(operator, state)
+        state.begin(operator, initial is not None, gradient)
+        return state
+
+    def restore(
+        self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]
+    ) -> State:
+        """State from a checkpoint, whose arrays are taken over."""
+        state = self.state_type(arrays["alpha"], arrays["gradient"], rhs)
+        state.read(arrays, metadata)
+        self.equip(operator, state)
+        return state
+
+    def equip(self, operator: KernelOperator, state: State) -> None:
+        """Give a state what it holds besides its numbers."""
+
+    @abstractmethod
+    def advance(self, operator: KernelOperator, state: State) -> dict[str, float]:
+        """One round, in place; seconds by phase."""
+
+    def finish(self, state: State) -> None:
+        """Give up what is kept outside the state, of a solve that has converged."""
+
+
+Solver: TypeAlias = Method[Any]
+"""A method, whatever its states are."""
+
+
+def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:
+    """Return vectors as (n, p) float64 numbers; refuse other shapes, and what is not finite."""
+    columns = np.array(values, dtype=np.float64)
+    if columns.ndim == 1:
+        columns = columns[:, None]
+    if columns.ndim != 2 or columns.shape[0] != n or columns.shape[1] == 0:
+        raise InputError(f"{name} must have shape ({n},) or ({n}, p); got {columns.shape}")
+    if p is not None and columns.shape[1] != p:
+        raise InputError(f"{name} has shape {columns.shape}; expected {(n, p)}")
+    if not np.isfinite(columns).all():
+        raise InputError(f"{name} must be finite; row {int(np.argwhere(~np.isfinite(columns))[0][0])} is not")
+    return columns

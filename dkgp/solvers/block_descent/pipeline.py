@@ -1,0 +1,152 @@
+"""Selection of a block while the last one's product is under way, and the gradient as a selection sees it then."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dkgp.kernels import Features
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns
+from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
+from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
+from dkgp.solvers.block_descent.selection import GradientView, Selection
+from dkgp.solvers.block_descent.subproblem import Subproblem
+
+__all__ = ["GradientUnderWay", "SelectionPipeline", "SettledGradient"]
+
+
+class SelectionPipeline:
+    """The active sets of a run, one after the other.
+
+    Where the operator overlaps, the next set is chosen while the workers compute a round's product; elsewhere when its
+    round begins. The sets are the same. `growth` holds the size of the next one; `selection` is that of the first
+    size.
+    """
+
+    def __init__(
+        self, operator: KernelOperator, selection: Selection, sizes: BlockSizes, seed: int, targets: int
+    ) -> None:
+        self.growth = BlockGrowth(sizes, sizes.first)
+        self._operator, self._selection, self._seed, self._targets = operator, selection, seed, targets
+        self._typical_entry = operator.typical_entry()
+        self._active = self._subproblem()
+        self._spare = self._subproblem() if operator.overlaps else None
+        self._prepared = False
+
+    def select(self, gradient: FloatArray, iteration: int) -> Subproblem:
+        """Return the active set of a round: the one that was prepared for it, or else one chosen now."""
+        if not self._prepared:
+            self._choose(SettledGradient(gradient), iteration)
+        self._prepared = False
+        return self._active
+
+    def announce(self, gradient: FloatArray, columns: int, iteration: int) -> None:
+        """Settle the size of the sets to come; tell an operator out of core whose inputs are to come with this round.
+
+        Before the round's update, which the next selection need not wait for: so that its size does not either.
+        """
+        self.growth.review(columns, gradient)
+        if self._operator.holds_inputs:
+            return
+        # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
+        # the round is under way, by the one after it.
+        ahead = 2 if self._operator.overlaps else 1
+        coming = self._next.announced(self._operator, self.growth.size, self._seed, iteration + ahead)
+        if coming is not None:
+            self._operator.announce(coming)
+
+    def prepare(self, view: GradientView, iteration: int) -> None:
+        """Choose the active set of a coming round, where the operator overlaps; the one taken stays as it is."""
+        if self._spare is not None:
+            self._active, self._spare = self._spare, self._active
+            self._choose(view, iteration)
+            self._prepared = True
+
+    def forget(self) -> None:
+        """Give up what was prepared, and what is known of the pace: the gradient has been renewed."""
+        self._prepared = False
+        self.growth.review_norm = 0.0
+
+    @property
+    def _next(self) -> Selection:
+        return self._selection.grown(self.growth.sizes.first, self.growth.size)
+
+    def _choose(self, view: GradientView, iteration: int) -> None:
+        size = self.growth.size
+        if self._active.capacity < size:
+            self._active = self._subproblem()
+        self._active.reset()
+        self._next.fill(self._active, self._operator, view, size, self._seed, iteration)
+
+    def _subproblem(self) -> Subproblem:
+        return Subproblem(self._operator, self.growth.size, self._targets, typical_entry=self._typical_entry)
+
+
+class SettledGradient:
+    """The gradient when nothing is under way."""
+
+    def __init__(self, gradient: FloatArray) -> None:
+        self._gradient = gradient
+
+    def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
+        """Return g at some samples."""
+        return self._gradient[indices]
+
+    def everywhere(self) -> FloatArray:
+        """Return g."""
+        return self._gradient
+
+
+class GradientUnderWay:
+    """The gradient after a step whose update the workers may still be computing.
+
+    At a few samples it is cheaper to evaluate K(candidates, B) delta here than to wait. The tile loops give the same
+    bits for a row wherever it is evaluated, so it makes no difference to the result which way a value was had.
+
+    `gradient` is the one before the step, which `settle` updates in place; `pending` is Kbar[:, B] delta, by tiles of
+    `precision`.
+    """
+
+    def __init__(
+        self,
+        operator: KernelOperator,
+        gradient: FloatArray,
+        memory: ConjugateMemory,
+        step: BlockStep,
+        pending: PendingColumns,
+        precision: Precision,
+    ) -> None:
+        self._operator, self._gradient, self._memory = operator, gradient, memory
+        self._step, self._pending, self._precision = step, pending, precision
+        self._settled = False
+        self._affordable = operator.overlap_evaluations
+        self._columns: Features | None = None
+
+    def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
+        """Return g at some samples, evaluated here while that is cheaper than waiting."""
+        operator, step, precision = self._operator, self._step, self._precision
+        self._affordable -= len(indices) * len(step.indices)
+        if self._settled or self._affordable < 0 or self._pending.done():
+            return self.everywhere()[indices]
+        if features is None or precision == "double":
+            features = operator.features(indices, precision)
+        if self._columns is None:
+            self._columns = operator.features(step.indices, precision)
+            self._position = np.full(operator.n, -1, dtype=np.intp)
+            self._position[step.indices] = np.arange(len(step.indices))
+        product = np.ascontiguousarray(operator.evaluator(precision).matmat(features, self._columns, step.delta))
+        position = self._position[indices]
+        inside = position >= 0
+        product[inside] += operator.noise_variance * step.delta[position[inside]]
+        return self._memory.settled_at(indices, self._gradient, step, product)
+
+    def everywhere(self) -> FloatArray:
+        """Return g, waiting for the update."""
+        self.settle()
+        return self._gradient
+
+    def settle(self) -> None:
+        """Wait for the update and add it to g."""
+        if not self._settled:
+            self._memory.settle(self._gradient, self._step, self._pending.result())
+            self._settled = True

@@ -1,0 +1,140 @@
+"""Float32 rounds under a float64 gradient: when it is computed anew, and when float32 is given up.
+
+Float32 tiles serve a solve twice over: they take half the time, and what they are off by is bounded where the gradient
+is one float64 product with alpha as it is. Three things can go wrong with them, and each has its answer here: the
+recursion's gradient drifts from the true one (it is computed anew), float32 rounds come no closer (the solve goes on
+in float64), or they break down altogether (it begins again in float64).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dkgp.errors import NumericalError
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import KernelOperator
+from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress, StopReason
+
+__all__ = ["PrecisionPolicy"]
+
+State = TypeVar("State", bound=SolverState)
+
+# A float32 recursion's gradient drifts from the true one by about 2.3e-7 times the rms kernel entry times the norm of
+# all steps taken, and by about five times that at the worst sample: measured on kin40k and Friedman1, n = 10,000 to
+# 40,000.
+DRIFT_PER_STEP = 5 * 2.3e-7
+# Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it
+# is computed anew, and what the remaining, short steps add to it stays far below.
+LARGEST_DRIFT_SHARE = 0.1
+# A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
+LEAST_GAIN = 0.5
+
+
+class PrecisionPolicy:
+    """Float32 rounds for as long as they do; `refreshes` counts the gradients computed in float64."""
+
+    def __init__(self, operator: KernelOperator) -> None:
+        self.refreshes = 0
+        self._operator = operator
+        self._typical_entry: float | None = None
+        self._single_failed = False
+        self._verified = math.inf
+        self._start_objective = self._true_objective = 0.0
+
+    def begin(self, start: Progress) -> None:
+        """Note the objective that no round may exceed."""
+        self._start_objective = self._true_objective = start.objective
+
+    def broke_down(self, state: SolverState, progress: Progress) -> bool:
+        """Whether the recursion's numbers cannot be true: not finite, or an objective above the start's."""
+        highest = self._start_objective + 1e-6 * abs(self._start_objective) + 1e-9 * state.rhs.size
+        return not (math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest)
+
+    def start_over(self, state: State, progress: Progress, start: Callable[[], State]) -> State:
+        """Begin again in float64 after float32 broke down altogether, the rounds so far counted.
+
+        Raises
+        ------
+        NumericalError
+            It was float64 that broke down.
+        """
+        if state.precision == "double":
+            raise NumericalError(
+                f"the solve broke down in float64 after {state.iteration} rounds (max|g| = "
+                f"{progress.gradient_inf_norm:.3g}, objective {progress.objective:.3g}). Raise the noise variance, and "
+                "check that inputs and targets are standardised"
+            )
+        self._single_failed = True
+        fresh = start()
+        fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
+        return fresh
+
+    def drifted(self, state: SolverState, progress: Progress) -> bool:
+        """Whether float32 rounding has grown to a tenth of the gradient."""
+        if self._typical_entry is None:
+            self._typical_entry = self._operator.typical_entry()
+        drift = DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
+        return drift > LARGEST_DRIFT_SHARE * progress.gradient_inf_norm
+
+    def must_verify(self, state: SolverState) -> bool:
+        """Whether a float64 product is needed to tell where the solve stands.
+
+        The errors of an approximate operator's products have added up in the recursion; those of one are bounded.
+        """
+        return not state.exact or self._operator.approximate
+
+    def renew(self, state: SolverState, precision: Precision) -> None:
+        """Compute the gradient in float64; where float32 rounds achieved nothing since the last time, stay there.
+
+        On nearly equal samples with little noise, float32 kernel entries need not form a positive definite matrix with
+        s2 on its diagonal, and descent along its columns need not descend.
+        """
+        state.renew_gradient(self._operator, precision)
+        self.refreshes += 1
+        objective = state.measured(self._operator).objective
+        if not objective < self._true_objective:
+            self._single_failed = True
+        self._true_objective = objective
+        if self._single_failed:
+            state.precision = "double"
+
+    def stalled(self, state: SolverState, true: Progress) -> StopReason | None:
+        """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
+
+        Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it.
+        """
+        before, self._verified = self._verified, true.gradient_norm
+        if true.gradient_norm < LEAST_GAIN * before:
+            return None
+        if state.precision == "single":
+            state.precision, self._verified = "double", math.inf
+            return None
+        return StopReason(
+            "rounding",
+            False,
+            f"float64 does not come closer: max|g| = {true.gradient_inf_norm:.3g}, evaluated anew, is above the "
+            "tolerance, though the solver's own recursion is below it",
+            "raise the tolerance, or the noise variance",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, for a checkpoint."""
+        return {
+            "refreshes": self.refreshes,
+            "single_failed": self._single_failed,
+            "verified": self._verified if math.isfinite(self._verified) else None,
+            "start_objective": self._start_objective,
+            "true_objective": self._true_objective,
+            "typical_entry": self._typical_entry,
+        }
+
+    def resume(self, found: dict[str, Any]) -> None:
+        """Go on from what a checkpoint tells."""
+        self.refreshes = found["refreshes"]
+        self._single_failed = found["single_failed"]
+        self._verified = math.inf if found.get("verified") is None else found["verified"]
+        self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
+        self._typical_entry = found.get("typical_entry")

@@ -1,0 +1,61 @@
+"""The history of a solve: where it stood after each round and what it has taken, earlier runs included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dkgp.operators.base import KernelOperator
+from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress
+
+__all__ = ["Record"]
+
+
+class Record:
+    """The history of a solve, with its clock and its count of kernel entries; `callback` hears of every round."""
+
+    def __init__(self, operator: KernelOperator, callback: Callable[[Progress], None] | None) -> None:
+        self.history: list[Progress] = []
+        self._operator, self._callback = operator, callback
+        self._seconds_before = 0.0
+        self._evaluations_before = 0
+        self._started = time.perf_counter()
+        self._evaluations_at_start = operator.kernel_evaluations
+
+    def measure(self, state: SolverState, timings: dict[str, float] | None = None) -> Progress:
+        """Return where a solve stands, and what it has taken to get there."""
+        standing = state.measured(self._operator)
+        return replace(standing, seconds=self._seconds(), kernel_evaluations=self._evaluations(), timings=timings or {})
+
+    def add(self, progress: Progress) -> None:
+        """Keep the record of a round, and tell of it."""
+        self.history.append(progress)
+        if self._callback is not None:
+            self._callback(progress)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, for a checkpoint."""
+        return {
+            "history": [progress.to_json() for progress in self.history],
+            "seconds": self._seconds(),
+            "kernel_evaluations": self._evaluations(),
+        }
+
+    def resume(self, found: dict[str, Any]) -> None:
+        """Go on from a checkpoint's record.
+
+        What restoring took is not counted: the run that was interrupted has counted it when it started.
+        """
+        self.history = [Progress(**record) for record in found["history"]]
+        self._seconds_before = found["seconds"]
+        self._evaluations_before = found["kernel_evaluations"]
+        self._evaluations_at_start = self._operator.kernel_evaluations
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def _evaluations(self) -> int:
+        return self._evaluations_before + self._operator.kernel_evaluations - self._evaluations_at_start
