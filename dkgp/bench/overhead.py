@@ -59,7 +59,7 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
                         **prepared.to_json(),
                         "test": None,
                         "alpha": str(Path(name) / f"{kind}-{repeat}.npy"),
-                        "solver": asdict(job.solver),
+                        "solver": job.solver.to_json(),
                         "cluster": {"kind": kind, "workers": workers},
                     }
                     runs[kind].append(run_contender(description))
@@ -86,7 +86,7 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
     figures = {f"seconds_{row['cluster']}_to_{first}": row["ratio"] for row in rows[1:]}
     figures["bit_identical"] = all(row["bit_identical"] for row in rows)
     title = f"Overhead of Dask: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
-    settings = {"problem": asdict(job.problem), "solver": asdict(job.solver), "repeats": job.repeats, "runs": runs}
+    settings = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "repeats": job.repeats, "runs": runs}
     document = report("overhead", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
     write_record(document, job.out)
     return document

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
@@ -21,9 +21,7 @@ from dkgp.models.exact import TrainedModel, train
 
 __all__ = ["BenchSelectionJob", "run_bench_selection"]
 
-SolverName = Literal["gbcd", "bcdc", "bcdg"]
-
-LABELS: dict[SolverName, str] = {
+LABELS = {
     "gbcd": "GBCD (greedy)",
     "bcdc": "BCDC (cyclic)",
     "bcdg": "BCDG (gradient)",
@@ -67,23 +65,22 @@ def run_bench_selection(job: BenchSelectionJob, reporter: Reporter) -> Document:
         dataset = open_dataset(prepared.train)
         found = read_hyperparameters(prepared.hyper)
         with open_executor(job.cluster, dataset.n_samples, reporter) as executor:
-            for solver in get_args(SolverName):
+            for solver in LABELS:
                 per_step = job.solver.variables_per_step if solver == "gbcd" else None
-                options = replace(job.solver, solver=solver, variables_per_step=per_step)
+                options = job.solver.changed(solver=solver, variables_per_step=per_step)
                 trained[solver] = _train(options, dataset, found, executor, reporter, LABELS[solver])
             tight = SolverOptions(tolerance=job.solver.tolerance / REFERENCE_TIGHTENING, precision="double")
             reference = _train(tight, dataset, found, executor, reporter, "reference")
     minimum = float(reference.summary["objective"])
-    rows = [_row(LABELS[solver], trained[solver], minimum) for solver in get_args(SolverName)]
+    rows = [_row(LABELS[solver], trained[solver], minimum) for solver in LABELS]
     histories = {
-        LABELS[solver]: [progress.to_json() for progress in trained[solver].solution.history]
-        for solver in get_args(SolverName)
+        LABELS[solver]: [progress.to_json() for progress in trained[solver].solution.history] for solver in LABELS
     }
     block_size = trained["gbcd"].solution.solver["block_size"]
     title = f"Selection: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, m = {block_size:,}"
     if job.plot is not None:
         plot_comparison(job.plot, histories, minimum=minimum, tolerance=job.solver.tolerance, title=title)
-    settings: dict[str, Any] = {"problem": asdict(job.problem), "solver": asdict(job.solver), "histories": histories}
+    settings: dict[str, Any] = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "histories": histories}
     figures = {"objective_minimum": minimum, "block_size": block_size}
     document = report("selection", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
     document["plot"] = job.plot

@@ -83,7 +83,7 @@ def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
         figures = _figures(runs, Path(name))
     rows = [_row(contender, runs[contender], prepared.n) for contender in contenders]
     title = f"Solve: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
-    settings = {"problem": asdict(job.problem), "solver": asdict(job.solver), "repeats": job.repeats, "runs": runs}
+    settings = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "repeats": job.repeats, "runs": runs}
     document = report("solve", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
     document["warnings"] = list(reporter.warnings)
     write_record(document, job.out)
@@ -103,7 +103,7 @@ def _run_all(
                     "contender": name,
                     **prepared.to_json(),
                     "alpha": str(folder / f"{name}-{repeat}.npy"),
-                    "solver": asdict(job.solver),
+                    "solver": job.solver.to_json(),
                     "cluster": asdict(job.cluster),
                 }
                 runs[name].append(run_contender(description, warn=reporter.warn))

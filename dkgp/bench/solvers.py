@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dkgp.bench.papers.data import Library, PreparedData, prepare_data
 from dkgp.bench.papers.runs import Contender, Workbench
@@ -16,16 +16,14 @@ from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import ENTRIES, Column, check_record_file, median, report, write_record
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.solver_options import SolverName, SolverOptions
+from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.models.solver_choice import choose_among
 from dkgp.solvers import Choice
+from dkgp.solvers.auto import CHOICES
+from dkgp.solvers.registry import AUTO, declaration_of, solver_names
 
-__all__ = ["RIVALS", "BenchSolversJob", "run_bench_solvers"]
+__all__ = ["BenchSolversJob", "rivals", "run_bench_solvers"]
 
-# In the order in which they are likely to be quick: who is slower than a few times the best is cut off.
-RIVALS: tuple[SolverName, ...] = ("cholesky", "pcg", "gbcd", "tiled-cholesky", "cg", "bcdc", "smo")
-AUTO = "auto"
 CUT_OFF = 4.0
 LEAST_SECONDS = 2.0
 
@@ -39,6 +37,12 @@ COLUMNS = (
     ENTRIES,
     Column("note", "", text=True),
 )
+
+
+def rivals() -> tuple[str, ...]:
+    """Name the solvers that run by default, the quick ones first: who takes a few times the best's time is cut off."""
+    turns = {name: declaration_of(name).bench_turn for name in solver_names()}
+    return tuple(sorted((name for name in turns if turns[name] is not None), key=lambda name: turns[name] or 0))
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class BenchSolversJob:
     data: str | None = None
     problems: tuple[str, ...] = ()
     sizes: tuple[int, ...] = (2_000, 10_000)
-    solvers: tuple[SolverName, ...] = RIVALS
+    solvers: tuple[str, ...] = field(default_factory=rivals)
     repeats: int = 1
     subset: int = 2000
     seed: int = 0
@@ -113,7 +117,7 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
         COLUMNS,
         rows,
         {"auto_over_best_largest": max(ratios), "auto_over_best_median": median(ratios)},
-        asked=asdict(job),
+        asked={**asdict(job), "solver": job.solver.to_json()},
     )
     document["warnings"] = list(reporter.warnings)
     write_record(document, job.out)
@@ -137,11 +141,11 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
                 if name in cut:
                     continue
                 began = time.perf_counter()
-                options = replace(job.solver, solver=cast(SolverName, name), seed=job.seed)
+                options = job.solver.changed(solver=name, seed=job.seed)
                 if name == AUTO:
-                    options, choice = _chosen(options, data)
+                    options, choice = options.decided(data, data.found)
                 elif best < float("inf") and job.solver.max_seconds is None:
-                    options = replace(options, max_seconds=max(LEAST_SECONDS, CUT_OFF * best))
+                    options = options.changed(max_seconds=max(LEAST_SECONDS, CUT_OFF * best))
                 try:
                     run = bench.solve(Contender(name, name, options))
                 except MemoryBudgetError as error:
@@ -180,21 +184,7 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
     return [{"data": data.name, "n": data.n, **row} for row in (*rows[:-1], *refused, *rows[-1:])]
 
 
-def _chosen(options: SolverOptions, data: PreparedData) -> tuple[SolverOptions, Choice]:
-    choice = choose_among(
-        data.inputs,
-        data.found.kernel,
-        data.found.noise_variance,
-        data.targets.shape[1],
-        tolerance=options.tolerance,
-        double=options.precision == "double",
-        seed=options.seed,
-    )
-    return replace(options, solver=cast(SolverName, choice.solver), rank=choice.rank or "auto"), choice
-
-
-def _warm_up(solvers: Sequence[SolverName], bench: Workbench) -> None:
+def _warm_up(solvers: Sequence[str], bench: Workbench) -> None:
     """Load compiled code before any clock starts, that of what `auto` may pick included."""
-    chosen: tuple[SolverName, ...] = ("gbcd", "pcg", "cholesky")
-    for name in dict.fromkeys((*solvers, *chosen)):
+    for name in dict.fromkeys((*solvers, *CHOICES)):
         bench.warm_up(SolverOptions(solver=name))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
-    block_size,
     cluster_from,
     cluster_options,
     examples,
@@ -15,6 +15,7 @@ from dkgp.cli.options import (
     output_options,
     overwrite_option,
     seed_option,
+    solver_options,
 )
 from dkgp.cli.running import execute
 
@@ -25,19 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-@click.command(epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick"))
+@click.command(
+    cls=DeclaredCommand, epilog=examples("dkgp demo --out demo-output", "dkgp demo --out demo-output --quick")
+)
 @click.option("--out", default="demo-output", show_default=True, metavar="DIR", help="Folder for everything.")
 @click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
 @click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")
 @click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
-@click.option(
-    "--block-size",
-    type=block_size,
-    metavar="M|auto",
-    default="auto",
-    show_default=True,
-    help="Variables moved in a round.",
-)
+@solver_options("block_size")
 @limit_options
 @cluster_options
 @seed_option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dkgp import __version__
-from dkgp.cli.bench.group import bench
+from dkgp.cli.bench import bench
 from dkgp.cli.demo import demo
 from dkgp.cli.ingest import ingest
 from dkgp.cli.options import examples

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
 from dkgp.cli.options import examples, output_options, overwrite_option, seed_option
 from dkgp.cli.running import execute
 
@@ -16,12 +17,27 @@ if TYPE_CHECKING:
 __all__ = ["ingest"]
 
 
+def _format_options() -> list[click.Option]:
+    from dkgp.data.sources.formats import format_options
+
+    return [click_option(option) for option, _ in format_options().values()]
+
+
+def _formats() -> dict[str, str]:
+    from dkgp.data.sources.formats import FORMATS
+
+    *most, last = FORMATS.all()
+    return {"formats": f"{', '.join(most)} and {last}"}
+
+
 @click.command(
+    cls=DeclaredCommand,
+    described=_formats,
     epilog=examples(
         "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
         "dkgp ingest 'part-*.parquet' train.zarr --target 0 --features age,height,weight",
         "dkgp ingest DATA.npz train.zarr --target y --test-mask test_mask:0 --test-out test.zarr",
-    )
+    ),
 )
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("out")
@@ -39,7 +55,7 @@ __all__ = ["ingest"]
 @click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store.")
 @click.option("--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples.")
 @click.option("--test-out", metavar="STORE", help="Where the test samples go.")
-@click.option("--header/--no-header", default=None, help="Whether text has a header.  [default: find out]")
+@declared_options(_format_options)
 @click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
 @seed_option
 @overwrite_option
@@ -47,14 +63,15 @@ __all__ = ["ingest"]
 def ingest(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """Read SOURCES (files, globs, folders, URLs) into the dataset store OUT.
 
-    CSV and other delimited text (compressed too), Parquet, NPY, NPZ, NetCDF and Zarr are recognised by content and read
-    in bounded memory. All samples are checked before anything is written.
+    {formats} are recognised by content and read in bounded memory. All samples are checked before anything is written.
     """
 
     def job(reporter: Reporter) -> Document:
         from dkgp.commands.ingest import IngestJob, run_ingest
+        from dkgp.data.sources.formats import format_options
 
+        of_format = {name: options.pop(name) for name in format_options()}
         features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
-        return run_ingest(IngestJob(features=tuple(features) or None, **options), reporter)
+        return run_ingest(IngestJob(features=tuple(features) or None, options=of_format, **options), reporter)
 
     execute("ingest", job, as_json=as_json, quiet=quiet, debug=debug)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from dkgp.cli.declared import click_option, click_type, declared_options
+from dkgp.registry import Option, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
 
 __all__ = [
-    "block_size",
-    "byte_count",
     "checkpoint_options",
     "cluster_from",
     "cluster_options",
@@ -24,12 +25,12 @@ __all__ = [
     "overwrite_option",
     "record_options",
     "seed_option",
+    "solver_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
-CLUSTER_KINDS = ["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
 CLUSTER_NAMES = (
     "scheduler",
     "scheduler_file",
@@ -46,30 +47,11 @@ CLUSTER_NAMES = (
     "settings",
     "config_file",
 )
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def examples(*lines: str) -> str:
     """Return an epilog that shows commands as they are typed."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def block_size(value: str) -> int | str:
-    """Type of `--block-size`: a whole number, or "auto"."""
-    if value == "auto":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a whole number nor 'auto'.") from None
-
-
-def byte_count(value: str) -> int:
-    """Type of an amount of memory, such as 4GiB: bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), flags=re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -101,20 +83,25 @@ def setting(value: str) -> tuple[str, Any]:
         return name.strip(), text
 
 
+def _cluster_option() -> list[click.Option]:
+    from dkgp.cluster.kinds import cluster_kinds
+
+    kinds = cluster_kinds()
+    by_help: dict[str, list[str]] = {}
+    for kind in kinds:
+        by_help.setdefault(kind.help, []).append(kind.name)
+    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
+    precedence = "Precedence: --scheduler, --scheduler-file, --cluster, dkgp.cluster in dask's configuration."
+    names = tuple(kind.name for kind in kinds)
+    return [click_option(Option("cluster", f"{told}. {precedence}  [default: auto]", choices=names))]
+
+
 def cluster_options(function: F) -> F:
     """Add the options that say where the work runs; `cluster_from` takes the values."""
     return _together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
-        click.option(
-            "--cluster",
-            type=click.Choice(CLUSTER_KINDS),
-            help="none: this process's threads, no Dask; local: a Dask cluster in this process; processes: worker "
-            "processes; slurm, pbs, lsf: workers are jobs of that queueing system; kubernetes: of the Dask operator; "
-            "gateway: of a Dask Gateway; ssh: started on hosts; auto: the scheduler in dask's configuration "
-            "(DASK_SCHEDULER_ADDRESS), else none for small problems and local for the rest. Precedence: --scheduler, "
-            "--scheduler-file, --cluster, dkgp.cluster in dask's configuration.  [default: auto]",
-        ),
+        declared_options(_cluster_option),
         click.option("--workers", type=int, metavar="N", help="Workers to start, or to wait for at a scheduler."),
         click.option(
             "--adaptive", type=int, nargs=2, metavar="MIN MAX", help="As many workers as the work needs, instead."
@@ -123,7 +110,7 @@ def cluster_options(function: F) -> F:
         click.option(
             "--worker-memory",
             "worker_memory_bytes",
-            type=byte_count,
+            type=click_type(byte_count),
             metavar="SIZE",
             help="Memory of each worker started here, such as 8GiB.",
         ),
@@ -178,6 +165,18 @@ def overwrite_option(function: F) -> F:
 def seed_option(function: F) -> F:
     """`--seed`."""
     return click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")(function)
+
+
+def solver_options(*names: str, help: str | None = None) -> Callable[[F], F]:
+    """Options that solvers declare, with a help of their own here or as they say it themselves."""
+
+    def made() -> list[click.Option]:
+        from dkgp.solvers.registry import own_options
+
+        known = own_options()
+        return [click_option(replace(known[name], help=help or known[name].help)) for name in names]
+
+    return declared_options(made)
 
 
 def limit_options(function: F) -> F:

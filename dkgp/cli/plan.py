@@ -7,37 +7,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, click_type
 from dkgp.cli.options import (
-    block_size,
-    byte_count,
     cluster_from,
     cluster_options,
     examples,
     output_options,
     overwrite_option,
     seed_option,
+    solver_options,
 )
 from dkgp.cli.running import execute
+from dkgp.registry import byte_count, whole_numbers
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["plan", "whole_numbers"]
+__all__ = ["plan"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOLVER_NAMES = ("block_size", "candidates", "memory", "precision", "tolerance", "seed")
-
-
-def whole_numbers(value: str | tuple[int, ...]) -> tuple[int, ...]:
-    """Type of an option that takes whole numbers with commas between them."""
-    if isinstance(value, tuple):
-        return value
-    try:
-        return tuple(int(item) for item in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of whole numbers such as 1,2,4.") from None
 
 
 def measured_cluster_options(function: F) -> F:
@@ -49,12 +40,13 @@ def measured_cluster_options(function: F) -> F:
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp plan train.zarr --hyper hyper.json",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
         "dkgp plan train.zarr --hyper hyper.json --validate",
-    )
+    ),
 )
 @click.argument("dataset")
 @click.option(
@@ -63,7 +55,7 @@ def measured_cluster_options(function: F) -> F:
 @click.option("--subset", type=int, default=1000, show_default=True, help="Samples to tune on without --hyper.")
 @click.option(
     "--workers",
-    type=whole_numbers,
+    type=click_type(whole_numbers),
     default="1,2,4,8,16,32,64,128,256",
     show_default=True,
     metavar="N,N,...",
@@ -73,11 +65,7 @@ def measured_cluster_options(function: F) -> F:
 @click.option(
     "--one-machine", is_flag=True, help="The workers share this machine with the coordinator, not one like it each."
 )
-@click.option(
-    "--block-size", type=block_size, default="auto", show_default=True, metavar="M|auto", help="As for train."
-)
-@click.option("--candidates", type=int, default=60, show_default=True, help="As for train.")
-@click.option("--memory", type=int, default=5, show_default=True, help="As for train.")
+@solver_options("block_size", "candidates", "memory", help="As for train.")
 @click.option(
     "--precision", type=click.Choice(["mixed", "double"]), default="mixed", show_default=True, help="As for train."
 )
@@ -91,7 +79,7 @@ def measured_cluster_options(function: F) -> F:
 @click.option(
     "--bandwidth",
     "bytes_per_second",
-    type=byte_count,
+    type=click_type(byte_count),
     metavar="SIZE",
     help="Bytes a second between scheduler and workers, such as 100MiB.  [default: measured]",
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, click_type
 from dkgp.cli.options import (
-    byte_count,
     cluster_from,
     cluster_options,
     examples,
@@ -17,6 +17,7 @@ from dkgp.cli.options import (
     seed_option,
 )
 from dkgp.cli.running import execute
+from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.evaluate import EvaluateJob
@@ -40,11 +41,12 @@ VARIANCE_OPTIONS = {
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp predict model.zarr test.zarr --out pred.zarr",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
-    )
+    ),
 )
 @click.argument("model")
 @click.argument("dataset")
@@ -85,7 +87,7 @@ VARIANCE_OPTIONS = {
 @click.option(
     "--variance-memory",
     "memory_bytes",
-    type=byte_count,
+    type=click_type(byte_count),
     metavar="SIZE",
     help="Working memory of a worker process, such as 2GiB.  [default: 1.4GiB, more for more than 180,000 samples]",
 )

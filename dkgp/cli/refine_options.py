@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.options import byte_count
+from dkgp.cli.declared import click_type
+from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
     from dkgp.models.refinement.record import RefineSettings
@@ -64,7 +65,10 @@ def refine_options(function: F) -> F:
             help="Of the preconditioner.  [default: 10 sqrt(n), as memory allows]",
         ),
         click.option(
-            "--refine-memory", type=byte_count, metavar="SIZE", help="Of the preconditioner.  [default: 1GiB]"
+            "--refine-memory",
+            type=click_type(byte_count),
+            metavar="SIZE",
+            help="Of the preconditioner.  [default: 1GiB]",
         ),
         click.option(
             "--refine-holdout",

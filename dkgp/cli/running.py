@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.flags import wording
 from dkgp.errors import DkgpError, ExitCode
 
 if TYPE_CHECKING:
@@ -51,17 +52,18 @@ def execute(
         The exit code that the document means.
     """
     failure: tuple[str, str, int, str | None]
+    worded = wording()
     try:
         from dkgp.commands.reporting.terminal import TerminalReporter
         from dkgp.commands.signals import terminate_as_interrupt
 
         with terminate_as_interrupt():
-            document = job(TerminalReporter(quiet=quiet))
+            document = job(TerminalReporter(quiet=quiet, wording=worded))
     except DkgpError as error:
         checkpoint = getattr(error, "checkpoint", None)
         failure = (
             type(error).__name__,
-            str(error),
+            worded(str(error)),
             int(error.exit_code),
             None if checkpoint is None else str(checkpoint),
         )
@@ -85,7 +87,8 @@ def execute(
     else:
         if document is None:
             sys.exit(int(ExitCode.DONE))
-        _print_document(document, as_json, show)
+        words = {name: worded(text) for name, text in document.items() if isinstance(text, str)}
+        _print_document({**document, **words}, as_json, show)
         if exit_code is not None:
             sys.exit(exit_code(document))
         unconverged = must_converge and not document["converged"]

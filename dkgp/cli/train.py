@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, click_option, click_type, declared_options
+from dkgp.cli.flags import in_flags
 from dkgp.cli.options import (
-    block_size,
-    byte_count,
     checkpoint_options,
     cluster_from,
     cluster_options,
@@ -21,6 +21,7 @@ from dkgp.cli.options import (
     seed_option,
 )
 from dkgp.cli.running import execute
+from dkgp.registry import Option, byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -29,101 +30,46 @@ if TYPE_CHECKING:
 
 __all__ = ["train", "train_job"]
 
-SOLVER_NAMES = (
-    "solver",
-    "block_size",
-    "largest_block_size",
-    "candidates",
-    "variables_per_step",
-    "memory",
-    "precision",
-    "exhaustive",
-    "prefitting",
-    "seed",
-    "tolerance",
-    "max_passes",
-    "max_seconds",
-    "rank",
-    "landmarks",
-    "duality_gap",
-)
+
+def every_solver_option() -> list[click.Option]:
+    """Return `--solver`, the options that solvers declare, and the folder of those that need one."""
+    from dkgp.solvers.registry import AUTO, Need, declaration_of, own_options, solver_names, solvers_that_need
+
+    told = {AUTO: "the one that a probe of the problem says is quickest"}
+    told |= {name: declaration_of(name).help for name in solver_names()}
+    named = "; ".join(f"{name}: {text}" for name, text in told.items())
+    own = [click_option(option) for option in own_options().values()]
+    for option in own:
+        option.help = in_flags(option.help or "", own)
+    place = (
+        f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor, to go on with after an interruption.  "
+        "[default: OUT.tiles]"
+    )
+    return [
+        click_option(Option("solver", f"{named}.", default="gbcd", choices=tuple(told))),
+        *own,
+        click_option(Option("tiles", place, metavar="FOLDER")),
+    ]
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --solver gbcd --tol 1e-4",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
-    )
+    ),
 )
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
 @click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
-@click.option(
-    "--solver",
-    type=click.Choice(
-        ["auto", "gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "kcg", "paramcg", "cholesky", "tiled-cholesky"]
-    ),
-    default="gbcd",
-    show_default=True,
-    help="auto: the one that a probe of the problem says is quickest; gbcd: greedy block coordinate descent; bcdc, "
-    "bcdg: the same with cyclic or gradient selection; smo: pairs; cg: conjugate gradients; pcg: preconditioned by a "
-    "partial Cholesky factor; kcg: kernel conjugate gradient; paramcg: on the risk's parameters, its rival; cholesky: "
-    "in memory; tiled-cholesky: on disk.",
-)
-@click.option(
-    "--block-size",
-    type=block_size,
-    metavar="M|auto",
-    default="auto",
-    show_default=True,
-    help="Variables moved in a round.",
-)
-@click.option(
-    "--largest-block-size",
-    type=block_size,
-    metavar="M|auto",
-    default="auto",
-    show_default=True,
-    help="What gbcd's blocks grow to where it gets on slowly; auto leaves a --block-size that is given as it is.",
-)
-@click.option("--candidates", type=int, default=60, show_default=True, help="Each variable is the best of so many.")
-@click.option(
-    "--variables-per-step",
-    type=int,
-    metavar="V",
-    help="Variables that gbcd chooses between two solutions of the block; 1 is the paper's.  [default: a 20th of the "
-    "block; 1 with --exhaustive or --prefitting]",
-)
-@click.option(
-    "--memory",
-    type=int,
-    metavar="STEPS",
-    help="Past steps that a new one is conjugate to.  [default: 5; 0 for bcdc and bcdg, as in the paper]",
-)
+@declared_options(every_solver_option)
 @click.option(
     "--precision",
     type=click.Choice(["mixed", "double"]),
     default="mixed",
     show_default=True,
     help="mixed: float32 kernel tiles under float64 vectors, finished in float64.",
-)
-@click.option("--exhaustive", is_flag=True, help="Score all samples at every step instead of random candidates.")
-@click.option("--prefitting", is_flag=True, help="Score by the decrease after refitting the block; for small problems.")
-@click.option(
-    "--rank", type=block_size, metavar="R|auto", default="auto", show_default=True, help="Of pcg's preconditioner."
-)
-@click.option(
-    "--landmarks",
-    type=click.Choice(["pivoted", "uniform"]),
-    default="pivoted",
-    show_default=True,
-    help="How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
-)
-@click.option(
-    "--tiles",
-    metavar="FOLDER",
-    help="Where tiled-cholesky keeps its factor, to go on with after an interruption.  [default: OUT.tiles]",
 )
 @click.option(
     "--duality-gap",
@@ -144,7 +90,7 @@ SOLVER_NAMES = (
 @click.option(
     "--memory-limit",
     "memory_limit_bytes",
-    type=byte_count,
+    type=click_type(byte_count),
     metavar="SIZE",
     help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
 )
@@ -175,5 +121,6 @@ def train_job(options: dict[str, Any]) -> TrainJob:
     from dkgp.commands.solver_options import SolverOptions
     from dkgp.commands.train import TrainJob
 
-    solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
-    return TrainJob(solver=solver, **{name: value for name, value in options.items() if name not in SOLVER_NAMES})
+    names = SolverOptions.option_types()
+    solver = SolverOptions(**{name: options[name] for name in names})
+    return TrainJob(solver=solver, **{name: value for name, value in options.items() if name not in names})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
@@ -27,6 +28,7 @@ __all__ = ["tune", "tune_job"]
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp tune train.zarr --out hyper.json --kernel rbf --subset 2000",
         "dkgp tune train.zarr --out hyper.json --subsets 4 --plot scales.png --folds 10",
@@ -34,7 +36,7 @@ __all__ = ["tune", "tune_job"]
         "dkgp tune train.zarr --out hyper.json --bounds 'gamma*=0.001:10' --fix noise_variance=0.01",
         "dkgp tune train.zarr --out better.json --start hyper.json --prior 'gamma*=lognormal(0.1, 1)'",
         "dkgp tune train.zarr --out hyper.json --refine --refine-steps 10",
-    )
+    ),
 )
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="FILE", help="Where the hyperparameters go, as JSON.")

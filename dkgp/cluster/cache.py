@@ -7,9 +7,10 @@ nothing else.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+
+from zict import LRU
 
 __all__ = ["FeatureCache", "worker_cache"]
 
@@ -35,67 +36,61 @@ class FeatureCache:
     """
 
     def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
-        self.budget_bytes = budget_bytes
         self.hits = 0
         self.misses = 0
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
-        self._bytes = 0
+        self._values: LRU[Hashable, Any] = LRU(budget_bytes, {}, weight=lambda key, value: value.nbytes)
         self._lock = threading.Lock()
         self._building: dict[Hashable, threading.Lock] = {}
 
     @property
+    def budget_bytes(self) -> int:
+        """What values may take together."""
+        return int(self._values.n)
+
+    @budget_bytes.setter
+    def budget_bytes(self, count: int) -> None:
+        self._values.n = count
+
+    @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return self._bytes
+        return int(self._values.total_weight)
 
     def get(self, key: Hashable, build: Callable[[], ValueT]) -> ValueT:
         """Return the value under `key`; where it is missing it is built, while other threads that ask for it wait."""
         with self._lock:
             if key in self._values:
-                self.hits += 1
-                self._values.move_to_end(key)
-                value: ValueT = self._values[key]
-                return value
+                return cast(ValueT, self._hit(key))
             gate = self._building.setdefault(key, threading.Lock())
         with gate:
             with self._lock:
                 if key in self._values:
-                    self.hits += 1
-                    found: ValueT = self._values[key]
-                    return found
+                    return cast(ValueT, self._hit(key))
             try:
                 built = build()
                 with self._lock:
                     self.misses += 1
-                    self._store(key, built)
+                    # Evicted at once, a value may be built by two threads that waited; the later one stays.
+                    self._values[key] = built
             finally:
                 with self._lock:
                     self._building.pop(key, None)
             return built
 
-    def _store(self, key: Hashable, value: _Sized) -> None:
-        # Evicted at once, a value may be built by two threads that waited for it: the later one replaces the earlier.
-        if key in self._values:
-            self._bytes -= self._values.pop(key).nbytes
-        if value.nbytes > self.budget_bytes:
-            return
-        self._values[key] = value
-        self._bytes += value.nbytes
-        while self._bytes > self.budget_bytes:
-            _, evicted = self._values.popitem(last=False)
-            self._bytes -= evicted.nbytes
+    def _hit(self, key: Hashable) -> Any:
+        self.hits += 1
+        return self._values[key]  # and it is the latest used now
 
     def discard_run(self, run_id: str) -> None:
         """Forget every value whose key starts with `run_id`."""
         with self._lock:
             for key in [k for k in self._values if isinstance(k, tuple) and k and k[0] == run_id]:
-                self._bytes -= self._values.pop(key).nbytes
+                del self._values[key]
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._values.clear()
-            self._bytes = 0
 
 
 _WORKER_CACHE = FeatureCache()

@@ -162,20 +162,20 @@ def read_config_file(path: str) -> dict[str, Any]:
     try:
         Path(path).read_bytes()
     except FileNotFoundError:
-        raise InputError(f"--cluster-config: there is no file '{path}'") from None
+        raise InputError(f"`config_file`: there is no file '{path}'") from None
     except OSError as error:
-        raise InputError(f"--cluster-config: '{path}' cannot be read: {error}") from None
+        raise InputError(f"`config_file`: '{path}' cannot be read: {error}") from None
     try:
         found: Any = next(iter(dask.config.collect_yaml([path])), None)
     except ValueError as error:
         # dask shows the lines in question, in which a password may stand.
         where = re.search(r"line \d+", str(error))
         line = "" if where is None else f", see {where[0]}"
-        raise InputError(f"--cluster-config: '{path}' holds no YAML mapping{line}") from None
+        raise InputError(f"`config_file`: '{path}' holds no YAML mapping{line}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise InputError(f"--cluster-config: '{path}' must hold a mapping, such as dkgp: {{cluster: {{kind: slurm}}}}")
+        raise InputError(f"`config_file`: '{path}' must hold a mapping, such as dkgp: {{cluster: {{kind: slurm}}}}")
     return found
 
 

@@ -18,14 +18,15 @@ import dask.config
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.cluster.options import QUEUEING_KINDS, ClusterKind, ClusterOptions, UnreachableSchedulerError
+from dkgp.cluster.kinds import KINDS
+from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["ClusterKind", "ClusterOptions", "UnreachableSchedulerError", "open_executor"]
+__all__ = ["ClusterOptions", "UnreachableSchedulerError", "open_executor"]
 
 # Below this many samples a round is shorter than the scheduler's round trip.
 SMALL_PROBLEM_SAMPLES = 20_000
@@ -69,7 +70,7 @@ def open_executor(
             stack.enter_context(set_config_file(options.config_file))
         address = options.address()
         small = n_samples <= SMALL_PROBLEM_SAMPLES
-        if address is None and (options.kind == "none" or (options.kind == "auto" and small)):
+        if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
             executor: BlockExecutor = LocalExecutor(options.workers or options.threads_per_worker)
         else:
             executor = _dask(options, address, stack, announcer or LogAnnouncer())
@@ -97,7 +98,8 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
     else:
         security = security_from(options)
         client = _found(secure_address(address, security), options.connect_timeout_seconds, security, stack)
-    in_process = address is None and options.kind in ("auto", "local")
+    kind = KINDS.find(options.kind)
+    in_process = address is None and kind.in_process
     if not in_process and (plain := plain_text_warning(_address(client))):
         announcer.warn(plain)
     if address is not None:
@@ -112,7 +114,7 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         round_deadline_seconds=options.round_deadline_seconds,
         cache_bytes=options.cache_bytes,
         in_process=in_process,
-        owns_workers=address is None and options.kind == "processes",
+        owns_workers=address is None and kind.on_this_machine,
     )
 
 
@@ -143,8 +145,8 @@ def _found(address: str, seconds: float, security: Security | None, stack: ExitS
         tls = (
             " It must have been started with certificates, and those of both sides must come from the same authority."
             if address.startswith("tls://")
-            else " Where it was started with certificates, its address begins with tls:// and it needs --tls-ca, "
-            "--tls-cert and --tls-key."
+            else " Where it was started with certificates, its address begins with tls:// and it needs `tls_ca`, "
+            "`tls_cert` and `tls_key`."
         )
         raise UnreachableSchedulerError(
             f"no scheduler answered at {address} within {seconds:.0f} s ({error}). Check the address and that `dask "
@@ -170,7 +172,7 @@ def _knock(address: str, timeout_seconds: float, security: Security | None) -> N
 def _wait_for_workers(client: Client, options: ClusterOptions, address: str | None, announcer: Announcer) -> None:
     """Wait for as many workers as were asked for; go on with fewer when time is up, but not with none."""
     wanted = options.workers or (options.adaptive or (1, 1))[0]
-    queued = address is None and options.kind in QUEUEING_KINDS
+    queued = address is None and KINDS.find(options.kind).queues
     patience = options.worker_wait_seconds or (QUEUE_WAIT_SECONDS if queued else WORKERS_WAIT_SECONDS)
     started = time.monotonic()
     pause, most_pause = _POLL_SECONDS
@@ -213,8 +215,6 @@ def _count_workers(client: Client) -> int:
 
 
 def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
-    from dkgp.cluster.starters.start import NO_WORKERS_HINTS
-
     if address is not None:
         return "start some with `dask worker ADDRESS`, or look at what those that should be there say"
-    return NO_WORKERS_HINTS["local" if options.kind == "auto" else options.kind]
+    return KINDS.find(options.kind).no_workers

@@ -8,26 +8,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import dask.config
 
+from dkgp.cluster.kinds import KINDS, kinds_that
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["QUEUEING_KINDS", "ClusterKind", "ClusterOptions", "UnreachableSchedulerError", "nearest"]
+__all__ = ["ClusterOptions", "UnreachableSchedulerError", "nearest"]
 
-ClusterKind = Literal["auto", "none", "local", "processes", "slurm", "pbs", "lsf", "kubernetes", "gateway", "ssh"]
-
-_BATCH_KINDS = ("slurm", "pbs", "lsf")
-# These hand their workers to a queue, in which they may have to wait for their turn.
-QUEUEING_KINDS = (*_BATCH_KINDS, "kubernetes", "gateway")
-# A cluster of these kinds is started here and its size can change.
-_SCALING_KINDS = ("processes", *QUEUEING_KINDS)
 # What names a file or folder of this machine, among the fields and among the classes' own settings.
 _FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file")
 _PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "shared_temp_directory")
-# These start at most one worker each time they are asked, in this process, or none at all.
-_SETTINGLESS_KINDS = ("auto", "none")
 
 
 class UnreachableSchedulerError(InputError):
@@ -45,10 +37,9 @@ class ClusterOptions:
     scheduler_file : str, optional
         A file that a scheduler wrote its address to.
     kind : str
-        "none" runs without Dask, on this process's threads; "local" starts an in-process cluster; "processes" one
-        worker process for each core; "slurm", "pbs" and "lsf" submit workers to that queueing system, "kubernetes" to
-        the Dask operator, "gateway" to a Dask Gateway; "ssh" starts them on hosts; "auto" takes a configured scheduler,
-        else "none" for small problems and "local" for the rest.
+        The name of a `ClusterKind`, such as "none", which runs without Dask on this process's threads, "processes", one
+        worker process for each core, or "slurm"; "auto" takes a configured scheduler, else "none" for small problems
+        and "local", an in-process cluster, for the rest.
     workers : int, optional
         Workers of a cluster that is started here, or to wait for at a given scheduler.
     adaptive : (int, int), optional
@@ -76,7 +67,7 @@ class ClusterOptions:
 
     scheduler: str | None = None
     scheduler_file: str | None = None
-    kind: ClusterKind = "auto"
+    kind: str = "auto"
     workers: int | None = None
     threads_per_worker: int | None = None
     adaptive: tuple[int, int] | None = None
@@ -94,8 +85,7 @@ class ClusterOptions:
     cache_bytes: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(ClusterKind):
-            raise UsageError(f"unknown cluster kind {self.kind!r}; known: {', '.join(get_args(ClusterKind))}")
+        kind = KINDS.find(self.kind)
         for name, value in (
             ("number of workers", self.workers),
             ("number of threads per worker", self.threads_per_worker),
@@ -109,10 +99,10 @@ class ClusterOptions:
             object.__setattr__(self, "cache_bytes", min(self.cache_bytes, self.worker_memory_bytes // 2))
         self._check_adaptive()
         self._check_certificates()
-        if self.settings and (self.kind in _SETTINGLESS_KINDS or self._finds_scheduler):
+        if self.settings and (self._finds_scheduler or not kind.takes_settings):
             where = "a running scheduler" if self._finds_scheduler else f"the cluster kind {self.kind!r}"
             raise UsageError(
-                f"{where} takes no settings; got {', '.join(sorted(self.settings))}. They go with a --cluster that is "
+                f"{where} takes no settings; got {', '.join(sorted(self.settings))}. They go with a `cluster` that is "
                 "started, such as slurm"
             )
 
@@ -132,19 +122,18 @@ class ClusterOptions:
             )
         if self._finds_scheduler:
             raise UsageError(
-                "--adaptive goes with a cluster that is started here; the workers of a running scheduler are whoever "
+                "`adaptive` goes with a cluster that is started here; the workers of a running scheduler are whoever "
                 "started them to add or remove. Leave it out: workers may come and go while the work runs"
             )
-        if self.kind not in _SCALING_KINDS:
-            raise UsageError(
-                f"a cluster of kind {self.kind!r} cannot be adaptive; these can: {', '.join(_SCALING_KINDS)}"
-            )
+        if KINDS.find(self.kind).adaptive is None:
+            able = kinds_that(lambda kind: kind.adaptive is not None)
+            raise UsageError(f"a cluster of kind {self.kind!r} cannot be adaptive; these can: {able}")
 
     def _check_certificates(self) -> None:
         if self.tls_key and not self.tls_cert:
-            raise UsageError("--tls-key is the key of a certificate; give --tls-cert as well")
+            raise UsageError("`tls_key` is the key of a certificate; give `tls_cert` as well")
         if bool(self.tls_ca) != bool(self.tls_cert):
-            given, missing = ("--tls-ca", "--tls-cert") if self.tls_ca else ("--tls-cert", "--tls-ca")
+            given, missing = ("`tls_ca`", "`tls_cert`") if self.tls_ca else ("`tls_cert`", "`tls_ca`")
             raise UsageError(
                 f"got {given} without {missing}: both sides of a connection show a certificate, and each checks that "
                 "the authority has signed the other's. Give both"
@@ -152,14 +141,14 @@ class ClusterOptions:
         if not self.plain_text:
             return
         if self.encrypts:
-            raise UsageError("got both certificates and --plain-text, which rules them out; give one of them")
+            raise UsageError("got both certificates and `plain_text`, which rules them out; give one of them")
         if self._finds_scheduler:
             raise UsageError(
-                "--plain-text goes with a cluster that is started here; at a running scheduler it is the address that "
+                "`plain_text` goes with a cluster that is started here; at a running scheduler it is the address that "
                 "says it (tcp:// or tls://). Leave it out"
             )
-        if self.kind == "gateway":
-            raise UsageError("a gateway brings certificates of its own; leave --plain-text out")
+        if KINDS.find(self.kind).certificates == "own":
+            raise UsageError(f"a {self.kind} brings certificates of its own; leave `plain_text` out")
 
     def anchored(self) -> ClusterOptions:
         """Return options that mean the same to a process in another folder: relative paths count from this one's."""
@@ -167,7 +156,8 @@ class ClusterOptions:
         folders = {name: self.settings[name] for name in _PATH_SETTINGS if isinstance(self.settings.get(name), str)}
         # Those with a variable or a `~` are for another host to read.
         absolute = {name: os.path.abspath(path) for name, path in folders.items() if path[:1] not in ("~", "$")}
-        if self.kind in _BATCH_KINDS and not dask.config.get(f"jobqueue.{self.kind}.log-directory", None):
+        log_setting = KINDS.find(self.kind).log_setting
+        if log_setting is not None and not dask.config.get(log_setting, None):
             # A queueing system's nodes may not see the other folder, and fail jobs whose output they cannot write.
             absolute.setdefault("log_directory", os.getcwd())
         return replace(self, **files, settings={**self.settings, **absolute})

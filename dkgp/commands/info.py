@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,26 +10,28 @@ from typing import Any
 import psutil
 
 from dkgp import __version__
+from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
+from dkgp.data.sources.formats import FORMATS
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
+from dkgp.registry import Extra
 
 __all__ = ["InfoJob", "run_info"]
 
 PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
-EXTRAS = {
-    "plot": "matplotlib",
-    "parquet": "pyarrow",
-    "netcdf": "h5netcdf",
-    "s3": "s3fs",
-    "gcs": "gcsfs",
-    "azure": "adlfs",
-}
+# Beside those of source formats and cluster kinds, which declare their own.
+EXTRAS = (
+    Extra("plot", "matplotlib", "matplotlib"),
+    Extra("s3", "s3fs", "s3fs"),
+    Extra("gcs", "gcsfs", "gcsfs"),
+    Extra("azure", "adlfs", "adlfs"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,13 @@ def _installation() -> Document:
         "memory_bytes": int(psutil.virtual_memory().total),
         "memory_available_bytes": available_bytes(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
-        "extras": {extra: importlib.util.find_spec(package) is not None for extra, package in EXTRAS.items()},
+        "extras": {extra.name: extra.is_there() for extra in (*EXTRAS, *_declared_extras())},
     }
+
+
+def _declared_extras() -> list[Extra]:
+    extras = [form.extra for form in FORMATS.all().values()] + [kind.extra for kind in KINDS.all().values()]
+    return [extra for extra in extras if extra is not None]
 
 
 def _store(url: str) -> Document:

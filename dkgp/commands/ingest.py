@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.memory import own_peak_bytes
@@ -15,7 +17,7 @@ __all__ = ["IngestJob", "run_ingest"]
 
 @dataclass(frozen=True)
 class IngestJob:
-    """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`."""
+    """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`, `options` the format's."""
 
     sources: tuple[str, ...]
     out: str
@@ -25,9 +27,9 @@ class IngestJob:
     test_out: str | None = None
     test_mask: str | None = None
     seed: int = 0
-    header: bool | None = None
     chunk_rows: int | None = None
     overwrite: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
@@ -43,9 +45,9 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             test_mask=job.test_mask,
             seed=job.seed,
             overwrite=job.overwrite,
-            header=job.header,
             chunk_rows=job.chunk_rows,
             progress=progress,
+            **job.options,
         )
     for message in report.warnings:
         reporter.warn(message)

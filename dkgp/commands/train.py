@@ -27,15 +27,16 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_training, solver_memory
+from dkgp.models.memory import MemoryPlan, plan_training
 from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing, Choice, Solver
+from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -61,7 +62,7 @@ class TrainJob:
     memory_limit_bytes
         What the processes on this machine may take; default: what is available.
     tiles
-        Where the solver "tiled-cholesky" keeps its factor until it is done (default: `OUT.tiles`).
+        Where a solver whose work outgrows memory keeps it until it is done (default: `OUT.tiles`).
     tree_error
         Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
     plot, log_json
@@ -90,9 +91,15 @@ class TrainJob:
     @property
     def tiles_url(self) -> str | None:
         """The place of tiles; None for a solver that has none."""
-        if self.solver.solver != "tiled-cholesky":
+        if not self.solver.needs(Need.FOLDER):
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    def check_tiles(self) -> None:
+        """Refuse a place for tiles where the solver has none; `UsageError`."""
+        if self.tiles is not None and self.tiles_url is None:
+            named = said(solvers_that_need(Need.FOLDER))
+            raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
 
     @property
     def checkpoint_url(self) -> str:
@@ -128,19 +135,21 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
-        job, choice = _decided(job)
+        dataset, found = _opened(job)
+        job, choice = _decided(job, dataset, found)
         if choice is not None:
             reporter.note(f"the solver is {choice.solver}: {choice.reason}")
         if job.resume:
-            finished = finished_training(job, reporter, converged=True)
+            finished = finished_training(job, reporter, converged=True, opened=(dataset, found))
             if finished is not None:
                 return finished
-        prepared = _prepare(job, reporter)
+        prepared = _prepare(job, dataset, found, reporter)
         with (
             helped(prepared.hyperparameters.kernel),
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
+            _require_one_arithmetic(job, executor)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -156,18 +165,25 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     )
 
 
-def finished_training(job: TrainJob, reporter: Reporter, *, converged: bool = False) -> Document | None:
+def finished_training(
+    job: TrainJob,
+    reporter: Reporter,
+    *,
+    converged: bool = False,
+    opened: tuple[Dataset, Hyperparameters] | None = None,
+) -> Document | None:
     """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
 
     For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
-    hyperparameters or settings; with `converged`, also where it misses the tolerance.
+    hyperparameters or settings; with `converged`, also where it misses the tolerance. `opened` are the job's dataset
+    and hyperparameters, where they are at hand.
     """
     try:
-        model, dataset = open_model(job.out), open_dataset(job.dataset)
+        model = open_model(job.out)
         if converged and not model.summary["converged"]:
             return None
-        job, _ = _decided(job)
-        found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+        dataset, found = opened or _opened(job)
+        job, _ = _decided(job, dataset, found)
         solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
         return None
@@ -220,22 +236,21 @@ def _conclude(
     return document
 
 
-def _decided(job: TrainJob) -> tuple[TrainJob, Choice | None]:
-    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
-    if job.solver.solver != "auto":
-        return job, None
+def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
     dataset = open_dataset(job.dataset)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    return dataset, read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+
+
+def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
     solver, choice = job.solver.decided(
         dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
     )
     return replace(job, solver=solver), choice
 
 
-def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
-    if job.tiles is not None and job.tiles_url is None:
-        raise UsageError(f"--tiles belongs to the solver tiled-cholesky; got --solver {job.solver.solver}")
-    dataset = open_dataset(job.dataset)
+def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> _Prepared:
+    job.check_tiles()
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
     if job.by_reference:
@@ -243,7 +258,6 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset))
     ensure_writable(job.out, overwrite, MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
     solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     job.solver.stopping()
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
@@ -252,6 +266,16 @@ def _prepare(job: TrainJob, reporter: Reporter) -> _Prepared:
     initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+
+
+def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
+    """Refuse a solver whose tasks take more than dkgp's own loops to workers that differ; `ClusterError`."""
+    if job.solver.needs(Need.ROUNDS):
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError as error:
+            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
@@ -272,7 +296,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
             dataset.n_samples,
             dataset.n_features,
             dataset.n_targets,
-            **memory,
+            memory,
             # A checkpoint that has been read becomes part of the vectors, which the plan counts.
             resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
             shares_process=executor.shares_memory,
@@ -285,8 +309,14 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
     if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
-        if holding.coordinator_bytes <= budget_bytes:
+        if holding.coordinator_bytes <= budget_bytes or job.solver.needs(Need.INPUTS):
+            holding.require(budget_bytes)
             return holding
+    elif job.solver.needs(Need.INPUTS):
+        raise MemoryBudgetError(
+            f"the solver {job.solver.solver} needs {Need.INPUTS.value}: {needed:,} bytes for {dataset.n_samples:,} "
+            f"samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
+        )
     lean = plan(holds_inputs=False)
     lean.require(budget_bytes)
     return lean

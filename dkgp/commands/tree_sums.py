@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,11 +12,9 @@ from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.tree.memory import building_bytes, tree_bytes
+from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
-__all__ = ["ENTRY_SOLVERS", "add_tree_memory", "check_tree_error", "check_tree_kernel"]
-
-# These evaluate the kernel entry by entry; pruned products would serve them for the gradient at the end alone.
-ENTRY_SOLVERS = ("smo", "cholesky", "tiled-cholesky")
+__all__ = ["add_tree_memory", "check_tree_error", "check_tree_kernel"]
 
 
 def check_tree_error(error: float | None, tolerance: float, solver: str) -> None:
@@ -34,7 +33,8 @@ def check_tree_error(error: float | None, tolerance: float, solver: str) -> None
             f"--tree-error must be below --tol, or its errors decide the gradient; got {error:g} with --tol "
             f"{tolerance:g}. Give {tolerance / 10:g} or less"
         )
-    if solver in ENTRY_SOLVERS:
+    # Pruned products would serve them for the gradient at the end alone.
+    if solver in solvers_that_need(Need.ENTRIES):
         raise UsageError(
             f"--tree-error is for solvers that work by kernel products; {solver} evaluates the entries themselves. "
             "Leave it out, or take --solver gbcd or pcg, say"
@@ -48,15 +48,13 @@ def check_tree_kernel(kernel: Kernel) -> None:
     executor.close()
 
 
-def add_tree_memory(
-    memory: dict[str, int], n: int, width: int, shares_process: bool, cache_bytes: int
-) -> dict[str, int]:
+def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bool, cache_bytes: int) -> SolverMemory:
     """Add a tree in each process, the coordinator's included, to what `solver_memory` says.
 
     Parameters
     ----------
-    memory : dict
-        As for `plan_training`.
+    memory : SolverMemory
+        What the solver holds.
     n, width : int
         Samples, and numbers that the tree holds of each.
     shares_process : bool
@@ -77,7 +75,4 @@ def add_tree_memory(
         )
     peak = needed + building_bytes(n, width)
     own = 0 if shares_process else peak
-    return memory | {
-        "own_bytes": memory.get("own_bytes", 0) + own,
-        "factor_bytes": memory.get("factor_bytes", 0) + peak,
-    }
+    return replace(memory, own_bytes=memory.own_bytes + own, factor_bytes=memory.factor_bytes + peak)

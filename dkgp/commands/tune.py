@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.kinds import KINDS
 from dkgp.commands.own_work import difference
 from dkgp.commands.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
 from dkgp.commands.reporting.documents import Document, plain
@@ -247,7 +248,7 @@ def _search(
 def _check_memory(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, executor: BlockExecutor) -> None:
     """Refuse subsets whose matrices do not fit where they are evaluated, as far as that is known here."""
     size = min(job.subset, dataset.n_samples)
-    here = executor.shares_memory or (job.cluster.kind == "processes" and job.cluster.address() is None)
+    here = executor.shares_memory or (KINDS.find(job.cluster.kind).on_this_machine and job.cluster.address() is None)
     at_once = min(job.subsets, executor.parallelism if here else executor.threads_per_process)
     available = available_bytes() if here else job.cluster.worker_memory_bytes
     if available is None:

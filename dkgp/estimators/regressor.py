@@ -73,9 +73,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         The solve ends when no entry of the gradient Kbar alpha - y exceeds this.
     max_passes : float, optional
         Passes over the kernel matrix after which it ends all the same, with a `ConvergenceWarning`.
-    solver : "auto", "gbcd" or Solver, default "auto"
-        What suits the problem by its sizes and a probe, as `solution_` then says; greedy block coordinate descent; or
-        one of `dkgp.solvers`.
+    solver : str or Solver, default "auto"
+        "auto": what suits the problem by its sizes and a probe, as `solution_` then says; the name of a solver, such as
+        "gbcd", greedy block coordinate descent; or one of `dkgp.solvers` with settings of your own.
     variance_gap : float, default 0.02
         Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
     client : distributed.Client, optional
@@ -126,7 +126,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         n_restarts_optimizer: int = 0,
         tol: float = 1e-4,
         max_passes: float | None = None,
-        solver: Literal["auto", "gbcd"] | Solver = "auto",
+        solver: str | Solver = "auto",
         variance_gap: float = 0.02,
         client: Any = None,
         store: str | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.given_client import open_client_executor
@@ -15,17 +15,9 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
-from dkgp.solvers import (
-    Cholesky,
-    ConjugateGradient,
-    GradientInfNorm,
-    GreedyBlockCoordinateDescent,
-    MaxPasses,
-    PartialCholesky,
-    Solver,
-    StoppingRule,
-)
+from dkgp.solvers import GradientInfNorm, MaxPasses, Solver, StoppingRule
 from dkgp.solvers.base import Method
+from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [
     "about_fit",
@@ -112,13 +104,14 @@ def _is_constant(dataset: Dataset) -> bool:
     return all(bool((dataset.targets(*chunk) == first).all()) for chunk in dataset.row_chunks())
 
 
-def checked_solver(solver: object) -> Solver | Literal["gbcd", "auto"]:
+def checked_solver(solver: object) -> Solver | str:
     """Return what was given; `InputError` where it is neither a solver nor one of the names."""
-    if solver == "gbcd" or solver == "auto":
+    if isinstance(solver, str) and solver in (AUTO, *solver_names()):
         return solver
     if not isinstance(solver, Method):
+        names = ", ".join(f'"{name}"' for name in (AUTO, *solver_names()))
         raise InputError(
-            f'solver= takes "gbcd", "auto" or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}'
+            f"solver= takes one of {names}, or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}"
         )
     return solver
 
@@ -128,21 +121,18 @@ def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, toleran
     chosen = checked_solver(solver)
     if not isinstance(chosen, str):
         return chosen
-    if chosen == "auto":
-        choice = choose_solver_for(
-            dataset, found.kernel, found.noise_variance, dataset.n_targets, tolerance=tolerance, seed=seed
-        )
-        if choice.solver == "cholesky":
-            return Cholesky()
-        if choice.solver == "pcg":
-            return ConjugateGradient(PartialCholesky(choice.rank or "auto", seed=seed))
-    return GreedyBlockCoordinateDescent(seed=seed)
+    if chosen != AUTO:
+        return build_solver(chosen, seed=seed)
+    choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
+    return build_solver(choice.solver, choice.options, seed=seed)
 
 
 def solver_for_update(solver: object) -> Solver | None:
     """Return the solver to train on with: one that was given; None for greedy block descent, which goes on best."""
     chosen = checked_solver(solver)
-    return None if isinstance(chosen, str) else chosen
+    if not isinstance(chosen, str):
+        return chosen
+    return None if chosen in (AUTO, "gbcd") else build_solver(chosen)
 
 
 def stopping_of(tolerance: float, max_passes: float | None) -> StoppingRule:

@@ -68,7 +68,7 @@ def read_samples(X: Any, y: Any) -> Table:
             raise InputError("a dataset store brings its own targets; leave y out")
         dataset = open_dataset(X)
         if dataset.n_targets == 0:
-            raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+            raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again and name them")
         several = dataset.n_targets > 1
         return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
     if is_labelled(X):

@@ -102,7 +102,9 @@ def train(
         user's function that is not positive definite on some of the samples.
     """
     if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets; training needs at least one. Ingest with --target NAME")
+        raise InputError(
+            f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
+        )
     kernel, noise_variance = fold_white(kernel, noise_variance)
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))

@@ -239,7 +239,7 @@ def read_hyperparameters(
         content = read_object(location)
     except FileNotFoundError:
         raise InputError(
-            f"there is no hyperparameter file '{os.fspath(location)}'; write one with `dkgp tune ... --out`"
+            f"there is no hyperparameter file '{os.fspath(location)}'; write one with `dkgp tune`"
         ) from None
     except OSError as error:
         raise StorageError(f"cannot read the hyperparameter file '{os.fspath(location)}': {error}") from error
@@ -269,8 +269,7 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
     """
     if not overwrite and exists(location):
         raise OutputExistsError(
-            f"the output '{os.fspath(location)}' exists already. "
-            "Choose another path, or pass --overwrite (overwrite=True) to replace it"
+            f"the output '{os.fspath(location)}' exists already. Choose another path, or replace it by `overwrite`"
         )
     write_object(
         location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode(), replace=overwrite

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -13,7 +14,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
-__all__ = ["CoverageCurve", "coverage_curve", "evaluate", "variance_gaps"]
+__all__ = ["CoverageCurve", "GapTally", "coverage_curve", "evaluate", "gap_figures"]
 
 NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
@@ -85,34 +86,30 @@ class _Variances:
         return np.asarray(np.maximum(stored + self.shift, self.floor))
 
 
-class _Gaps:
-    """Relative widths of the certified intervals as they are stored, (upper - lower) / upper."""
+class GapTally(NamedTuple):
+    """Relative widths of a chunk's certified intervals as they are stored, (upper - lower) / upper, added up."""
 
-    def __init__(self, prediction: Prediction) -> None:
-        stored = prediction.attributes.get("variance") or {}
-        self.wanted: float | None = stored.get("gap")
-        self._prediction = prediction
-        self._sum, self._largest, self._unmet, self._n = 0.0, 0.0, 0, 0
+    total: float
+    largest: float
+    unmet: int
+    n: int
 
-    def add(self, start: int, stop: int) -> None:
-        """Take in the rows start:stop; all targets of a sample share one relative gap, up to rounding."""
-        lower = self._prediction.read("variance_lower", start, stop)
-        upper = self._prediction.read("variance_upper", start, stop)
+    @classmethod
+    def of(cls, lower: FloatArray, upper: FloatArray, wanted: float | None) -> GapTally:
+        """Take in intervals (rows, p); all targets of a sample share one relative gap, up to rounding."""
         gap = np.max((upper - lower) / np.where(upper > 0.0, upper, 1.0), axis=1)
-        self._sum += float(np.sum(gap))
-        self._largest = max(self._largest, float(np.max(gap)))
-        self._n += len(gap)
-        if self.wanted is not None:
-            self._unmet += int(np.sum(gap > self.wanted + GAP_ROUNDING))
+        unmet = 0 if wanted is None else int(np.sum(gap > wanted + GAP_ROUNDING))
+        return cls(float(np.sum(gap)), float(np.max(gap)), unmet, len(gap))
 
-    def to_json(self) -> dict[str, Any]:
-        """The gaps' part of an evaluation."""
-        return {
-            "variance_gap_mean": self._sum / self._n,
-            "variance_gap_max": self._largest,
-            "variance_gap_wanted": self.wanted,
-            "variance_unmet": None if self.wanted is None else self._unmet,
-        }
+
+def gap_figures(tallies: Sequence[GapTally], wanted: float | None) -> dict[str, Any]:
+    """Return the gaps' part of an evaluation, of all chunks of a store."""
+    return {
+        "variance_gap_mean": math.fsum(tally.total for tally in tallies) / sum(tally.n for tally in tallies),
+        "variance_gap_max": max(tally.largest for tally in tallies),
+        "variance_gap_wanted": wanted,
+        "variance_unmet": None if wanted is None else sum(tally.unmet for tally in tallies),
+    }
 
 
 def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = False) -> dict[str, Any]:
@@ -149,7 +146,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
     scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
     variances = _Variances.of(prediction, noise_free)
-    gaps = _Gaps(prediction) if {"variance_lower", "variance_upper"} <= set(prediction.variables) else None
+    certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
+    wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
     squared, absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(5))
     bound = 0.0
@@ -165,8 +163,9 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
             likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / scale**2) + z), axis=0)
             covered += np.sum(z <= NORMAL_95**2, axis=0)
             standardised += np.sum(z, axis=0)
-        if gaps is not None:
-            gaps.add(start, stop)
+        if certified:
+            lower, upper = (prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
+            gaps.append(GapTally.of(lower, upper, wanted))
     rmse_raw = np.sqrt(squared / n)
     rmse = rmse_raw / scale
     result: dict[str, Any] = {
@@ -181,8 +180,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     if variances is not None:
         result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
         result["noise_free"] = noise_free
-    if gaps is not None:
-        result |= gaps.to_json()
+    if certified:
+        result |= gap_figures(gaps, wanted)
     if p > 1:
         result["per_target"] = {
             name: {"rmse": float(rmse[t]), "rmse_raw": float(rmse_raw[t])} for t, name in enumerate(names)
@@ -207,7 +206,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     _check_belonging(prediction, dataset)
     variances = _Variances.of(prediction, noise_free)
     if variances is None:
-        raise InputError(f"'{prediction.url}' has no variances; predict with --variance")
+        raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
     levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
     counts = np.zeros((CURVE_LEVELS, prediction.n_targets))
     for start, stop in prediction.row_chunks():
@@ -219,17 +218,6 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
             counts[:, t] += np.bincount(first[:, t], minlength=CURVE_LEVELS)
     observed = np.cumsum(counts, axis=0) / prediction.n_samples
     return CoverageCurve(levels, observed, prediction.n_samples, tuple(prediction.target_names))
-
-
-def variance_gaps(prediction: Prediction) -> dict[str, Any]:
-    """Return the part of an evaluation that needs no truth: `n`, and the `variance_*` figures of `evaluate`.
-
-    Raises `InputError` for predictions without certified variances.
-    """
-    gaps = _Gaps(prediction)
-    for start, stop in prediction.row_chunks():
-        gaps.add(start, stop)
-    return {"n": prediction.n_samples, **gaps.to_json()}
 
 
 def _check_belonging(prediction: Prediction, dataset: Dataset) -> None:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.tuning.tune import TunedDataset, draw_subset
+from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
 
-__all__ = ["choose_among", "choose_solver_for"]
+__all__ = ["Probed", "choose_solver_for"]
+
+
+class Probed(Protocol):
+    """A data set, as far as choosing looks at it."""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples n."""
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets p."""
+
+    def input_rows(self, indices: Any, /) -> FloatArray:
+        """Rows of the standardised inputs: (len(indices), d)."""
 
 
 def choose_solver_for(
-    dataset: TunedDataset,
+    dataset: Probed,
     kernel: Kernel,
     noise_variance: float,
-    p: int,
     *,
     tolerance: float = 1e-4,
     double: bool = False,
@@ -29,13 +44,11 @@ def choose_solver_for(
 
     Parameters
     ----------
-    dataset : Dataset
+    dataset : Probed
         Of which at most `PROBE_SAMPLES` rows are read.
     kernel : Kernel
     noise_variance : float
         s2.
-    p : int
-        Targets.
     tolerance, double, seed
         As for `choose_solver`.
     pruned : bool
@@ -49,36 +62,16 @@ def choose_solver_for(
         )
     n = dataset.n_samples
     share = DEFAULT_MEMORY_BYTES if memory_bytes is None else min(DEFAULT_MEMORY_BYTES, memory_bytes // 4)
-    rows = _rows(n, seed)
+    rows = draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64)
     kernel, noise_variance = fold_white(kernel, noise_variance)
     return choose_solver(
         kernel,
         noise_variance,
         dataset.input_rows(rows),
         n,
-        p,
+        dataset.n_targets,
         tolerance=tolerance,
         double=double,
         memory_bytes=max(1, share),
         seed=seed,
     )
-
-
-def choose_among(
-    inputs: FloatArray,
-    kernel: Kernel,
-    noise_variance: float,
-    p: int,
-    *,
-    tolerance: float = 1e-4,
-    double: bool = False,
-    seed: int = 0,
-) -> Choice:
-    """Choose a solver for samples in memory, `inputs` (n, d) standardised; see `choose_solver_for`."""
-    kernel, noise_variance = fold_white(kernel, noise_variance)
-    rows = inputs[_rows(len(inputs), seed)]
-    return choose_solver(kernel, noise_variance, rows, len(inputs), p, tolerance=tolerance, double=double, seed=seed)
-
-
-def _rows(n: int, seed: int) -> NDArray[np.int64]:
-    return draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64)

@@ -32,7 +32,8 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.stages import STAGE_NAMES, stage_address
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import FactorRows
-from dkgp.solvers import MaxPasses, SequentialMinimalOptimization, solve
+from dkgp.solvers import MaxPasses, solve
+from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 __all__ = [
     "all_pieces",
@@ -52,6 +53,8 @@ _PRECISIONS: tuple[Precision, ...] = ("double", "single")
 _one_at_a_time = threading.Lock()
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
+# What the pieces of solvers with compiled code of their own begin with.
+_SOLVER = "solver "
 
 
 def pieces_of_run(kernel: Kernel) -> list[str]:
@@ -66,7 +69,8 @@ def all_pieces() -> list[str]:
     """Name all that can be compiled beforehand: everything but users' functions."""
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in STAGE_NAMES]
-    return ["tree", "pairs of variables", *loops, "vectors", "factor", *stages]
+    solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
+    return ["tree", *solvers, *loops, "vectors", "factor", *stages]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -82,6 +86,8 @@ def compile_piece(piece: str) -> float:
         _LOOPS[name](TileEvaluator(_KERNEL, cast(Precision, precision)))
     elif name in _OTHERS:
         _OTHERS[name]()
+    elif name.startswith(_SOLVER) and piece in all_pieces():
+        _solver(name.removeprefix(_SOLVER))
     else:
         raise InputError(f"there is no piece '{piece}' to compile; expected one of {', '.join(all_pieces())}")
     seconds = time.perf_counter() - began
@@ -155,10 +161,10 @@ def _factor() -> None:
     rows.project(rows.expand(np.ones((32, 1))))
 
 
-def _pairs_of_variables() -> None:
+def _solver(name: str) -> None:
     points = _points()
     with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
-        solve(operator, points[:, 0], solver=SequentialMinimalOptimization(), stopping=MaxPasses(1))
+        solve(operator, points[:, 0], solver=build_solver(name), stopping=MaxPasses(1))
 
 
 def _tree() -> None:
@@ -172,7 +178,6 @@ _LOOPS: dict[str, Callable[[TileEvaluator], None]] = {"matmat": _matmat, "pair":
 _OTHERS: dict[str, Callable[[], None]] = {
     "vectors": _vectors,
     "factor": _factor,
-    "pairs of variables": _pairs_of_variables,
     "tree": _tree,
 }
 

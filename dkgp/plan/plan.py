@@ -23,7 +23,7 @@ from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.passes import PassesEstimate, estimate_passes
 from dkgp.plan.plot import plot_plan
-from dkgp.plan.problem import memory_of, problem_of, worker_memory_bytes
+from dkgp.plan.problem import block_solver, memory_of, problem_of, worker_memory_bytes
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.simulation import Fleet
 from dkgp.solvers import GreedyBlockCoordinateDescent
@@ -150,7 +150,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
-    solver = job.solver.build_block_solver(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    solver = block_solver(job.solver, dataset, reporter)
     job.solver.stopping()
     kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, dataset.n_targets, reporter)
     found = _hyperparameters(job, dataset, reporter)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel
-from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training, solver_memory
+from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.plan.costs import Problem
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection
+from dkgp.solvers.registry import SolverMemory, solver_memory
 
-__all__ = ["memory_of", "problem_of", "worker_memory_bytes"]
+__all__ = ["block_solver", "memory_of", "problem_of", "worker_memory_bytes"]
+
+
+def block_solver(options: SolverOptions, dataset: Dataset, reporter: Reporter) -> GreedyBlockCoordinateDescent:
+    """Return the solver, its block size chosen; `UsageError` unless the cost model knows its rounds."""
+    solver = options.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter)
+    if not isinstance(solver, GreedyBlockCoordinateDescent):
+        raise UsageError(f"the cost model knows rounds of block descent alone; got the solver {options.solver}")
+    return solver
 
 
 def problem_of(
@@ -50,8 +61,8 @@ def problem_of(
         block_rows=context.block_rows,
         least_task_evaluations=least_task_evaluations,
         width=feature_width(kernel),
-        largest_block_size=held["block_size"],
-        least_candidates=held["candidates"],
+        largest_block_size=held.block_size,
+        least_candidates=held.candidates,
     )
 
 
@@ -73,9 +84,11 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
         problem.n,
         problem.d,
         problem.p,
-        block_size=problem.largest_block_size or problem.block_size,
-        candidates=problem.least_candidates or problem.candidates,
-        memory=problem.memory,
+        SolverMemory(
+            problem.memory,
+            problem.largest_block_size or problem.block_size,
+            problem.least_candidates or problem.candidates,
+        ),
         resident_bytes=resident_bytes,
         shares_process=shares_process,
         overlaps=True,

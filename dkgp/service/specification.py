@@ -1,28 +1,21 @@
 """What a job is: a command and its options in JSON, read into the dataclass that the command line makes.
 
-Types are checked by pydantic on a model derived from the dataclass; ranges by the code that the command itself runs
-before it works. What needs the data (a store that is not there, features that do not fit) is found when the job runs.
+Types are checked by `dkgp.service.reading`; ranges by the code that the command itself runs before it works. What needs
+the data (a store that is not there, features that do not fit) is found when the job runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
-import json
-import math
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError
+from dkgp.errors import InputError, UsageError
+from dkgp.service.reading import adapter, fields_of, naming, read, shown
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from dkgp.commands.evaluate import EvaluateJob
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.documents import Document
@@ -47,8 +40,6 @@ COMMANDS: tuple[str, ...] = ("train", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
-LONGEST_TEXT = 4096
-_MODELS: dict[str, type[BaseModel]] = {}
 # Where ranges are checked that depend on the number of samples, they are checked for the most there could be.
 MANY_SAMPLES = 2**31
 
@@ -105,11 +96,9 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
         A value out of range, or a path that means nothing to the service.
     """
     kind = _kind(command)
-    if not isinstance(options, Mapping):
-        raise UsageError(f"the options of a job are a JSON object; got {_shown(options)}")
-    _refuse_unknown(command, kind, options, "")
-    _refuse_unusual(options, "")
-    job: Job = _build(kind, _checked(command, options), "")
+    if isinstance(options, Mapping) and "cluster" in options:
+        raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
+    job: Job = read(kind, options, command)
     for field in _PATH_FIELDS[command]:
         _require_absolute(field, getattr(job, field))
     _RANGES[command](job)
@@ -118,9 +107,7 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
 
 def options_from_job(job: Job) -> dict[str, Any]:
     """Return the options that make the job: JSON, without the cluster and without what has its default value."""
-    options: dict[str, Any] = _difference(job)
-    options.pop("cluster", None)
-    return options
+    return _difference(job)
 
 
 def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
@@ -154,176 +141,27 @@ def run_job(job: Job, reporter: Reporter) -> Document:
 
 def options_schema(command: str) -> dict[str, Any]:
     """Return the JSON schema of the command's options."""
-    return _model(_kind(command)).model_json_schema()
+    return adapter(_kind(command)).json_schema()
 
 
 def _kind(command: str) -> type[Any]:
     """The dataclass of a command; its module, and what that needs, is loaded only now."""
     if command not in COMMANDS:
-        raise UsageError(f"a job's command is one of {', '.join(COMMANDS)}; got {_shown(command)}")
+        raise UsageError(f"a job's command is one of {', '.join(COMMANDS)}; got {shown(command)}")
     module = importlib.import_module(f"dkgp.commands.{command}")
     kind: type[Any] = getattr(module, f"{command.capitalize()}Job")
     return kind
 
 
-def _field_types(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name != "cluster"}
-
-
-def _nested(annotation: Any) -> type[Any] | None:
-    """The dataclass that a field holds, or may hold."""
-    found = [part for part in (annotation, *typing.get_args(annotation)) if dataclasses.is_dataclass(part)]
-    return typing.cast(type[Any], found[0]) if found else None
-
-
-def _model(kind: type[Any]) -> type[BaseModel]:
-    """A pydantic model with the dataclass's fields: strict, finite, and of bounded length."""
-    if kind.__qualname__ in _MODELS:
-        return _MODELS[kind.__qualname__]
-    try:
-        from pydantic import ConfigDict, Field, create_model
-    except ImportError:
-        raise MissingExtraError("pydantic", "service", "Checking a job's options") from None
-
-    fields: dict[str, Any] = {}
-    annotations = _field_types(kind)
-    for field in dataclasses.fields(kind):
-        if field.name not in annotations:
-            continue
-        annotation, inner = annotations[field.name], _nested(annotations[field.name])
-        if inner is not None:
-            optional = isinstance(annotation, types.UnionType)
-            annotation = _model(inner) | None if optional else _model(inner)
-        default: Any = ... if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = Field(default_factory=_model(inner) if inner is not None else field.default_factory)
-        fields[field.name] = (annotation, default)
-    settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
-    made = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)
-    return _MODELS.setdefault(kind.__qualname__, made)
-
-
-def _checked(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, each of the type that its field has."""
-    from pydantic import ValidationError
-
-    try:
-        # As JSON: a list may stand for a tuple there, and nothing else for what it is not.
-        model = _model(_kind(command)).model_validate_json(json.dumps(options))
-    except ValidationError as error:
-        found: dict[str, list[str]] = {}
-        for problem in error.errors(include_url=False, include_context=False):
-            name = _field_name(problem["loc"], options)
-            message = problem["msg"].replace("Input should be", "expected")
-            if problem["type"] == "missing":
-                message = "needed, and not given"
-            found.setdefault(name, []).append(message[:1].lower() + message[1:])
-        raise UsageError(
-            "; ".join(
-                f"{name}: {', or '.join(dict.fromkeys(messages))}{_got(name, options)}"
-                for name, messages in found.items()
-            )
-        ) from None
-    return model.model_dump(exclude_unset=True)
-
-
-def _field_name(location: tuple[int | str, ...], options: Mapping[str, Any]) -> str:
-    """Where the problem lies, as the user wrote it; pydantic appends the branch of a union that it tried."""
-    names: list[str] = []
-    held: Any = options
-    for part in location:
-        if not isinstance(held, Mapping) and names:
-            break
-        names.append(str(part))
-        held = held.get(part) if isinstance(held, Mapping) else None
-    return ".".join(names)
-
-
-def _got(name: str, options: Mapping[str, Any]) -> str:
-    held: Any = options
-    for part in name.split("."):
-        if not isinstance(held, Mapping) or part not in held:
-            return ""
-        held = held[part]
-    return f"; got {_shown(held)}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _refuse_unknown(command: str, kind: type[Any], options: Mapping[str, Any], prefix: str) -> None:
-    known = _field_types(kind)
-    for name, value in options.items():
-        if name == "cluster" and not prefix:
-            raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            advice = f"did you mean '{prefix}{near[0]}'?" if near else f"expected some of {', '.join(known)}"
-            raise UsageError(f"{prefix}{_shown(name)[1:-1]}: {command} has no such option; {advice}")
-        inner = _nested(known[name])
-        if inner is not None and isinstance(value, Mapping):
-            _refuse_unknown(command, inner, value, f"{prefix}{name}.")
-
-
-def _refuse_unusual(value: Any, name: str) -> None:
-    """Refuse what is no JSON, and numbers and texts beyond all bounds."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _refuse_unusual(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _refuse_unusual(item, name)
-    elif isinstance(value, str):
-        if len(value) > LONGEST_TEXT:
-            raise InputError(f"{name}: at most {LONGEST_TEXT:,} characters; got {len(value):,}")
-        if "\0" in value or not value.isprintable():
-            raise InputError(f"{name}: expected text without control characters; got {_shown(value)}")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number; got {value}")
-    elif isinstance(value, int):
-        if abs(value) >= 2**63:
-            raise InputError(f"{name}: expected a number below 2^63; got one of {value.bit_length():,} bits")
-    elif value is not None:
-        raise UsageError(f"{name}: expected JSON; got a {type(value).__name__}")
-
-
-def _build(kind: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    annotations = _field_types(kind)
-    arguments = {}
-    for name, value in values.items():
-        inner = _nested(annotations[name])
-        arguments[name] = _build(inner, value, f"{name}.") if inner is not None and value is not None else value
-    with _naming(prefix.rstrip(".")):
-        return kind(**arguments)
-
-
-@contextmanager
-def _naming(field: str) -> Iterator[None]:
-    """Put the field's name before what is wrong with its value."""
-    try:
-        yield
-    except MissingExtraError:
-        raise
-    except DkgpError as error:
-        raise type(error)(f"{field}: {error}" if field else str(error)) from None
-
-
 def _difference(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+    for name, (_, default) in fields_of(type(value)).items():
+        held = getattr(value, name)
         if default is dataclasses.MISSING or held != default:
-            if field.name != "cluster" and dataclasses.is_dataclass(held):
+            if dataclasses.is_dataclass(held):
                 held = _difference(held)
-            found[field.name] = list(held) if isinstance(held, tuple) else held
+            found[name] = list(held) if isinstance(held, tuple) else held
     return found
 
 
@@ -346,19 +184,18 @@ def _require_absolute(field: str, location: str | None) -> None:
 
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
-    from dkgp.commands.solver_options import BLOCK_SOLVERS
     from dkgp.commands.tree_sums import check_tree_error
     from dkgp.data.remote.storage import is_local
+    from dkgp.solvers.registry import AUTO
 
-    with _naming("solver"):
-        # What the other solvers refuse for want of memory depends on the data.
+    with naming("solver"):
         job.solver.check()
-        if job.solver.solver != "auto":
-            job.solver.build(MANY_SAMPLES if job.solver.solver in BLOCK_SOLVERS else 1, 1, 1, SilentReporter())
-        if job.tiles is not None and job.tiles_url is None:
-            raise UsageError(f"tiles belong to the solver tiled-cholesky; got {job.solver.solver}")
+        if job.solver.solver != AUTO:
+            # What a solver refuses for want of memory depends on the data.
+            job.solver.build(1, 1, 1, SilentReporter())
+        job.check_tiles()
         job.solver.stopping()
-    with _naming("tree_error"):
+    with naming("tree_error"):
         check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)
     if job.checkpoint_seconds < 0.0:
         raise InputError(
@@ -401,7 +238,7 @@ def _check_plot(path: str | None) -> None:
     from dkgp.commands.reporting.plots import check_plot_file
 
     if path is not None:
-        with _naming("plot"):
+        with naming("plot"):
             check_plot_file(path)
 
 

@@ -1,4 +1,4 @@
-"""`--solver auto`: which solver, from the sizes of a problem and one cheap probe of its smoothness.
+"""The solver "auto": which one, from the sizes of a problem and one cheap probe of its smoothness.
 
 The probe is a randomly pivoted Cholesky factor of the kernel matrix of a small random subset. What it leaves of the
 diagonal after R pivots, e(R), depends on the kernel and on where the samples lie, hardly on how many there are, and it
@@ -36,7 +36,9 @@ from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky
 from dkgp.solvers.block_descent.block_size import automatic_block_size, projected_round
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 
-__all__ = ["PROBE_SAMPLES", "Choice", "ResidualCurve", "choose_solver"]
+__all__ = ["CHOICES", "PROBE_SAMPLES", "Choice", "ResidualCurve", "choose_solver"]
+
+CHOICES = ("gbcd", "pcg", "cholesky")
 
 PROBE_SAMPLES = 2000
 # Landmarks of the probe: beyond a quarter of its samples, what is left of them tells little of other samples.
@@ -130,6 +132,11 @@ class Choice:
     rank: int | None
     reason: str
     projected: dict[str, float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The solver's options that go with the choice, by name."""
+        return {} if self.rank is None else {"rank": self.rank}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

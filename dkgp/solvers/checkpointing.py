@@ -84,7 +84,7 @@ class Checkpoints:
             if found.metadata.get(name) != value:
                 raise CheckpointError(
                     f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this run's is "
-                    f"{value!r}. Resume with the same data and options, or start afresh without --resume"
+                    f"{value!r}. Resume with the same data and options, or start afresh without `resume`"
                 )
         return found
 

@@ -20,6 +20,7 @@ from dkgp.kernels.tiles.evaluator import Features, Precision
 from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.base import Method
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = ["SequentialMinimalOptimization"]
@@ -207,7 +208,7 @@ class SequentialMinimalOptimization(Method[PairState]):
         if not operator.holds_inputs:
             raise UsageError(
                 f"SMO needs the inputs of all {operator.n:,} samples in the coordinator's memory, and they exceed its "
-                "share; take --solver gbcd, which does not"
+                "share; take another solver, such as gbcd"
             )
         if state.features is None or state.cache is None or state.features_precision != state.precision:
             state.features_precision = state.precision
@@ -232,3 +233,24 @@ class SequentialMinimalOptimization(Method[PairState]):
         state.note_step(moved)
         state.iteration += 1
         return {"update": time.perf_counter() - started}
+
+
+def _memory(solver: SequentialMinimalOptimization, n: int, d: int) -> SolverMemory:
+    """Features of one precision after the other, and the columns kept."""
+    return SolverMemory(0, own_bytes=8 * n * (d + 2) + max(16 * n, min(solver.cache_bytes, 8 * n * n)))
+
+
+register_solver(
+    SolverDeclaration(
+        "smo",
+        "pairs",
+        SequentialMinimalOptimization,
+        needs=frozenset({Need.ENTRIES, Need.INPUTS}),
+        memory=_memory,
+        bench_turn=7,
+        label="SMO",
+        # The paper evaluates columns whenever they are needed, as it would have to where they do not fit.
+        paper={"cache_bytes": 0},
+        compiles=True,
+    )
+)

@@ -256,7 +256,7 @@ class MaxPasses(StoppingRule):
             "max_passes",
             False,
             f"{progress.column_passes:.2f} column passes done",
-            "resume with a larger --max-passes, a larger block size, or a larger tolerance",
+            "resume with a larger `max_passes`, a larger block size, or a larger tolerance",
         )
 
 
@@ -274,5 +274,5 @@ class MaxSeconds(StoppingRule):
         if progress.seconds < self.seconds:
             return None
         return StopReason(
-            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger --max-seconds"
+            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger `max_seconds`"
         )

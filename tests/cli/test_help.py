@@ -15,7 +15,10 @@ from dkgp.cli import main
 
 
 def commands(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         yield (*before, name), command
         if isinstance(command, click.Group):
             yield from commands(command, (*before, name))

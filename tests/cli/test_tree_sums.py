@@ -17,6 +17,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.operators.tree.memory import tree_bytes
 from dkgp.operators.tree.operator import _Forest
 from dkgp.service.specification import job_from_options, options_from_job
+from dkgp.solvers.registry import SolverMemory
 
 Command = Callable[..., Any]
 NOISE, KERNEL = 0.05, SquaredExponential((80.0, 80.0))
@@ -117,14 +118,14 @@ def test_too_many_features_are_refused_before_any_cluster_starts(
 
 
 def test_a_tree_beyond_the_workers_cache_is_refused(terrain: dict[str, Any]) -> None:
-    dataset, memory = open_dataset(terrain["store"]), {"block_size": 0, "own_bytes": 7}
+    dataset, memory = open_dataset(terrain["store"]), SolverMemory(own_bytes=7)
     needed = tree_bytes(700, 2)
     assert _Forest.of(dataset.inputs(0, 700)).nbytes <= needed <= 1.5 * _Forest.of(dataset.inputs(0, 700)).nbytes
     with pytest.raises(MemoryBudgetError, match=f"takes {needed:,} bytes in each process; a worker's cache holds"):
         add_tree_memory(memory, 700, 2, True, needed - 1)
     shared, apart = (add_tree_memory(memory, 700, 2, shares, needed) for shares in (True, False))
-    assert shared["own_bytes"] == 7
-    assert apart["own_bytes"] == 7 + apart["factor_bytes"] > 7 + needed
+    assert shared.own_bytes == 7
+    assert apart.own_bytes == 7 + apart.factor_bytes > 7 + needed
 
 
 def test_the_service_takes_and_checks_it() -> None:

@@ -16,10 +16,10 @@ import dask
 import pytest
 from click.testing import CliRunner
 
-from dkgp.cli.options import CLUSTER_KINDS, CLUSTER_NAMES, cluster_from, cluster_options
+from dkgp.cli.declared import DeclaredCommand
+from dkgp.cli.options import CLUSTER_NAMES, cluster_from, cluster_options
 from dkgp.cluster import ClusterOptions, configured_options
 from dkgp.cluster.configuration import CONFIGURATION_KEYS, set_config_file
-from dkgp.cluster.options import ClusterKind
 from dkgp.errors import InputError, UsageError
 
 EVERYTHING: dict[str, Any] = {
@@ -44,7 +44,7 @@ def unconfigured() -> Iterator[None]:
 def from_command_line(*arguments: str) -> ClusterOptions:
     taken: list[ClusterOptions] = []
 
-    @click.command()
+    @click.command(cls=DeclaredCommand)
     @cluster_options
     def command(**options: Any) -> None:
         taken.append(cluster_from(options))
@@ -73,22 +73,22 @@ def test_settings_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"kind": "mesos"}, "unknown cluster kind 'mesos'; known: auto, none"),
+        ({"kind": "mesos"}, "unknown cluster kind 'mesos'; known: gateway, slurm"),
         ({"workers": 0}, "number of workers must be at least 1; got 0"),
         ({"worker_memory_bytes": 0}, "memory in bytes must be at least 1"),
         ({"worker_wait_seconds": 0.0}, "must be positive; got 0"),
         ({"kind": "slurm", "workers": 2, "adaptive": (1, 4)}, "both a fixed number of workers"),
         ({"kind": "slurm", "adaptive": (0, 4)}, "1 <= MIN <= MAX"),
         ({"kind": "slurm", "adaptive": (5, 4)}, "got MIN 5, MAX 4"),
-        ({"kind": "local", "adaptive": (1, 4)}, "'local' cannot be adaptive; these can: processes, slurm"),
+        ({"kind": "local", "adaptive": (1, 4)}, "'local' cannot be adaptive; these can: processes, gateway, slurm"),
         ({"kind": "ssh", "adaptive": (1, 4)}, "'ssh' cannot be adaptive"),
         ({"scheduler": "tcp://a:1", "adaptive": (1, 4)}, "running scheduler"),
         ({"scheduler_file": "s.json", "adaptive": (1, 4)}, "running scheduler"),
         ({"scheduler": "tcp://a:1", "settings": {"queue": "x"}}, "a running scheduler takes no settings; got queue"),
         ({"kind": "none", "settings": {"queue": "x"}}, "'none' takes no settings"),
-        ({"tls_key": "key.pem"}, "give --tls-cert as well"),
-        ({"tls_ca": "ca.pem"}, "--tls-ca without --tls-cert"),
-        ({"tls_cert": "cert.pem"}, "--tls-cert without --tls-ca"),
+        ({"tls_key": "key.pem"}, "give `tls_cert` as well"),
+        ({"tls_ca": "ca.pem"}, "`tls_ca` without `tls_cert`"),
+        ({"tls_cert": "cert.pem"}, "`tls_cert` without `tls_ca`"),
     ],
 )
 def test_contradictions_are_refused(wrong: dict[str, Any], words: str) -> None:
@@ -139,13 +139,14 @@ def test_a_setting_needs_a_name_and_a_value(wrong: str) -> None:
 
 
 def test_the_command_line_knows_all_kinds_and_keys() -> None:
-    assert tuple(CLUSTER_KINDS) == ClusterKind.__args__  # type: ignore[attr-defined]
-
-    @click.command()
+    @click.command(cls=DeclaredCommand)
     @cluster_options
     def command(**options: Any) -> None: ...
 
     assert {parameter.name for parameter in command.params} == set(CLUSTER_NAMES)
+    (kind,) = (parameter for parameter in command.params if parameter.name == "cluster")
+    choices = ["auto", "none", "local", "processes", "gateway", "slurm", "pbs", "lsf", "kubernetes", "ssh"]
+    assert list(kind.type.choices) == choices  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------------------------------- configuration

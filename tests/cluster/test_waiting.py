@@ -11,8 +11,7 @@ import pytest
 from distributed import Client
 
 from dkgp.cluster import ClusterOptions, connect, open_executor
-from dkgp.cluster.options import QUEUEING_KINDS
-from dkgp.cluster.starters.start import NO_WORKERS_HINTS
+from dkgp.cluster.kinds import cluster_kinds
 from dkgp.errors import ClusterError, ExitCode
 from tests.cluster.helpers import Listener
 
@@ -98,5 +97,6 @@ def test_what_to_look_at_depends_on_the_kind(kind: Any, look: str, monkeypatch: 
 def test_queues_are_given_more_time_than_processes() -> None:
     assert connect.WORKERS_WAIT_SECONDS == 120.0
     assert connect.QUEUE_WAIT_SECONDS == 600.0
-    assert set(QUEUEING_KINDS) <= set(NO_WORKERS_HINTS)
-    assert all("--worker-wait" in NO_WORKERS_HINTS[kind] for kind in QUEUEING_KINDS)
+    queueing = [kind for kind in cluster_kinds() if kind.queues]
+    assert {kind.name for kind in queueing} == {"slurm", "pbs", "lsf", "kubernetes", "gateway"}
+    assert all("`worker_wait_seconds`" in kind.no_workers for kind in queueing)

@@ -250,7 +250,7 @@ def test_no_targets_is_bad_input(
     world: World, executor: BlockExecutor, kernel: SquaredExponential, tmp_path: Path
 ) -> None:
     inputs = dataset_from_arrays(tmp_path / "inputs", draw(50, 3)[0], None, feature_names=NAMES)
-    with pytest.raises(InputError, match="--target"):
+    with pytest.raises(InputError, match="Ingest the data again"):
         train(inputs, kernel, NOISE, executor)
 
 

@@ -16,14 +16,17 @@ from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.solvers import GreedyBlockCoordinateDescent
+from dkgp.solvers.registry import SolverMemory
 
 GIB = 1024**3
 
 
 def planned(n: int = 50_000, d: int = 8, p: int = 1, **changed: Any) -> MemoryPlan:
-    given = {"block_size": 1000, "candidates": 60, "memory": 5, "resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
+    held = {"block_size": 1000, "candidates": 60, "memory": 5}
+    solver = SolverMemory(**{name: changed.pop(name, value) for name, value in held.items()})
+    given = {"resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
     given |= {"shares_process": True, "overlaps": False, "holds_inputs": True}
-    return plan_training(n, d, p, **{**given, **changed})
+    return plan_training(n, d, p, solver, **{**given, **changed})
 
 
 @pytest.mark.parametrize("p", [1, 3])
@@ -117,6 +120,6 @@ def test_refusal_names_numbers_and_knobs() -> None:
         plan.require(plan.coordinator_bytes - 1)
     message = str(caught.value)
     assert f"{plan.coordinator_bytes / 1024**2:,.0f} MiB" in message
-    for knob in ("--memory", "--block-size", "--candidates", "--cluster"):
+    for knob in ("`memory`", "`block_size`", "`candidates`", "cluster of processes"):
         assert knob in message
     assert caught.value.exit_code is ExitCode.BAD_INPUT

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from dkgp.data import Dataset, Prediction, PredictionWriter
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import ExitCode, InputError
-from dkgp.models.metrics import coverage_curve, evaluate, variance_gaps
+from dkgp.models.metrics import coverage_curve, evaluate
 
 TRAIN_STD = np.array([40.0, 0.03])
 N = 90
@@ -134,15 +134,13 @@ def test_gaps_are_of_what_is_stored(certified: Certified, latent: bool) -> None:
     assert found["variance_gap_max"] == pytest.approx(0.03)
     assert found["variance_gap_wanted"] == 0.02
     assert found["variance_unmet"] == sum(gap > 0.02 for gap in certified.gap) > 0
-    alone = variance_gaps(prediction)
-    assert alone == {"n": N, **{name: found[name] for name in alone if name != "n"}}
 
 
 def test_a_gap_at_the_limit_is_met_whatever_the_units(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
     upper = np.linspace(0.1, 0.9, 2 * N).reshape(N, 2) * TRAIN_STD**2
     arrays = {"mean": y, "variance": upper, "variance_lower": 0.98 * upper, "variance_upper": upper}
     about = {"variance": {"gap": 0.02, "latent": False}, "noise_variance": NOISE.tolist()}
-    assert variance_gaps(written(tmp_path, dataset, arrays, **about))["variance_unmet"] == 0
+    assert evaluate(written(tmp_path, dataset, arrays, **about), dataset)["variance_unmet"] == 0
 
 
 def test_a_variance_that_is_all_noise_is_not_taken_for_zero(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
@@ -176,7 +174,7 @@ def test_coverage_at_every_level(certified: Certified) -> None:
 
 
 def test_coverage_needs_variances(y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--variance"):
+    with pytest.raises(InputError, match="predict it again with variances"):
         coverage_curve(written(tmp_path, dataset, {"mean": y}), dataset)
 
 

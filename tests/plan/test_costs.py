@@ -33,6 +33,7 @@ from dkgp.plan.network import ClusterFigures
 from dkgp.plan.problem import memory_of, problem_of, worker_memory_bytes
 from dkgp.plan.simulation import Fleet, Network
 from dkgp.solvers import CyclicSelection, GreedyBlockCoordinateDescent, GreedySelection
+from dkgp.solvers.registry import SolverMemory
 
 FREE = Network(0.0, 0.0, 0.0, 1e30)
 NETWORK = Network(0.008, 0.001, 0.0002, 1e9)
@@ -117,9 +118,7 @@ def test_memory_is_what_training_plans() -> None:
             n,
             8,
             1,
-            block_size=4000,
-            candidates=60,
-            memory=5,
+            SolverMemory(memory=5, block_size=4000, candidates=60),
             resident_bytes=10**8,
             shares_process=False,
             overlaps=True,

@@ -44,7 +44,7 @@ def test_nested_options_become_their_dataclasses() -> None:
     solver = {"tolerance": 1, "block_size": 20, "solver": "bcdc"}
     job = job_from_options("train", {**TRAIN, "solver": solver, "memory_limit_bytes": 2**32})
     assert job == TrainJob(
-        "/d.zarr", "/h.json", "/m.zarr", SolverOptions("bcdc", 20, tolerance=1.0), memory_limit_bytes=2**32
+        "/d.zarr", "/h.json", "/m.zarr", SolverOptions("bcdc", block_size=20, tolerance=1.0), memory_limit_bytes=2**32
     )
     # Variances with every default are not the same as none.
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})

@@ -119,7 +119,7 @@ def test_effort_spent_is_not_convergence_and_comes_with_advice(executor) -> None
     solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=stopping)
     assert not solution.converged
     assert solution.reason.rule == "max_passes"
-    assert "larger --max-passes" in solution.reason.advice
+    assert "larger `max_passes`" in solution.reason.advice
     assert 0.5 <= solution.progress.column_passes < 0.5 + 40 / 300
     assert solution.progress.gradient_inf_norm == pytest.approx(np.abs(PROBLEM.gradient(solution.alpha)).max())
 
@@ -129,7 +129,7 @@ def test_time_spent_stops_after_the_round(executor) -> None:
     solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=stopping)
     assert (solution.reason.rule, solution.converged) == ("max_seconds", False)
     assert solution.history == []
-    assert "--max-seconds" in solution.reason.advice
+    assert "`max_seconds`" in solution.reason.advice
 
 
 def test_effort_that_suffices_by_the_true_gradient_is_convergence(executor) -> None:

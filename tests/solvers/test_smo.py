@@ -66,5 +66,7 @@ def test_settings_out_of_range() -> None:
 
 def test_inputs_that_do_not_fit_the_coordinator_are_refused(executor: LocalExecutor) -> None:
     operator = PROBLEM.blocked(executor, coordinator_input_bytes=100)
-    with pytest.raises(UsageError, match="inputs of all 200 samples in the coordinator's memory.*--solver gbcd"):
+    with pytest.raises(
+        UsageError, match="inputs of all 200 samples in the coordinator's memory.*another solver, such as gbcd"
+    ):
         solve(operator, PROBLEM.y, solver=SequentialMinimalOptimization())

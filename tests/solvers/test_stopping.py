@@ -116,8 +116,8 @@ def test_combinations_that_do_not_stop(rule) -> None:
 def test_joint_reason_tells_all_of_it() -> None:
     reason = (MaxPasses(1) & MaxSeconds(1)).check(PROGRESS)
     assert "2.50 column passes done; 12 seconds spent" in reason.message
-    assert "--max-passes" in reason.advice
-    assert "--max-seconds" in reason.advice
+    assert "`max_passes`" in reason.advice
+    assert "`max_seconds`" in reason.advice
 
 
 def test_progress_survives_json() -> None:

@@ -218,6 +218,20 @@ class PreparedData:
         """Training samples."""
         return len(self.inputs)
 
+    @property
+    def n_samples(self) -> int:
+        """The same, as a data set says it."""
+        return self.n
+
+    @property
+    def n_targets(self) -> int:
+        """Targets."""
+        return int(self.targets.shape[1])
+
+    def input_rows(self, indices: NDArray[np.intp]) -> FloatArray:
+        """Some of the inputs: (len(indices), d)."""
+        return self.inputs[indices]
+
     def to_json(self) -> dict[str, Any]:
         """Sizes and hyperparameters."""
         return {

@@ -19,7 +19,7 @@ from dkgp.bench.papers.runs import Contender, SolverRun, Workbench
 from dkgp.bench.papers.tables import said, section
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
-from dkgp.commands.solver_options import SolverName, SolverOptions
+from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError
 from dkgp.operators import DenseKernelOperator
 from dkgp.solvers import GradientInfNorm, MaxIterations, MaxPasses, MaxSeconds, Progress, StoppingRule, StopReason
@@ -28,7 +28,7 @@ __all__ = ["RiskDistance", "kernel_cg_figure"]
 
 FloatArray = NDArray[np.float64]
 
-LABELS: dict[SolverName, str] = {
+LABELS = {
     "kcg": "KCG",
     "paramcg": "PCG on the risk (paramcg)",
     "cg": "PCG on the lower bound (cg)",
@@ -148,7 +148,7 @@ def _run_all(
     near: StoppingRule = RiskDistance(minimum, operator.noise_variance, DISTANCES[-1])
     runs: dict[str, SolverRun] = {}
     for key, label in LABELS.items():
-        asked = replace(options, solver=key, precision="double")
+        asked = options.changed(solver=key, precision="double")
         # Parameter CG might never get that far; it need not, to be compared by the risk.
         rule = near if key == "paramcg" else near & GradientInfNorm(options.tolerance)
         if options.max_passes is not None:

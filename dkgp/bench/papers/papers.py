@@ -211,7 +211,7 @@ def _sections(
             prepared = _prepare(job, library, name, job.n or KCG_SAMPLES, folder / "kcg", reporter)
             data[f"{name} (kcg)"] = prepared.to_json()
             with _workbench(prepared, reporter) as bench:
-                yield kernel_cg_figure(bench, replace(longer, block_size="auto"))
+                yield kernel_cg_figure(bench, longer.changed(block_size="auto"))
     for table in ("3", "4"):
         if table in plan.tables:
             yield _variances(job, table, folder, reporter)

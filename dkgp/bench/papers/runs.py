@@ -23,8 +23,9 @@ from dkgp.errors import NumericalError
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
-from dkgp.solvers import MaxIterations, Progress, SequentialMinimalOptimization, Solver, StoppingRule, solve
+from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
 from dkgp.solvers.base import Method
+from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
@@ -186,22 +187,19 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    plain = replace(options, block_size="auto", memory=None)
-    blocks = replace(options, block_size=block, memory=0)
-    return [
-        Contender("gbcd", "GBCD, as in the paper", replace(blocks, solver="gbcd", variables_per_step=1)),
-        Contender("gbcd_default", "GBCD, dkgp's default", replace(plain, solver="gbcd")),
-        Contender("bcdc", "BCDC", replace(blocks, solver="bcdc")),
-        Contender("smo", "SMO, as in the paper", replace(plain, solver="smo"), _smo_without_cache(options)),
-        Contender("smo_default", "SMO, dkgp's default", replace(plain, solver="smo")),
-        Contender("cg", "CG", replace(plain, solver="cg")),
-        Contender("bcdg", "BCDG", replace(blocks, solver="bcdg")),
-    ]
-
-
-def _smo_without_cache(options: SolverOptions) -> Solver:
-    """The paper evaluates columns whenever they are needed, as it would have to where they do not fit."""
-    return SequentialMinimalOptimization(cache_bytes=0, precision=options.precision)
+    found: list[Contender] = []
+    for name in solver_names():
+        declared = declaration_of(name)
+        if declared.paper is None:
+            continue
+        plain = options.changed(solver=name, block_size="auto", memory=None)
+        asked = plain.changed(block_size=block) if name in owners("block_size") else plain
+        solver: Any = build_solver(name, dict(asked.own), precision=options.precision, seed=options.seed)
+        said = f"{declared.label}, as in the paper" if declared.paper else declared.label
+        found.append(Contender(name, said, asked, replace(solver, **declared.paper)))
+        if declared.paper:
+            found.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
+    return found
 
 
 class Workbench:
@@ -345,7 +343,7 @@ class Workbench:
         rows = min(WARM_UP_SAMPLES, self.data.n)
         found, few = self.data.found, ArrayInputs(self.data.inputs[:rows])
         size = options.block_size if options.block_size == "auto" else min(options.block_size, rows)
-        settings = replace(options, block_size=size)
+        settings = options.changed(block_size=size)
         with BlockedKernelOperator(found.kernel, found.noise_variance, few, self.executor) as operator:
             solver = settings.build(rows, few.n_features, self.data.targets.shape[1], SilentReporter())
             with suppress(NumericalError):  # the run itself will say so

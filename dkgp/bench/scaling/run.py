@@ -33,6 +33,7 @@ from dkgp.kernels import TileEvaluator
 from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.operators import BlockedKernelOperator
+from dkgp.plan.problem import block_solver
 
 __all__ = ["MODULE", "TimedExecutor", "measure_ceiling"]
 
@@ -156,7 +157,7 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
     with open_executor(cluster, dataset.n_samples) as executor:
         for url in (description["warm"], description["train"]):
             data = open_dataset(url)
-            solver = options.build_block_solver(data.n_samples, data.n_features, data.n_targets, SilentReporter())
+            solver = block_solver(options, data, SilentReporter())
             solver = replace(solver, largest_block_size=solver.block_size)  # rounds of one size can be timed alone
             timed = TimedExecutor(executor)
             began = time.perf_counter()

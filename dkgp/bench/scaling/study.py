@@ -29,7 +29,7 @@ from dkgp.models import read_hyperparameters
 from dkgp.plan.costs import Effort, Problem, project, update_alone_seconds
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.problem import memory_of, problem_of, worker_memory_bytes
+from dkgp.plan.problem import block_solver, memory_of, problem_of, worker_memory_bytes
 from dkgp.plan.simulation import Fleet
 
 __all__ = ["BenchScalingJob", "Scaling", "compare_with_model", "measure_scaling", "run_bench_scaling"]
@@ -109,9 +109,7 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
         with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
             cluster = measure_cluster(executor)
             machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
-            solver = job.solver.build_block_solver(
-                dataset.n_samples, dataset.n_features, dataset.n_targets, SilentReporter()
-            )
+            solver = block_solver(job.solver, dataset, SilentReporter())
             problem = problem_of(dataset, found.kernel, solver, executor.least_task_evaluations)
     rows = compare_with_model(scaling, problem, machine, cluster)
     first, last = rows[0], rows[-1]
@@ -127,7 +125,7 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     title = f"Worker processes: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
     settings = {
         "problem": asdict(job.problem),
-        "solver": asdict(job.solver),
+        "solver": job.solver.to_json(),
         "repeats": job.repeats,
         "runs": scaling.runs,
         "entries_per_second": scaling.ceilings,
@@ -162,7 +160,7 @@ def measure_scaling(
                 description = {
                     "contender": "solve",
                     **prepared.to_json(),
-                    "solver": asdict(solver),
+                    "solver": solver.to_json(),
                     "workers": count,
                     "threads_per_worker": 1,
                 }

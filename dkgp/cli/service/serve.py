@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
 from dkgp.cli.running import execute
 
@@ -19,11 +20,12 @@ SECONDS_A_DAY = 86_400.0
 
 
 @click.command(
+    cls=DeclaredCommand,
     epilog=examples(
         "dkgp serve --folder ~/dkgp-jobs",
         "dkgp serve --folder /var/lib/dkgp --host 0.0.0.0 --token-file token --root /data --root s3://bucket/runs",
         "dkgp serve --folder jobs --scheduler tcp://scheduler:8786 --concurrent-jobs 4 --keep-days 30",
-    )
+    ),
 )
 @click.option(
     "--folder",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import CLUSTER_NAMES, examples, output_options
 from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
 from dkgp.cli.running import execute
@@ -130,6 +131,17 @@ def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, *
 def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]], Any]) -> click.Command:
     """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
 
+    def parameters() -> list[Any]:
+        return [parameter for parameter in command.params if parameter.name not in CLUSTER_NAMES]
+
+    @click.command(
+        name,
+        cls=DeclaredCommand,
+        help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
+        short_help=f"Submit `dkgp {name}` as a job.",
+        epilog=_examples_of(name, command),
+    )
+    @declared_options(parameters)
     @click.pass_context
     def callback(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         submission: Submission = context.obj
@@ -147,20 +159,12 @@ def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]
         show, code = (show_job, exit_code) if submission.follow else (_show_id, None)
         execute("submit", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=code)
 
-    kept = [parameter for parameter in command.params if parameter.name not in CLUSTER_NAMES]
-    return click.Command(
-        name,
-        params=kept,
-        callback=callback,
-        help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
-        short_help=f"Submit `dkgp {name}` as a job.",
-        epilog=_examples_of(name, command),
-    )
+    return callback
 
 
 def _examples_of(name: str, command: click.Command) -> str:
     """The command's own examples, as jobs, without those of options that are left out."""
-    left_out = {option for parameter in command.params if parameter.name in CLUSTER_NAMES for option in parameter.opts}
+    left_out = {f"--{parameter.replace('_', '-')}" for parameter in CLUSTER_NAMES}
     lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
     kept = [line for line in lines if not left_out & set(line.split())]
     return examples(*(line.replace(f"dkgp {name}", f"dkgp submit {name}", 1) for line in kept))

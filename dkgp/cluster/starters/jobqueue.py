@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import re
@@ -13,14 +12,14 @@ from typing import Any
 
 import dask.config
 
+from dkgp.cluster.kinds import ADAPTIVE_LOCALLY, KINDS, ClusterKind
 from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.starters.security import in_files, is_in_memory
 from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
-from dkgp.errors import ClusterError, MissingExtraError, UsageError
+from dkgp.errors import ClusterError, UsageError
+from dkgp.registry import Extra
 
-__all__ = ["JOBQUEUE_KINDS", "job_arguments", "lifetime_arguments", "start_jobqueue", "walltime_seconds"]
-
-JOBQUEUE_KINDS = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "lsf": "LSFCluster"}
+__all__ = ["job_arguments", "lifetime_arguments", "start_jobqueue", "walltime_seconds"]
 
 # Of the walltime: what a worker needs to start, and to hand its last results over before the queueing system kills it.
 _SLACK_SHARE, _LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.1, 60.0, 600.0
@@ -31,11 +30,9 @@ _SUBMIT_SECONDS = 120.0
 
 def cluster_class(kind: str) -> Any:
     """Return dask-jobqueue's class for the kind."""
-    try:
-        import dask_jobqueue
-    except ImportError:
-        raise MissingExtraError("dask-jobqueue", "jobqueue", f"--cluster {kind}") from None
-    return getattr(dask_jobqueue, JOBQUEUE_KINDS[kind])
+    import dask_jobqueue
+
+    return getattr(dask_jobqueue, f"{kind.upper()}Cluster")
 
 
 def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, Any]:
@@ -46,9 +43,10 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     UsageError
         Unknown settings, something given twice, or a size that neither the options nor the configuration tell.
     """
+    from dask_jobqueue import core
+
     kind, settings = options.kind, dict(options.settings)
     found = cluster_class(kind)
-    core = importlib.import_module("dask_jobqueue.core")
     known = parameters(core.JobQueueCluster.__init__, core.Job.__init__, found.job_cls.__init__)
     check_settings(kind, settings, known - {"job_cls", "scheduler", "scheduler_cls"})
     section = f"jobqueue.{settings.get('config_name', kind)}"
@@ -59,10 +57,10 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     processes = _whole("processes", settings.get("processes") or configured.get("processes") or 1)
     arguments: dict[str, Any] = {**settings, "processes": processes}
     if options.threads_per_worker is not None:
-        refuse_both(settings, "cores", "--threads-per-worker")
+        refuse_both(settings, "cores", "`threads_per_worker`")
         arguments["cores"] = options.threads_per_worker * processes
     if options.worker_memory_bytes is not None:
-        refuse_both(settings, "memory", "--worker-memory")
+        refuse_both(settings, "memory", "`worker_memory_bytes`")
         arguments["memory"] = f"{options.worker_memory_bytes * processes}B"
     _require_sizes(kind, arguments, configured)
     extra = arguments.get("worker_extra_args")
@@ -98,7 +96,7 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
     command = found.job_cls.submit_command
     if shutil.which(command.split()[0]) is None:
         raise ClusterError(
-            f"--cluster {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
+            f"`cluster` {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
             "from which jobs can be submitted"
         )
     cluster = stack.enter_context(found(**arguments))
@@ -154,11 +152,11 @@ _WALLTIMES = {"slurm": "HH:MM:SS or D-HH:MM:SS", "pbs": "HH:MM:SS", "lsf": "HH:M
 
 
 def _require_sizes(kind: str, arguments: dict[str, Any], configured: dict[str, Any]) -> None:
-    needed = {"cores": "--threads-per-worker N", "memory": "--worker-memory SIZE"}
+    needed = {"cores": "`threads_per_worker` N", "memory": "`worker_memory_bytes` SIZE"}
     missing = [name for name in needed if not (arguments.get(name) or configured.get(name))]
     if missing:
         raise UsageError(
-            f"--cluster {kind} needs the {' and the '.join(missing)} of a job. Give "
+            f"`cluster` {kind} needs the {' and the '.join(missing)} of a job. Give "
             f"{' and '.join(needed[name] for name in missing)}, or set {' and '.join(missing)} under jobqueue.{kind} "
             "in ~/.config/dask/jobqueue.yaml"
         )
@@ -174,3 +172,25 @@ def _reason(error: BaseException) -> str:
     """Return what the command itself said, out of dask-jobqueue's report of it."""
     text = str(error).partition("stderr:")[2].strip() or str(error).strip()
     return " ".join(text.split()) or type(error).__name__
+
+
+def _declare(name: str, waiting_jobs: str, output: str) -> None:
+    KINDS.add(
+        ClusterKind(
+            name,
+            "workers are jobs of that queueing system",
+            start_jobqueue,
+            extra=Extra("jobqueue", package="dask-jobqueue", module="dask_jobqueue"),
+            certificates="given",
+            queues=True,
+            adaptive=ADAPTIVE_LOCALLY,
+            log_setting=f"jobqueue.{name}.log-directory",
+            no_workers=f"look at `{waiting_jobs}` for jobs that wait for their turn, and at the jobs' output ({output}"
+            "`settings` log_directory=DIR); `worker_wait_seconds` waits longer",
+        )
+    )
+
+
+_declare("slurm", "squeue --me", "slurm-*.out, or ")
+_declare("pbs", "qstat -u $USER", "")
+_declare("lsf", "bjobs", "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions
 from dkgp.errors import InputError, UsageError
 
@@ -29,12 +30,9 @@ __all__ = [
     "security_from",
 ]
 
-# Their scheduler listens on a port, and their starters can be handed certificates.
-_TAKE_CERTIFICATES = ("processes", "slurm", "pbs", "lsf", "ssh")
-
 _PARTS = ("cert", "key")
 _HOW = (
-    "Give --tls-ca, --tls-cert and --tls-key, or set ca-file, client.cert and client.key under distributed.comm.tls in "
+    "Give `tls_ca`, `tls_cert` and `tls_key`, or set ca-file, client.cert and client.key under distributed.comm.tls in "
     "dask's configuration"
 )
 
@@ -54,9 +52,9 @@ def security_from(options: ClusterOptions) -> Security | None:
 
     if options.encrypts:
         for option, path in (
-            ("--tls-ca", options.tls_ca),
-            ("--tls-cert", options.tls_cert),
-            ("--tls-key", options.tls_key),
+            ("`tls_ca`", options.tls_ca),
+            ("`tls_cert`", options.tls_cert),
+            ("`tls_key`", options.tls_key),
         ):
             if path is not None and not Path(path).is_file():
                 raise InputError(f"{option}: there is no file '{path}'")
@@ -103,7 +101,7 @@ def security_for_start(options: ClusterOptions) -> Security | None:
     if options.plain_text:
         return None
     found = security_from(options)
-    if found is not None or options.kind not in _TAKE_CERTIFICATES:
+    if found is not None or KINDS.find(options.kind).certificates != "given":
         return found
     # In memory; without it any user of this machine could run code in the coordinator and the workers.
     made: Security = Security.temporary()
@@ -136,7 +134,7 @@ def in_files(security: Any, folder: str) -> Iterator[Security]:
     except OSError as error:
         raise InputError(
             f"the certificates of this run cannot be written below '{folder}' ({error.strerror}), where all workers "
-            "should see them; name another folder with --cluster-option shared_temp_directory=DIR"
+            "should see them; name another folder with `settings` shared_temp_directory=DIR"
         ) from None
     with private as own:
         path = Path(own) / "certificate.pem"
@@ -181,7 +179,7 @@ def plain_text_warning(address: str) -> str | None:
     return (
         f"the connection to the scheduler at {address} is neither encrypted nor authenticated: whoever reaches that "
         "port can run code there and see the data. Start the scheduler and its workers with certificates, and give "
-        "--tls-ca, --tls-cert and --tls-key"
+        "`tls_ca`, `tls_cert` and `tls_key`"
     )
 
 

@@ -13,10 +13,10 @@ __all__ = ["check_settings", "parameters", "refuse_both"]
 
 # What dkgp sets by itself, and the option that says it.
 _OPTIONS = {
-    "n_workers": "--workers",
-    "threads_per_worker": "--threads-per-worker",
-    "memory_limit": "--worker-memory",
-    "security": "--tls-ca, --tls-cert and --tls-key, or --plain-text",
+    "n_workers": "`workers`",
+    "threads_per_worker": "`threads_per_worker`",
+    "memory_limit": "`worker_memory_bytes`",
+    "security": "`tls_ca`, `tls_cert` and `tls_key`, or `plain_text`",
 }
 # What a job that waits for its results has no use for.
 _REFUSED = {"self", "asynchronous", "loop", "start", "ip"}
@@ -46,7 +46,7 @@ def check_settings(kind: str, settings: Mapping[str, Any], known: set[str]) -> N
             raise UsageError(f"the setting {name!r} is said by {_OPTIONS[name]}; give that instead")
         if name not in known:
             others = ", ".join(sorted(known - set(_OPTIONS)))
-            raise UsageError(f"--cluster {kind} has no setting {name!r}{nearest(name, known)}. Known: {others}")
+            raise UsageError(f"`cluster` {kind} has no setting {name!r}{nearest(name, known)}. Known: {others}")
 
 
 def refuse_both(settings: Mapping[str, Any], name: str, option: str) -> None:

@@ -75,7 +75,7 @@ def _on_each(places: list[tuple[str, dict[str, Any]]], command: str, content: st
         if content is not None and result.exit_status != 0:
             raise ClusterError(
                 f"the host {host} did not take the certificate of this run (exit status {result.exit_status}); see "
-                "whether its /tmp can be written to, or give --tls-ca, --tls-cert and --tls-key"
+                "whether its /tmp can be written to, or give `tls_ca`, `tls_cert` and `tls_key`"
             )
 
     async def run_all() -> list[BaseException | None]:

@@ -30,23 +30,31 @@ class TerminalReporter:
         Where to write instead.
     plain_line_seconds : float
         How often a plain line may come.
+    wording : callable, optional
+        Turns a message into the words that are shown and remembered.
     """
 
     def __init__(
-        self, *, quiet: bool = False, console: Console | None = None, plain_line_seconds: float = PLAIN_LINE_SECONDS
+        self,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+        plain_line_seconds: float = PLAIN_LINE_SECONDS,
+        wording: Callable[[str], str] = str,
     ) -> None:
         self.warnings: list[str] = []
-        self._quiet = quiet
+        self._quiet, self._wording = quiet, wording
         self._console = console or Console(stderr=True, highlight=False)
         self._plain_line_seconds = plain_line_seconds
 
     def note(self, message: str) -> None:
         """Print the message."""
         if not self._quiet:
-            self._print(message)
+            self._print(self._wording(message))
 
     def warn(self, message: str) -> None:
         """Print the message and remember it."""
+        message = self._wording(message)
         if message not in self.warnings:
             self.warnings.append(message)
             self._print(f"warning: {message}", style="yellow")

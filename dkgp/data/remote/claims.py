@@ -1,7 +1,7 @@
 """Claims: who may write a store on an object store, where two writers could share one prefix.
 
 A small object in the store, put there under the condition that none is there (or that it is still the one that was
-read), names the writer. Whoever takes the place over, with --overwrite or --resume, replaces it; from then on every
+read), names the writer. Whoever takes the place over, to overwrite or to resume, replaces it; from then on every
 writer before finds out, because
 
 - a chunk is put under the condition that none is there; whoever finds another one replaces exactly the one looked at
@@ -134,7 +134,7 @@ class Claim:
             writer = ""
         if writer != self.writer:
             raise TakenOverError(
-                f"Another process has taken over '{self.url}' (it was started with --overwrite or --resume, or the "
+                f"Another process has taken over '{self.url}' (it was started to overwrite it or to resume, or the "
                 "store was removed). This one stops, and leaves the store to it."
             )
 

@@ -174,6 +174,8 @@ class Attempts:
 
 async def retried(operation: Callable[[], Awaitable[T]], attempts: Attempts) -> T:
     """The result of `operation`, tried again as long as it may help. Errors as of `Attempts.delay_after`."""
+    # Not by tenacity: it would do these seven lines and the four of the delay, of all that is in this file, but end
+    # with its own error or with the last one as it was, and keep that one, secret address included, as the cause.
     while True:
         try:
             return await asyncio.wait_for(operation(), attempts.attempt_seconds)
@@ -233,7 +235,7 @@ def _verdict(error: Exception) -> tuple[str, str] | None:
     if names & _UNREACHABLE_NAMES or isinstance(error, ConnectionRefusedError | socket.gaierror):
         return "unreachable", "Check the endpoint (AWS_ENDPOINT_URL for s3://), the network, and that the store runs."
     if names & _TRANSIENT_NAMES or isinstance(error, TimeoutError | ConnectionError):
-        return "transient", "The store does not answer as it should; try again later, with --resume where there is one."
+        return "transient", "The store does not answer as it should; try again later, and resume where that can be."
     if isinstance(error, OSError):
         if error.errno in _TRANSIENT_ERRNO:
             return "transient", "The store is overloaded or was cut off; try again later."
@@ -244,7 +246,7 @@ def _verdict(error: Exception) -> tuple[str, str] | None:
 
 def _verdict_of_answer(status: int, code: str) -> tuple[str, str]:
     if status in (408, 409, 425, 429) or code in _TRANSIENT_CODES or (status >= 500 and status not in (501, 505)):
-        return "transient", "The store is overloaded or down; try again later, with --resume where there is one."
+        return "transient", "The store is overloaded or down; try again later, and resume where that can be."
     if code in ("RequestTimeTooSkewed",):
         return "permanent", "Set this machine's clock."
     if status in (401, 403) or code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired"):

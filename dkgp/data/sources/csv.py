@@ -19,8 +19,10 @@ import pandas as pd
 
 from dkgp.data.remote.storage import object_bytes, open_object, shown
 from dkgp.data.sources.base import Block, Column, Source, text_error
+from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError, StorageError
+from dkgp.registry import Option
 
 __all__ = ["CsvSource"]
 
@@ -32,6 +34,7 @@ _SPACES = r"\s+"
 _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
     (b"BZh", bz2.BZ2File),
@@ -233,7 +236,7 @@ class CsvSource(Source):
                     return
 
     def _without_byte_order_mark(self, piece: bytes) -> bytes:
-        if piece[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        if piece.startswith(_UTF_16):
             raise InputError(
                 f"'{self.url}' is UTF-16 text; expected UTF-8. Convert it first (iconv -f UTF-16 -t UTF-8)."
             )
@@ -292,3 +295,23 @@ def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
         row = int(np.argmax(bad))
         raise text_error(name, str(values.iloc[row]), place(row))
     return np.asarray(converted.to_numpy(dtype=np.float64))
+
+
+FORMATS.add(
+    Format(
+        "CSV and other delimited text",
+        CsvSource,
+        suffixes=(".csv", ".tsv", ".txt", ".gz", ".bz2", ".xz"),
+        # Of compressed files, and of UTF-16, which has words of its own.
+        magics=(*(magic for magic, _ in _COMPRESSION), *_UTF_16),
+        options=(
+            Option(
+                "header",
+                "Whether text has a header.  [default: find out]",
+                type=bool,
+                spellings=("--header/--no-header",),
+            ),
+        ),
+        takes_text=True,
+    )
+)

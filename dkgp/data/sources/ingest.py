@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,15 +81,15 @@ def ingest(
     test_mask: str | NDArray[np.bool_] | None = None,
     seed: int = 0,
     overwrite: bool = False,
-    header: bool | None = None,
     chunk_rows: int | None = None,
     progress: ProgressCallback | None = None,
+    **options: Any,
 ) -> IngestReport:
     """Read sources into a dataset store, and perhaps a second one for testing.
 
-    Formats, recognised by content: CSV and other delimited text (gzip, bzip2, xz too), Parquet, NPY, NPZ, NetCDF,
-    Zarr groups, dkgp datasets. Memory stays at some tens of MiB, plus a byte per sample where there is a split; only
-    NPZ (and remote NPY) arrays in Fortran order are read as a whole.
+    Formats, recognised by content: those of `dkgp.data.sources.formats`, such as CSV and other delimited text (gzip,
+    bzip2, xz too), Parquet, NPY, NPZ, NetCDF, Zarr groups, dkgp datasets. Memory stays at some tens of MiB, plus a byte
+    per sample where there is a split; only NPZ (and remote NPY) arrays in Fortran order are read as a whole.
 
     Parameters
     ----------
@@ -110,12 +111,12 @@ def ingest(
         Of the random split.
     overwrite
         Replace dataset stores that are there.
-    header
-        Whether text has a header; None to find out.
     chunk_rows
         Rows of a chunk; default about 8192.
     progress
         Called after every block with phase "check", then "write".
+    options
+        Of the sources' format, as it declares them; such as `header`, whether text has one (None to find out).
 
     Returns
     -------
@@ -136,8 +137,9 @@ def ingest(
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
         ensure_writable(url, overwrite, DATASET_KIND)
-    _check_not_reading_from(sources, outputs)
-    source = open_source(sources, header)
+    places = expand_locations(sources)
+    _check_not_reading_from(places, outputs)
+    source = open_source(places, options)
     selection = _select(source, target, features, test_mask if isinstance(test_mask, str) else None)
     checked = _check_pass(source, selection, progress)
     mask = _mask(checked, test_fraction, test_mask, seed)
@@ -172,15 +174,15 @@ def _check_options(
         raise UsageError("Got both a test fraction and a test mask; give one of them.")
     split = test_fraction is not None or test_mask is not None
     if split and test_out is None:
-        raise UsageError("A test split needs a place for the test samples; give --test-out (test_out).")
+        raise UsageError("A test split needs a place for the test samples; give `test_out`.")
     if test_out is not None and not split:
-        raise UsageError("Got a place for test samples but no split; give --test-fraction or --test-mask.")
+        raise UsageError("Got a place for test samples but no split; give `test_fraction` or `test_mask`.")
     if test_out is not None and normalise_url(test_out) == normalise_url(out):
         raise UsageError(f"The outputs for training and testing are the same place, '{out}'; choose two.")
 
 
-def _check_not_reading_from(sources: Location | Sequence[Location], outputs: list[str]) -> None:
-    for source in expand_locations(sources):
+def _check_not_reading_from(sources: list[str], outputs: list[str]) -> None:
+    for source in sources:
         for url in outputs:
             if source == url or source.startswith(url + "/"):
                 raise InputError(f"The output '{url}' is also a source; choose another output.")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.sources.base import Block, Column, Source, block_rows, numbers, row_places
+from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, StorageError
 
@@ -229,3 +230,7 @@ class NpzSource(Source):
             self.groups[name] = tuple(Column(label, name, index) for index, label in enumerate(labels))
         self.columns = tuple(column for group in self.groups.values() for column in group)
         self.positional = self.groups[inputs] if inputs is not None else self.columns
+
+
+FORMATS.add(Format("NPY", NpySource, suffixes=(".npy",), magics=(b"\x93NUMPY",)))
+FORMATS.add(Format("NPZ", NpzSource, suffixes=(".npz", ".zip"), magics=(b"PK\x03\x04",)))

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dkgp.data.remote.storage import expand_glob, is_file, is_folder, list_folder, normalise_url, open_object, shown
+from dkgp.data.remote.storage import expand_glob, is_file, is_folder, list_folder, normalise_url, shown
 from dkgp.data.sources.base import ConcatenatedSource, Source
-from dkgp.data.sources.csv import CsvSource
-from dkgp.data.sources.numpy import NpySource, NpzSource
-from dkgp.data.sources.parquet import ParquetSource
-from dkgp.data.sources.xarray import XarraySource, open_zarr_source
+from dkgp.data.sources.formats import check_format_options, folder_format, open_format, recognised_format
 from dkgp.data.types import Location
-from dkgp.errors import InputError, StorageError
+from dkgp.errors import InputError
 
 __all__ = ["expand_locations", "open_source"]
 
-_ZARR_MARKS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata", "dkgp-manifest.json")
 _GLOB = frozenset("*?[")
 
 
-def open_source(locations: Location | Sequence[Location], header: bool | None = None) -> Source:
+def open_source(urls: Sequence[str], options: Mapping[str, Any]) -> Source:
     """One source for all the places.
 
     Parameters
     ----------
-    locations
-        One or several paths, fsspec URLs, globs, or folders of files; read in this order, globs and folders sorted.
-    header
-        For text: whether there is a header; None to find out.
+    urls
+        Files and stores, as `expand_locations` finds them; read in this order.
+    options
+        Of their formats; None for what is not given.
 
     Raises
     ------
     InputError
-        Nothing there, an unknown format, a damaged file, or files that do not fit together.
+        An unknown format, a damaged file, or files that do not fit together.
+    UsageError
+        An option that does not go with the formats.
     MissingExtraError
         The format's package is not installed.
     """
-    urls = expand_locations(locations)
-    parts = [_open_one(url, header) for url in urls]
+    formats = [recognised_format(url, is_folder(url)) for url in urls]
+    check_format_options(options, formats)
+    parts = [open_format(form, url, options) for form, url in zip(formats, urls, strict=True)]
     return parts[0] if len(parts) == 1 else ConcatenatedSource(parts)
 
 
 def expand_locations(locations: Location | Sequence[Location]) -> list[str]:
-    """The files and Zarr stores that the places stand for. `InputError` where one stands for nothing."""
+    """The files and stores that the places stand for, globs and folders sorted.
+
+    Raises `InputError` where one stands for nothing.
+    """
     given = [locations] if isinstance(locations, str) or not isinstance(locations, Sequence) else list(locations)
     if not given:
         raise InputError("No source was given; expected at least one path or URL.")
@@ -67,37 +70,9 @@ def expand_locations(locations: Location | Sequence[Location]) -> list[str]:
 def _folder(url: str) -> list[str]:
     entries = list_folder(url)
     names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries]
-    if any(name in _ZARR_MARKS for name in names):
+    if folder_format(names) is not None:
         return [url]
     files = [entry for entry, name in zip(entries, names, strict=True) if name[0] not in "._" and is_file(entry)]
     if not files:
-        raise InputError(f"The folder '{url}' is no Zarr store and holds no files.")
+        raise InputError(f"The folder '{url}' is no store of a known format and holds no files.")
     return files
-
-
-def _open_one(url: str, header: bool | None) -> Source:
-    if is_folder(url):
-        return open_zarr_source(url)
-    try:
-        with open_object(url) as file:
-            magic = bytes(file.read(8))
-    except StorageError:
-        raise
-    except OSError as error:
-        raise InputError(f"'{shown(url)}' cannot be read: {error}") from error
-    # By content: names lie, and URLs often have no suffix.
-    if magic.startswith(b"\x93NUMPY"):
-        return NpySource(url)
-    if magic.startswith(b"PK\x03\x04"):
-        return NpzSource(url)
-    if magic.startswith(b"PAR1"):
-        return ParquetSource(url)
-    if magic.startswith(b"\x89HDF\r\n\x1a\n"):
-        return XarraySource(url, "h5netcdf")
-    if magic.startswith(b"CDF"):
-        return XarraySource(url, "scipy")
-    if url.split("?", 1)[0].lower().endswith((".npy", ".npz", ".parquet", ".nc", ".nc4", ".h5", ".zip")):
-        raise InputError(
-            f"'{shown(url)}' does not begin as its name's format does; it is damaged or of another format."
-        )
-    return CsvSource(url, header)

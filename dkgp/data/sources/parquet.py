@@ -9,8 +9,10 @@ import numpy as np
 
 from dkgp.data.remote.storage import open_object, shown
 from dkgp.data.sources.base import Block, Column, Source, block_rows, row_places, text_error
+from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, MissingExtraError, StorageError
+from dkgp.errors import InputError, StorageError
+from dkgp.registry import Extra
 
 __all__ = ["ParquetSource"]
 
@@ -21,12 +23,7 @@ _PANDAS_INDEX = "__index_level_"
 class ParquetSource(Source):
     """One Parquet file; its columns by name.
 
-    Raises
-    ------
-    MissingExtraError
-        pyarrow is not installed.
-    InputError
-        The file is damaged.
+    Raises `InputError` where the file is damaged.
     """
 
     def __init__(self, url: str) -> None:
@@ -35,7 +32,9 @@ class ParquetSource(Source):
         self.groups = {}
         self.warnings = []
         self.unit = "rows"
-        pyarrow, parquet = _pyarrow()
+        import pyarrow
+        from pyarrow import parquet
+
         try:
             with open_object(url) as file:
                 opened = parquet.ParquetFile(file)
@@ -52,7 +51,9 @@ class ParquetSource(Source):
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        pyarrow, parquet = _pyarrow()
+        import pyarrow
+        from pyarrow import parquet
+
         names = list(dict.fromkeys(column.name for column in columns))
         start = 0
         try:
@@ -91,10 +92,12 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
     return np.full(len(values), np.nan)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "parquet", "Reading Parquet files") from error
-    return pyarrow, pyarrow.parquet
+FORMATS.add(
+    Format(
+        "Parquet",
+        ParquetSource,
+        suffixes=(".parquet",),
+        magics=(b"PAR1",),
+        extra=Extra("parquet", package="pyarrow", module="pyarrow"),
+    )
+)

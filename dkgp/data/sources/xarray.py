@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import zarr
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.sources.base import Block, Column, Source, block_rows, numbers, row_places
+from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, MissingExtraError, StorageError, StoreError
+from dkgp.errors import InputError, StorageError, StoreError
+from dkgp.registry import Extra
 
 __all__ = ["DatasetSource", "XarraySource", "ZarrSource", "open_zarr_source"]
 
@@ -86,12 +89,7 @@ class XarraySource(_VariablesSource):
     The samples run along one dimension: that of a matrix `X` (or of the only matrix), or else the one that most vectors
     share. Coordinates along it count as columns, except the dimension's own. Scale factors and fill values are decoded.
 
-    Raises
-    ------
-    MissingExtraError
-        h5netcdf is not installed.
-    InputError
-        The file is damaged, or has no such dimension.
+    Raises `InputError` where the file is damaged, or has no such dimension.
     """
 
     def __init__(self, url: str, engine: str) -> None:
@@ -140,13 +138,9 @@ class _OpenedDataset:
                     if not is_local(url):
                         self._file = target = open_object(url)
                     self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
-        except ImportError as error:
-            raise MissingExtraError("h5netcdf", "netcdf", "Reading NetCDF files") from error
         except StorageError:
             raise
         except (ValueError, OSError, KeyError) as error:
-            if "unrecognized engine" in str(error):
-                raise MissingExtraError("h5netcdf", "netcdf", "Reading NetCDF files") from error
             raise InputError(f"'{shown(url)}' cannot be opened: {error}") from error
 
     def __enter__(self) -> tuple[xr.Dataset, Any]:
@@ -280,3 +274,18 @@ def _feature_labels(dataset: xr.Dataset, chosen: dict[str, Any]) -> list[str] | 
     if dimension in dataset.coords and dataset[dimension].dtype.kind in "USOT":
         return [str(name) for name in dataset[dimension].values.tolist()]
     return None
+
+
+FORMATS.add(
+    Format(
+        "NetCDF",
+        partial(XarraySource, engine="h5netcdf"),
+        suffixes=(".nc", ".nc4", ".h5"),
+        magics=(b"\x89HDF\r\n\x1a\n",),
+        extra=Extra("netcdf", package="h5netcdf", module="h5netcdf"),
+    )
+)
+FORMATS.add(Format("NetCDF 3", partial(XarraySource, engine="scipy"), suffixes=(".nc",), magics=(b"CDF",)))
+FORMATS.add(
+    Format("Zarr", open_zarr_source, markers=("zarr.json", ".zgroup", ".zarray", ".zmetadata", "dkgp-manifest.json"))
+)

@@ -264,5 +264,5 @@ def _no_manifest(url: str, kind: str) -> StoreError:
         return StoreError(f"'{url}' holds an unfinished dkgp {found} store; expected a {kind} store.")
     return StoreError(
         f"The {kind} store '{url}' is incomplete: its writing was interrupted before the manifest was written. "
-        "Write it again with --overwrite, or resume the command that was writing it."
+        "Write it again, or resume the command that was writing it."
     )

@@ -47,8 +47,8 @@ def check_reference(url: str) -> None:
     """Refuse to have a model name a training set that nobody would open; `InputError`."""
     if reason := _why_not(url):
         raise InputError(
-            f"A model cannot refer to the training set '{shown(url)}': {reason}. Save it with its inputs (without "
-            "--by-reference)."
+            f"A model cannot refer to the training set '{shown(url)}': {reason}. Save it with its inputs "
+            "(without `by_reference`)."
         )
 
 
@@ -90,7 +90,7 @@ def require_reference(url: object, store: str) -> str:
     if reason is not None:
         raise StoreError(
             f"'{store}' names a training set that is not opened: {reason}. Train again on a data set that lies on a "
-            "disk or on object storage, or save the model with its inputs (without --by-reference)."
+            "disk or on object storage, or save the model with its inputs (without `by_reference`)."
         )
     place = normalise_url(str(url))
     for check in _limits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from dkgp.data import Dataset, ModelRecord, PredictionWriter, exists, open_predi
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
+from dkgp.models.metrics import GapTally, gap_figures
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
@@ -44,7 +45,7 @@ class PredictSummary:
         In the targets' own units; the largest over samples and targets.
     url : str
     variance : dict, optional
-        With variances: `VarianceRun.summary`.
+        With variances: `VarianceRun.summary`, its gaps those of the whole store; `computed` counts this run's samples.
     assumes : str, optional
         What the bounds take on trust; see `Certificate`.
     """
@@ -80,6 +81,8 @@ class _Rounds(Protocol):
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]: ...
 
+    def told(self, values: Mapping[str, FloatArray]) -> _Region: ...
+
 
 class _Means:
     variables: tuple[str, ...] = ("mean", "mean_error_bound")
@@ -110,6 +113,9 @@ class _Means:
         raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
         return {"mean": raw, "mean_error_bound": raw_bound}
 
+    def told(self, values: Mapping[str, FloatArray]) -> _Region:
+        return _Region(float(np.max(values["mean_error_bound"])), None)
+
 
 class _MeansAndVariances:
     variables: tuple[str, ...] = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
@@ -131,6 +137,10 @@ class _MeansAndVariances:
         mean, bound, lower, upper = self._run.collect(results)
         low, high = variance_in_units(lower, upper, self._scale)
         return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
+
+    def told(self, values: Mapping[str, FloatArray]) -> _Region:
+        gaps = GapTally.of(values["variance_lower"], values["variance_upper"], self._run.plan["gap"])
+        return replace(self._means.told(values), gaps=gaps)
 
 
 def predict(
@@ -228,14 +238,14 @@ def predict(
             elif writer.attributes != attributes:
                 raise InputError(
                     f"'{url}' was predicted from another model or other data, or with other settings; "
-                    "start afresh with --overwrite"
+                    "start afresh with `overwrite`"
                 )
             try:
                 if run is not None and writer.pending_regions():
                     said = run.prepare(model)
                     if note is not None:
                         note(said)
-                _write_regions(writer, rounds, progress, interrupted)
+                regions = _write_regions(writer, rounds, progress, interrupted)
                 writer.commit()
             except BaseException:
                 if not writer.done_regions():
@@ -244,10 +254,19 @@ def predict(
     finally:
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
-    figures = None if run is None else run.summary(seconds)
-    return PredictSummary(
-        dataset.n_samples, model.n_samples, seconds, _largest_bound(url), str(url), figures, certificate.assumes
-    )
+    if len(regions) < -(-writer.n_samples // writer.chunk_rows):
+        regions = _with_earlier_regions(regions, url, rounds)
+    bound = max(region.bound for region in regions.values())
+    figures = None if run is None else _of_store(run.summary(seconds), list(regions.values()))
+    return PredictSummary(dataset.n_samples, model.n_samples, seconds, bound, str(url), figures, certificate.assumes)
+
+
+@dataclass(frozen=True)
+class _Region:
+    """What is said of a region once it is stored: the largest error of a mean, and how wide intervals are."""
+
+    bound: float
+    gaps: GapTally | None
 
 
 def _write_regions(
@@ -255,7 +274,9 @@ def _write_regions(
     rounds: _Rounds,
     progress: Callable[[int, int], None] | None,
     interrupted: Callable[[], bool] | None,
-) -> None:
+) -> dict[int, _Region]:
+    """Compute and write what is missing; return what there is to say of each region, by its first row."""
+    regions: dict[int, _Region] = {}
     todo = deque(
         (start, min(start + writer.chunk_rows, last))
         for first, last in writer.pending_regions()
@@ -266,23 +287,44 @@ def _write_regions(
     while todo or under_way:
         if interrupted is not None and interrupted():
             raise InterruptedRunError(
-                f"interrupted after {done} of {writer.n_samples} test samples; continue with --resume", writer.url
+                f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
             )
         while todo and len(under_way) < rounds.depth:
             start, stop = todo.popleft()
             under_way.append((start, stop, rounds.submit(start, stop)))
         start, stop, pending = under_way.popleft()
-        writer.write(start, **rounds.values(pending.result()))
+        values = rounds.values(pending.result())
+        writer.write(start, **values)
+        regions[start] = rounds.told(values)
         done += stop - start
         if progress is not None:
             progress(done, writer.n_samples)
+    return regions
 
 
-def _largest_bound(url: str) -> float:
-    """The largest error of a mean that a prediction store allows for; of regions of earlier runs too."""
+def _with_earlier_regions(regions: dict[int, _Region], url: str, rounds: _Rounds) -> dict[int, _Region]:
+    """The regions of the whole store; those that an earlier run wrote are read back."""
     prediction = open_prediction(url)
-    bounds = (prediction.read("mean_error_bound", start, stop) for start, stop in prediction.row_chunks())
-    return max(float(np.max(bound)) for bound in bounds)
+    return {
+        start: regions.get(start)
+        or rounds.told({name: prediction.read(name, start, stop) for name in rounds.variables})
+        for start, stop in prediction.row_chunks()
+    }
+
+
+def _of_store(figures: dict[str, Any], regions: list[_Region]) -> dict[str, Any]:
+    """A run's figures with the gaps of all that is stored in place of its own, and how many of them it computed."""
+    tallies = [region.gaps for region in regions if region.gaps is not None]
+    found = gap_figures(tallies, figures["gap"])
+    unmet = found["variance_unmet"]
+    return {
+        **figures,
+        "met": sum(tally.n for tally in tallies) - unmet,
+        "unmet": unmet,
+        "gap_mean": found["variance_gap_mean"],
+        "gap_max": found["variance_gap_max"],
+        "computed": figures["met"] + figures["unmet"],
+    }
 
 
 def _require_finite(test: Dataset) -> None:

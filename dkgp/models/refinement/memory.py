@@ -64,11 +64,11 @@ class RefineMemory:
             return
         raise MemoryBudgetError(
             f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
-            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller --refine-probes), inputs "
+            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
-            f"(smaller with --refine-rank), batches {_mib(self.batch_bytes)} (none with --refine-holdout 0), workers' "
-            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere with --cluster "
-            "processes or a scheduler"
+            f"(smaller with `refine_rank`), batches {_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' "
+            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere on a cluster "
+            "of processes or at a scheduler"
         )
 
     def to_json(self) -> dict[str, int | bool]:

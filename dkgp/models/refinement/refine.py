@@ -1,4 +1,4 @@
-"""`tune --refine`: hyperparameters on all samples, from a start that a subset gave.
+"""Refining: hyperparameters on all samples, from a start that a subset gave.
 
 The subset's optimum is near, so a few steps do (`dkgp.models.refinement.optimiser`) on stochastic gradients of the full
 log marginal likelihood (`dkgp.models.refinement.gradient`), each with its error, until it is within its error.
@@ -115,7 +115,7 @@ class _Run:
         starts = range(0, n, dataset.chunk_rows)
         targets = np.concatenate([dataset.targets(start, min(start + dataset.chunk_rows, n)) for start in starts])
         if targets.shape[1] == 0:
-            raise InputError("there are no targets to refine hyperparameters on; ingest the data again with --target")
+            raise InputError("there are no targets to refine hyperparameters on; ingest the data again and name them")
         self._targets = np.delete(targets, rows, axis=0)
         self._held_out = HeldOut(dataset.input_rows(rows), targets[rows]) if len(rows) else None
         self._n, self._n_held_out = n, len(rows)

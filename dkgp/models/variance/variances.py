@@ -199,7 +199,7 @@ class VarianceRun:
         if stored is not None and any(stored[name] != value for name, value in asked.items()):
             was = {name: stored[name] for name in asked}
             raise InputError(
-                f"the prediction to resume was started with {was}, not {asked}; repeat these, or --overwrite"
+                f"the prediction to resume was started with {was}, not {asked}; repeat these, or `overwrite`"
             )
         if stored is not None:
             self._require_plan(stored, model.n_samples)
@@ -248,7 +248,7 @@ class VarianceRun:
         if stored is not None and stored["rank"] != landmarks.rank:
             raise InputError(
                 f"the prediction to resume used a factor of rank {stored['rank']}, now there is one of rank "
-                f"{landmarks.rank}; start afresh with --overwrite"
+                f"{landmarks.rank}; start afresh with `overwrite`"
             )
         self._met = self._unmet = 0
         self._gap_sum = self._gap_max = self._passes = 0.0
@@ -351,7 +351,7 @@ class VarianceRun:
             if asked is not None and min(asked, most) != was:
                 raise InputError(
                     f"the prediction to resume was started with a variance {name} of {was:,}, not {asked:,}; "
-                    "leave it out, or --overwrite"
+                    "leave it out, or `overwrite`"
                 )
 
     def _largest_rank(self, n: int, n_test: int) -> int:
@@ -365,7 +365,7 @@ class VarianceRun:
                 raise MemoryBudgetError(
                     f"a factor of rank {rank:,} takes {factor_bytes(n, rank) / 1e6:,.3g} MB; its share of "
                     f"the variance memory is {budget / 1e6:,.3g} MB. "
-                    f"Lower --variance-rank to {fits:,} or raise --variance-memory"
+                    f"Lower `rank` to {fits:,} or raise `memory_bytes`"
                 )
             return rank
         balanced = int(math.sqrt(0.75 * n * (n_test + ENTRY_WORTH_SAMPLES)))
@@ -379,8 +379,8 @@ class VarianceRun:
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
             raise MemoryBudgetError(
                 f"the vectors of one test sample take {batch_bytes(n, 1) / 1e6:,.3g} MB on each of {threads} threads; "
-                f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise --variance-memory, use fewer "
-                "threads a worker, or let the factor alone do with --max-passes 0"
+                f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise `memory_bytes`, use fewer "
+                "threads a worker, or let the factor alone do with `max_passes` 0"
             )
         return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))
 

@@ -1,4 +1,9 @@
-"""A client's patience: pauses that grow, up to a deadline."""
+"""A client's patience: pauses that grow, up to a deadline.
+
+Not tenacity: its deadline counts from the first attempt and belongs to one call, while here it counts from the first
+failure since anything went well, in the middle of a stream too. The wait, stop and note that it would have to be given
+for that are the dozen lines of `after_failure`.
+"""
 
 from __future__ import annotations
 

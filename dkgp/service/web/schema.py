@@ -8,6 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
 from dkgp.service.queue.records import JobRecord
+from dkgp.service.reading import adapter, read
 from dkgp.service.specification import COMMANDS, options_schema
 
 __all__ = [
@@ -32,10 +33,10 @@ LEFT_OUT = ("options", "document")
 class JobRequest:
     """The body of `POST /v1/jobs`."""
 
-    command: str
+    command: Literal["train", "tune", "predict", "evaluate"]
     options: dict[str, Any]
-    name: str | None = None
-    deadline_seconds: float | None = None
+    name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
+    deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})
 
 
 @dataclass(frozen=True)
@@ -115,23 +116,14 @@ def request_from(value: Any, longest_deadline_seconds: float | None) -> JobReque
 
     Raises
     ------
-    UsageError
+    UsageError, InputError
         A field is missing, unknown, of another type or out of range.
     """
-    if not isinstance(value, Mapping):
-        raise UsageError('a submission is a JSON object: {"command": ..., "options": {...}}')
-    known = [entry.name for entry in fields(JobRequest)]
-    if unknown := sorted(set(value) - set(known)):
-        raise UsageError(f"a submission has no field {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
-    command = value.get("command")
-    if not isinstance(command, str) or command not in COMMANDS:
-        raise UsageError(f"'command' is one of {', '.join(COMMANDS)}; got {_shown(command)}")
-    options = value.get("options")
-    if not isinstance(options, dict):
-        raise UsageError(f"'options' is a JSON object with the command's options; got {_shown(options)}")
-    return JobRequest(
-        command, options, _name(value.get("name")), _deadline(value.get("deadline_seconds"), longest_deadline_seconds)
-    )
+    request = read(JobRequest, value, "a submission")
+    seconds, longest = request.deadline_seconds, longest_deadline_seconds
+    if seconds is not None and longest is not None and seconds > longest:
+        raise UsageError(f"deadline_seconds: {longest:g} at most on this service; got {seconds:g}")
+    return request
 
 
 def check_idempotency_key(key: str | None) -> str | None:
@@ -143,23 +135,12 @@ def check_idempotency_key(key: str | None) -> str | None:
 
 def request_body_schema() -> dict[str, Any]:
     """Return the OpenAPI description of a submission, with the options of each command."""
+    request = adapter(JobRequest).json_schema()
     variants = []
     for command in COMMANDS:
         options = options_schema(command)
-        variants.append(
-            {
-                "title": f"{command} job",
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["command", "options"],
-                "properties": {
-                    "command": {"const": command},
-                    "options": _inlined(options, options.get("$defs", {})),
-                    "name": {"type": ["string", "null"], "minLength": 1, "maxLength": LONGEST_NAME},
-                    "deadline_seconds": {"type": ["number", "null"], "exclusiveMinimum": 0},
-                },
-            }
-        )
+        own = {"command": {"const": command}, "options": _inlined(options, options.get("$defs", {}))}
+        variants.append({**request, "title": f"{command} job", "properties": {**request["properties"], **own}})
     return {"required": True, "content": {"application/json": {"schema": {"oneOf": variants}}}}
 
 
@@ -173,26 +154,3 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
         named = definitions[str(schema["$ref"]).rpartition("/")[2]]
         schema = {**named, **{name: item for name, item in schema.items() if name != "$ref"}}
     return {name: _inlined(item, definitions) for name, item in schema.items() if name != "$defs"}
-
-
-def _name(name: Any) -> str | None:
-    if name is None:
-        return None
-    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
-        raise UsageError(f"'name' is text of 1 to {LONGEST_NAME} printable characters; got {_shown(name)}")
-    return name
-
-
-def _deadline(seconds: Any, longest: float | None) -> float | None:
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 1e9:
-        raise UsageError(f"'deadline_seconds' is a number of seconds above 0; got {_shown(seconds)}")
-    if longest is not None and seconds > longest:
-        raise UsageError(f"'deadline_seconds' may be {longest:g} at most on this service; got {seconds:g}")
-    return float(seconds)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."

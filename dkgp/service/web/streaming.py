@@ -1,4 +1,8 @@
-"""Streams of a job's events: any number of followers, one thread that looks at the files for all of them."""
+"""Streams of a job's events: any number of followers, one thread that looks at the files for all of them.
+
+Not by sse-starlette: of this file it would do the blank line that keeps a silent stream alive (two lines), and it
+speaks another format, server-sent events, where callers read one JSON object a line with whatever reads lines.
+"""
 
 from __future__ import annotations
 

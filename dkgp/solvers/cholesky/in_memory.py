@@ -13,6 +13,7 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = ["Cholesky", "CholeskyState", "cholesky_bytes"]
@@ -141,3 +142,15 @@ def _assemble(operator: KernelOperator, threads: int | None) -> list[FloatArray]
 
     in_parallel(evaluate, len(pairs), threads)
     return strips
+
+
+register_solver(
+    SolverDeclaration(
+        "cholesky",
+        "the factor of the matrix, in memory",
+        Cholesky,
+        needs=frozenset({Need.ENTRIES}),
+        memory=lambda solver, n, d: SolverMemory(0, own_bytes=cholesky_bytes(n, d)),
+        bench_turn=1,
+    )
+)

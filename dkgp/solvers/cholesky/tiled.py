@@ -21,6 +21,7 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.block import BlockState, iterate
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 __all__ = ["TiledCholesky", "TiledCholeskyState"]
 
@@ -212,3 +213,15 @@ class TiledCholesky(Method[TiledCholeskyState]):
             precision = "double" if found is not None and found.get("precision") == "double" else "single"
         layout = TileLayout(operator.n, self.tile_rows, precision)
         return TileFactor(operator, layout, folder, self.memory_bytes, self.disk_budget_bytes)
+
+
+register_solver(
+    SolverDeclaration(
+        "tiled-cholesky",
+        "on disk",
+        TiledCholesky,
+        needs=frozenset({Need.ENTRIES, Need.ROUNDS, Need.FOLDER}),
+        memory=lambda solver, n, d: SolverMemory(factor_bytes=solver.memory_bytes),
+        bench_turn=4,
+    )
+)

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dkgp.operators.base import KernelOperator
+from dkgp.operators.low_rank.pivots import samples_drawn_from
+from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
-from dkgp.solvers.conjugate.preconditioner import Preconditioner, Preconditioning
+from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner, Preconditioning
+from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
 
@@ -87,3 +90,49 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         before = time.perf_counter()
         iterate(operator, state, preconditioned)
         return {"precondition": before - started, "update": time.perf_counter() - before}
+
+
+RANK = Option("rank", "Of pcg's preconditioner.", whole_or_auto, "auto", metavar="R|auto")
+LANDMARKS = Option(
+    "landmarks",
+    "How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+    default="pivoted",
+    choices=("pivoted", "uniform"),
+)
+
+
+def _plain(precision: Literal["mixed", "double"]) -> ConjugateGradient:
+    return ConjugateGradient(None, precision)
+
+
+def _preconditioned(
+    rank: int | Literal["auto"],
+    landmarks: Literal["pivoted", "uniform"],
+    precision: Literal["mixed", "double"],
+    seed: int,
+) -> ConjugateGradient:
+    return ConjugateGradient(PartialCholesky(rank, landmarks, seed=seed), precision)
+
+
+def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
+    """The factor and its rows in the workers, and the landmarks' own factor while they are drawn."""
+    if not isinstance(solver.preconditioner, PartialCholesky):
+        return SolverMemory()
+    rank = int(solver.preconditioner.rank)
+    return SolverMemory(
+        own_bytes=8 * rank * (3 * rank + samples_drawn_from(rank)), factor_bytes=rank * (4 * n + 16 * rank)
+    )
+
+
+register_solver(SolverDeclaration("cg", "conjugate gradients", _plain, bench_turn=5, label="CG", paper={}))
+register_solver(
+    SolverDeclaration(
+        "pcg",
+        "preconditioned by a partial Cholesky factor",
+        _preconditioned,
+        options=(RANK, LANDMARKS),
+        needs=frozenset({Need.ROUNDS}),
+        memory=_memory,
+        bench_turn=2,
+    )
+)

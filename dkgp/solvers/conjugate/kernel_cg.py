@@ -17,6 +17,7 @@ import numpy as np
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
+from dkgp.solvers.registry import SolverDeclaration, register_solver
 from dkgp.solvers.state import SolverState
 
 __all__ = [
@@ -197,3 +198,7 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
         state.slope = slope
         _move(operator, state, step)
         return {"update": time.perf_counter() - started}
+
+
+register_solver(SolverDeclaration("kcg", "kernel conjugate gradient", KernelConjugateGradient))
+register_solver(SolverDeclaration("paramcg", "on the risk's parameters, its rival", ParameterConjugateGradient))

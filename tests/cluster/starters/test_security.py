@@ -145,8 +145,8 @@ def test_plain_text_has_to_be_asked_for(certificates: Certificates) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tls_ca": "a", "tls_cert": "b"}, "both certificates and --plain-text"),
-        ({"scheduler": "tcp://host:1"}, "--plain-text goes with a cluster that is started here"),
+        ({"tls_ca": "a", "tls_cert": "b"}, "both certificates and `plain_text`"),
+        ({"scheduler": "tcp://host:1"}, "`plain_text` goes with a cluster that is started here"),
         ({"kind": "gateway"}, "a gateway brings certificates of its own"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_key_in_the_certificates_file_and_relative_paths(
 @pytest.mark.parametrize("option", ["tls_ca", "tls_cert", "tls_key"])
 def test_a_missing_file_is_named(certificates: Certificates, option: str) -> None:
     given = {**certificates.options(), option: "/nowhere/x.pem"}
-    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: there is no file '/nowhere/x.pem'"):
+    with pytest.raises(InputError, match=f"`{option}`: there is no file '/nowhere/x.pem'"):
         security_from(ClusterOptions(**given))
 
 
@@ -249,7 +249,7 @@ def test_plain_text_beyond_this_machine_is_warned_of(address: str, warns: bool) 
     assert (warning is not None) == warns
     if warning is not None:
         assert address in warning
-        assert "--tls-ca" in warning
+        assert "`tls_ca`" in warning
 
 
 def test_the_warning_is_given_once(monkeypatch: pytest.MonkeyPatch, start_cluster: Any) -> None:

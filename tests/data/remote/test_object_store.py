@@ -167,7 +167,7 @@ def test_reads_from_threads_and_processes(s3: Place) -> None:
 
 def test_a_store_that_is_there_is_not_overwritten(s3: Place) -> None:
     _dataset(s3("d.zarr"))
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="`overwrite`"):
         _dataset(s3("d.zarr"))
     X, y = _arrays(120)
     replaced = dataset_from_arrays(s3("d.zarr"), X, y, chunk_rows=50, overwrite=True)

@@ -256,7 +256,7 @@ def test_bad_input_spares_the_store_it_would_replace(source: Path, tmp_path: Pat
 
 def test_output_that_exists(place: Place, source: Path) -> None:
     ingest(source, place("d.zarr"), target="y")
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="`overwrite`"):
         ingest(source, place("d.zarr"), target="y")
     assert ingest(source, place("d.zarr"), target="b", overwrite=True).train.target_names == ("b",)
 

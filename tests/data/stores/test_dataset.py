@@ -338,7 +338,7 @@ def test_announced_samples_must_come(tmp_path: Path, arrays: Arrays) -> None:
 def test_overwrite(place: Place, arrays: Arrays) -> None:
     X, y = arrays
     dataset_from_arrays(place("d.zarr"), X, y, chunk_rows=100)
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="`overwrite`"):
         dataset_from_arrays(place("d.zarr"), X, y)
     again = dataset_from_arrays(place("d.zarr"), X[:50], y[:50], overwrite=True)
     assert again.n_samples == 50

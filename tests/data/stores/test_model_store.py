@@ -116,7 +116,7 @@ def test_overwriting_never_takes_the_training_set(place: Place, arrays: Arrays) 
     with pytest.raises(OutputExistsError, match="holds a dkgp dataset store"):
         _save(place("train.zarr"), dataset, overwrite=True)
     _save(place("model.zarr"), dataset)
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="`overwrite`"):
         _save(place("model.zarr"), dataset)
     _save(place("model.zarr"), dataset, overwrite=True, noise_variance=0.5)
     assert open_model(place("model.zarr")).noise_variance == 0.5

@@ -268,7 +268,7 @@ def test_memory_is_planned_and_refused_with_numbers() -> None:
     options: dict[str, Any] = {"resident_bytes": 0, "threads": 2, "holds_inputs": True, "cache_bytes": 2**31}
     plan = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), shares_process=True, **options)
     with pytest.raises(
-        MemoryBudgetError, match=r"refining is projected to need .* MiB.*--refine-probes.*--refine-rank"
+        MemoryBudgetError, match=r"refining is projected to need .* MiB.*`refine_probes`.*`refine_rank`"
     ):
         plan.require(plan.coordinator_bytes - 1)
     plan.require(plan.coordinator_bytes)

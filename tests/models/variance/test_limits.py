@@ -92,7 +92,7 @@ def test_a_rank_beyond_memory_is_refused_in_numbers(world: World, executor: Bloc
     assert f"{factor_bytes(N, 300) / 1e6:,.3g} MB" in message
     assert not (tmp_path / "p").exists()
     # The rank that it says would fit does.
-    fits = int(re.findall(r"--variance-rank to ([\d,]+)", message)[0])
+    fits = int(re.findall(r"`rank` to ([\d,]+)", message)[0])
     assert 10 < fits < 300
     settings = VarianceSettings(rank=fits, memory_bytes=400_000, gap=0.5)
     summary = predict(world.model, world.test, str(tmp_path / "p"), executor, variance=settings).variance
@@ -104,7 +104,7 @@ def test_vectors_beyond_memory_are_refused_in_numbers(world: World, executor: Bl
     asked = VarianceSettings(rank=1, memory_bytes=10_000, gap=1e-4)
     with pytest.raises(MemoryBudgetError, match=r"[\d.]+ MB") as caught:
         predict(world.model, world.test, str(tmp_path / "p"), executor, variance=asked)
-    assert "--variance-memory" in str(caught.value)
+    assert "`memory_bytes`" in str(caught.value)
     assert not (tmp_path / "p").exists()
 
 

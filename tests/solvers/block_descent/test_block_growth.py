@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InputError
-from dkgp.models.memory import solver_memory
 from dkgp.solvers import (
     Checkpointing,
     CyclicSelection,
@@ -31,6 +30,7 @@ from dkgp.solvers.block_descent.block_size import (
     grown_candidates,
     largest_automatic_block_size,
 )
+from dkgp.solvers.registry import SolverMemory, solver_memory
 from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, smooth_problem
 
 HARD = arm_problem(900)
@@ -156,12 +156,9 @@ def test_memory_is_planned_for_the_largest_blocks() -> None:
     start = automatic.block_size
     assert isinstance(start, int)
     needed = solver_memory(automatic, 100_000, 8)
-    assert needed["block_size"] == 4000
+    assert needed.block_size == 4000
     grown = automatic.grown_selection(4000)
     assert isinstance(grown, GreedySelection)
-    assert needed["block_size"] * needed["candidates"] >= max(60 * start, 4000 * grown.candidates)
-    assert solver_memory(GreedyBlockCoordinateDescent(block_size=500).resolved(100_000, 8), 100_000, 8) == {
-        "block_size": 500,
-        "candidates": 60,
-        "memory": 5,
-    }
+    assert needed.block_size * needed.candidates >= max(60 * start, 4000 * grown.candidates)
+    given = GreedyBlockCoordinateDescent(block_size=500).resolved(100_000, 8)
+    assert solver_memory(given, 100_000, 8) == SolverMemory(memory=5, block_size=500, candidates=60)

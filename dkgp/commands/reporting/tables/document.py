@@ -204,7 +204,11 @@ def _bench(document: Document) -> list[RenderableType]:
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
         extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))
-    return [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    parts += [part for section in document.get("sections", ()) for part in _bench(section)]
+    if "cautions" in document:
+        parts.append(table_of("What differs from the papers", list(document["cautions"].items())))
+    return parts
 
 
 def _cell(value: Any, form: str) -> str:

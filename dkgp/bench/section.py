@@ -1,0 +1,88 @@
+"""The sections of `dkgp bench`: which there are, and the options that several of them have.
+
+A section is declared in one file: `SECTIONS.add(Section(...))` in a module of `dkgp.bench.sections`, or of one that an
+installed package names in the entry point group `dkgp.benches`. Such a module imports what it measures with when it
+runs, not before: `dkgp bench --help` imports them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dkgp.registry import Option, Registry, whole_or_auto
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = [
+    "BLOCK_SIZE",
+    "OUT",
+    "OVERWRITE",
+    "REPEATS",
+    "SECTIONS",
+    "SEED",
+    "SUBSET",
+    "TOLERANCE",
+    "Section",
+    "problem_options",
+    "take",
+]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A comparison that `dkgp bench NAME` runs.
+
+    Attributes
+    ----------
+    name, help, examples
+        The command, what it says of itself (one line, then what else there is to know), and calls of it.
+    run
+        Called with the options' values by name and a `Reporter`; returns the document, as
+        `dkgp.commands.reporting.measurements.report` makes it.
+    options
+        Its own; a function that returns them where they are known only after some import.
+    on_cluster
+        Whether a user may say where it runs: `cluster` among the values is a `ClusterOptions`.
+    """
+
+    name: str
+    help: str
+    run: Callable[[dict[str, Any], Reporter], Document]
+    options: tuple[Option, ...] | Callable[[], tuple[Option, ...]] = ()
+    examples: tuple[str, ...] = ()
+    on_cluster: bool = False
+
+
+SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "dkgp.benches")
+
+SEED = Option("seed", "Of all random draws.", type=int, default=0)
+SUBSET = Option("subset", "Samples to tune on.", type=int, default=2000)
+BLOCK_SIZE = Option("block_size", "Variables in a round.", type=whole_or_auto, default="auto", metavar="M|auto")
+TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellings=("--tol",))
+REPEATS = Option("repeats", "Rounds of turns; medians are reported.", type=int, default=3, least=1)
+OVERWRITE = Option("overwrite", "Replace outputs that exist.", type=bool, default=False)
+OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
+
+
+def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
+    """Return the options of a problem, by the names of the fields of `dkgp.bench.problem.BenchProblem`."""
+    data = "friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz."
+    return (
+        Option("data", data, default="friedman1"),
+        Option("n", "Training samples, drawn at random.", type=int, spellings=("--samples", "--n")),
+        Option("n_test", "At most.", type=int, default=test_samples, spellings=("--test-samples", "--n-test")),
+        Option("target", "Target of a file.", default="y"),
+        Option("hyper", "Hyperparameters.  [default: tuned first]", metavar="FILE"),
+        SUBSET,
+        SEED,
+    )
+
+
+def take(values: dict[str, Any], *options: Option | str) -> dict[str, Any]:
+    """Take the values of some options out of those of all."""
+    names = [option if isinstance(option, str) else option.name for option in options]
+    return {name: values.pop(name) for name in names}

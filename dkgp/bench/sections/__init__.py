@@ -1,0 +1,1 @@
+"""The sections of `dkgp bench`, one in each module: options, and what is run with them."""

@@ -1,0 +1,104 @@
+"""`dkgp bench papers`: the tables and figures of the papers, on data sets that a user has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dkgp.bench.section import BLOCK_SIZE, OUT, OVERWRITE, SECTIONS, SEED, SUBSET, TOLERANCE, Section, take
+from dkgp.registry import Option, whole_numbers
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+LIMITS = (
+    replace(
+        BLOCK_SIZE,
+        help="Variables in a round of the paper's block methods; at most a quarter of the samples.",
+        default="500",
+    ),
+    TOLERANCE,
+    Option(
+        "max_passes",
+        "Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]",
+        type=float,
+    ),
+    Option("max_seconds", "The same in seconds of each run.", type=float),
+)
+
+
+def _run(values: dict[str, Any], reporter: Reporter) -> Document:
+    from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
+    from dkgp.commands.solver_options import SolverOptions
+
+    solver = SolverOptions(**take(values, *LIMITS), seed=values["seed"])
+    return run_bench_papers(BenchPapersJob(solver=solver, **values), reporter)
+
+
+SECTIONS.add(
+    Section(
+        "papers",
+        """The GBCD paper's comparison of solvers, and the kernel CG paper's, on data sets that you have.
+
+        All solvers run in this process, one after the other, with the same hyperparameters, threads and limits. Data
+        sets that are absent are named, and so is what stands in for them.
+        """,
+        _run,
+        (
+            Option(
+                "data",
+                "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
+                metavar="DIR",
+            ),
+            Option(
+                "tables",
+                "Of the GBCD paper; 3 and 4 as `dkgp bench variance --table` has them.  [default: 1 and 2]",
+                spellings=("--table",),
+                choices=("1", "2", "3", "4"),
+                multiple=True,
+            ),
+            Option(
+                "figures",
+                "Of the GBCD paper, or Figure 1 of the kernel CG paper.  [default: all, unless a table is named]",
+                spellings=("--figure",),
+                choices=("1", "2", "3", "4", "kcg"),
+                multiple=True,
+            ),
+            Option(
+                "problems",
+                "friedman1 or a file of --data without .npz; NAME:TARGET for another target than y, such as a matrix.  "
+                "[default: those of the papers that are here]",
+                spellings=("--problem",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
+                "n",
+                "Training samples at most.  [default: 10000; 3133 for kcg]",
+                type=int,
+                spellings=("--samples", "--n"),
+            ),
+            Option("n_test", "At most.", type=int, default=5000, spellings=("--test-samples", "--n-test")),
+            SUBSET,
+            Option(
+                "sizes",
+                "Samples of Friedman1 in Figure 4.",
+                type=whole_numbers,
+                default="1000,2000,4000,8000",
+                metavar="N,N,...",
+            ),
+            *LIMITS,
+            SEED,
+            Option("plots", "Draw each figure into this folder.", metavar="DIR"),
+            OVERWRITE,
+            OUT,
+        ),
+        examples=(
+            "dkgp bench papers --samples 2000",
+            "dkgp bench papers --data benchmark-data --table 2 --problem kin40k --problem california --out table2.json",
+            "dkgp bench papers --data benchmark-data --figure kcg --problem abalone --plots figures",
+            "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7",
+        ),
+    )
+)

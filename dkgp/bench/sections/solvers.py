@@ -1,0 +1,74 @@
+"""`dkgp bench solvers`: every solver, and how near `auto` comes to the best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dkgp.bench.section import OUT, REPEATS, SECTIONS, SEED, SUBSET, TOLERANCE, Section, take
+from dkgp.registry import Option, whole_numbers
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+
+def _options() -> tuple[Option, ...]:
+    from dkgp.bench.solvers import rivals
+    from dkgp.solvers.registry import solver_names
+
+    return (
+        Option(
+            "data",
+            "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
+            metavar="DIR",
+        ),
+        Option(
+            "problems",
+            "friedman1 or a file of --data without .npz.  [default: friedman1]",
+            spellings=("--problem",),
+            multiple=True,
+            metavar="NAME",
+        ),
+        Option("sizes", "Training samples.", type=whole_numbers, default="2000,10000", metavar="N,N,..."),
+        Option(
+            "solvers",
+            f"What auto is compared with.  [default: {', '.join(rivals())}]",
+            spellings=("--solver",),
+            choices=solver_names(),
+            multiple=True,
+        ),
+        replace(REPEATS, help="Of everything, in turns; medians count.", default=1),
+        SUBSET,
+        TOLERANCE,
+        SEED,
+        OUT,
+    )
+
+
+def _run(values: dict[str, Any], reporter: Reporter) -> Document:
+    from dkgp.bench.solvers import BenchSolversJob, rivals, run_bench_solvers
+    from dkgp.commands.solver_options import SolverOptions
+
+    solver = SolverOptions(**take(values, TOLERANCE))
+    values["solvers"] = values["solvers"] or rivals()
+    return run_bench_solvers(BenchSolversJob(solver=solver, **values), reporter)
+
+
+SECTIONS.add(
+    Section(
+        "solvers",
+        """Time every solver, and see how near `--solver auto` comes to the best of them.
+
+        Whoever takes longer than four times the best so far is cut off. The time of auto includes its look at the
+        problem.
+        """,
+        _run,
+        _options,
+        examples=(
+            "dkgp bench solvers --sizes 2000,20000",
+            "dkgp bench solvers --data benchmark-data --problem kin40k --problem abalone --repeats 3 --out "
+            "solvers.json",
+        ),
+    )
+)

@@ -1,0 +1,74 @@
+"""`dkgp bench`: a subcommand for each section that is declared (`dkgp.bench.section`), made when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
+from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
+from dkgp.cli.running import execute
+
+if TYPE_CHECKING:
+    from dkgp.bench.section import Section
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = ["bench"]
+
+
+class _Sections(click.Group):
+    """The commands of the sections that there are."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the sections."""
+        from dkgp.bench.section import SECTIONS
+
+        return sorted(SECTIONS.all())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a section."""
+        from dkgp.bench.section import SECTIONS
+
+        section = SECTIONS.all().get(cmd_name)
+        return None if section is None else _command(section)
+
+
+def _command(section: Section) -> click.Command:
+    def options() -> list[click.Option]:
+        declared = section.options() if callable(section.options) else section.options
+        return [click_option(option) for option in declared]
+
+    def run(as_json: bool, quiet: bool, debug: bool, **values: Any) -> None:
+        def job(reporter: Reporter) -> Document:
+            cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
+            return section.run({**values, **cluster}, reporter)
+
+        execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+
+    decorated: Callable[..., Any] = output_options(run)
+    if section.on_cluster:
+        decorated = cluster_options(decorated)
+    make = click.command(
+        section.name, cls=DeclaredCommand, help=cleandoc(section.help), epilog=examples(*section.examples)
+    )
+    return make(declared_options(options)(decorated))
+
+
+@click.group(
+    cls=_Sections,
+    epilog=examples(
+        "dkgp bench tiles --out tiles.json",
+        "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
+        "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
+        "dkgp bench overhead --samples 30000",
+        "dkgp bench scaling --samples 100000 --workers 1,2",
+        "dkgp bench papers --data benchmark-data --table 2 --figure kcg",
+        "dkgp bench solvers --data benchmark-data --problem kin40k --sizes 2000,10000",
+    ),
+)
+def bench() -> None:
+    """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""

@@ -1,0 +1,80 @@
+"""The kinds of cluster that can be started: which there are, and what each one is like.
+
+A kind is declared in the file that starts it: `KINDS.add(ClusterKind(...))` at the end of a module of
+`dkgp.cluster.starters`, or of a module that an installed package names in the entry point group `dkgp.clusters`. The
+command line, the checks of `ClusterOptions` and what is done with a cluster once it runs follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dkgp.registry import Extra, Registry
+
+__all__ = ["ADAPTIVE_LOCALLY", "KINDS", "ClusterKind", "cluster_kinds", "kinds_that"]
+
+# An adaptive cluster grows where a round keeps its workers busy for longer than this, and gives a worker back that has
+# been of no use for so many intervals on end: rounds are short, and so is the pause between two of them.
+ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "5s", "wait_count": 60, "target_duration": "500ms"}
+
+
+@dataclass(frozen=True)
+class ClusterKind:
+    """A way to get workers.
+
+    Attributes
+    ----------
+    name, help
+        What users call it, and what it is, for the command line's help.
+    start
+        Called with the `ClusterOptions`, the certificates to use (`distributed.Security` or None) and an `ExitStack`
+        that is to close the cluster; returns one of dask's cluster objects. None where no cluster is needed at all.
+    extra
+        The optional package that it needs.
+    certificates
+        "given": it is handed the user's, or some made for the run; "own": it brings its own; "none": it has none.
+    in_process, on_this_machine
+        Whether its workers are this process, or processes that this one starts.
+    queues
+        Whether workers wait for their turn: they get more time, and how many must be said.
+    adaptive
+        Further arguments for the cluster's `adapt`; None where its size cannot follow the work.
+    takes_settings
+        Whether it has settings of its own.
+    log_setting
+        The key of dask's configuration for the folder of its workers' output, which is named by the setting
+        "log_directory" and is the current one by default.
+    no_workers
+        What to look at where workers do not come.
+    failure_hint
+        What to add to an error of starting it.
+    """
+
+    name: str
+    help: str
+    start: Callable[..., Any] | None
+    extra: Extra | None = None
+    certificates: Literal["given", "own", "none"] = "none"
+    in_process: bool = False
+    on_this_machine: bool = False
+    queues: bool = False
+    adaptive: Mapping[str, Any] | None = None
+    takes_settings: bool = True
+    log_setting: str | None = None
+    no_workers: str = "see the messages above"
+    failure_hint: str = ""
+
+
+KINDS: Registry[ClusterKind] = Registry("cluster kind", "dkgp.cluster.starters", "dkgp.clusters")
+
+
+def cluster_kinds() -> list[ClusterKind]:
+    """Return all kinds, those first that need nothing installed."""
+    return sorted(KINDS.all().values(), key=lambda kind: kind.extra is not None)
+
+
+def kinds_that(accepts: Callable[[ClusterKind], object]) -> str:
+    """Return the names of the kinds that are accepted, for a message."""
+    return ", ".join(kind.name for kind in cluster_kinds() if accepts(kind))

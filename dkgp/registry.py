@@ -1,0 +1,178 @@
+"""Things that can be added to by name (source formats, cluster kinds, bench sections), each declared in one file.
+
+A module declares its thing and adds it to the table of its sort when it is imported. A table finds the modules of one
+of dkgp's own packages by itself, and those that installed packages name under an entry point group; whoever imports
+such a module adds to it as well. What fronts offer (choices, options, help, errors) is read from the declarations.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from threading import RLock
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from dkgp.errors import MissingExtraError, UsageError
+
+__all__ = ["Extra", "Option", "Registry", "byte_count", "whole_numbers", "whole_or_auto"]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional package: the extra of dkgp that brings it, its own name, and what is imported of it."""
+
+    name: str
+    package: str
+    module: str
+
+    def is_there(self) -> bool:
+        """Whether it is installed; it is not imported for the answer."""
+        return find_spec(self.module) is not None
+
+    def require(self, purpose: str) -> Any:
+        """Return the module; `MissingExtraError` says what it is needed for."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise MissingExtraError(self.package, self.name, purpose) from error
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a declared thing: a keyword for Python, `--name` on the command line.
+
+    Attributes
+    ----------
+    name, help
+        The keyword, and what it means. A help that ends with "[default: ...]" says the default itself.
+    type
+        From text to a value, with a `ValueError` that says what is wrong with it; `bool` for a flag.
+    default
+        Where nothing is given; None for a flag that is neither set nor unset.
+    spellings
+        On the command line; the name with dashes by default. A flag may say both ways, as in "--a/--no-a".
+    choices
+        All the values there are; `metavar` stands for them otherwise.
+    least
+        The smallest value of a number.
+    multiple
+        Whether it may be given several times; the value is a tuple.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    spellings: tuple[str, ...] = ()
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    multiple: bool = False
+
+
+def whole_or_auto(text: str) -> int | Literal["auto"]:
+    """Read a whole number, or "auto": the `type` of options that choose by themselves."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a whole number nor 'auto'.") from None
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them."""
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of whole numbers such as 1,2,4.") from None
+
+
+def byte_count(text: str) -> int:
+    """Read an amount of memory, such as 4GiB, in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+class Named(Protocol):
+    """A declaration."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+@dataclass
+class Registry(Generic[T]):
+    """Declarations of one sort, by name.
+
+    Parameters
+    ----------
+    sort
+        What they are ("cluster kind"), for messages.
+    package
+        All modules of this package, and of those within it, are imported before the first look.
+    group
+        The entry point group in which installed packages name modules to be imported too.
+    """
+
+    sort: str
+    package: str
+    group: str
+    _found: dict[str, T] = field(default_factory=dict, init=False)
+    _imported: bool = field(default=False, init=False)
+    _lock: Any = field(default_factory=RLock, init=False, repr=False)
+
+    def add(self, declared: T) -> T:
+        """Add a declaration; `UsageError` where another one has its name."""
+        known = self._found.setdefault(declared.name, declared)
+        if known is not declared and known != declared:
+            raise UsageError(f"there are two {self.sort}s '{declared.name}': {known} and {declared}; rename one")
+        return declared
+
+    def all(self) -> dict[str, T]:
+        """Return all declarations, by name; dkgp's own before those of others."""
+        with self._lock:
+            if not self._imported:
+                self._imported = True  # beforehand: what is imported may look itself
+                try:
+                    self._import()
+                except BaseException:
+                    self._imported = False
+                    raise
+        return dict(self._found)
+
+    def find(self, name: str) -> T:
+        """Return the declaration of that name; `UsageError` lists what there is."""
+        known = self.all()
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"unknown {self.sort} {name!r}{hint}; known: {', '.join(known)}")
+        return known[name]
+
+    def _import(self) -> None:
+        folder = importlib.import_module(self.package)
+        for module in pkgutil.walk_packages(folder.__path__, f"{self.package}."):
+            importlib.import_module(module.name)
+        for point in entry_points(group=self.group):
+            try:
+                point.load()
+            except Exception as error:  # somebody else's package is not to take dkgp down
+                warnings.warn(
+                    f"the {self.sort} '{point.name}' of an installed package ({point.value}) is left out: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )

@@ -1,0 +1,216 @@
+"""JSON of others, read into dataclasses by pydantic: strict, finite, of bounded length, and wrong by field.
+
+pydantic's `TypeAdapter` cannot be asked for a job's dataclass itself: it takes strictness from the class, which would
+then know of the service, it would read the cluster, and which options a solver has is known only at run time. So it is
+asked for a model with the same fields, whose values then make the dataclass, with its own checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+__all__ = ["adapter", "fields_of", "naming", "read", "shown"]
+
+T = TypeVar("T")
+
+LONGEST_TEXT = 4096
+# Solvers may become known at any time.
+_ADAPTERS: dict[tuple[type[Any], tuple[str, ...]], TypeAdapter[Any]] = {}
+
+
+class _RefusedError(ValueError):
+    """What a dataclass itself has against its values; pydantic hands on a `ValueError` only."""
+
+    def __init__(self, error: DkgpError) -> None:
+        self.error = error
+
+
+def read(kind: type[T], options: Any, what: str) -> T:
+    """Return the dataclass that a JSON object describes.
+
+    Parameters
+    ----------
+    kind : type
+        A dataclass.
+    options : Any
+        A mapping, or what somebody sent instead.
+    what : str
+        What it describes ("train"), for messages.
+
+    Raises
+    ------
+    UsageError
+        An unknown field, a value of another type, options that contradict each other.
+    InputError
+        A value out of range.
+    """
+    from pydantic import ValidationError
+
+    if not isinstance(options, Mapping):
+        raise UsageError(f"{what} is described by a JSON object; got {shown(options)}")
+    _refuse_unusual(options, "")
+    try:
+        # As JSON: a list may stand for a tuple there, and nothing else for what it is not.
+        found: T = adapter(kind).validate_json(json.dumps(options))
+    except ValidationError as error:
+        raise _in_words(error, kind, what) from None
+    return found
+
+
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return what reads a dataclass, and knows its JSON schema."""
+    from dkgp.solvers.registry import solver_names
+
+    try:
+        from pydantic import TypeAdapter
+    except ImportError:
+        raise MissingExtraError("pydantic", "service", "Checking a job's options") from None
+    key = kind, solver_names()
+    if key not in _ADAPTERS:
+        _ADAPTERS[key] = TypeAdapter(_annotation(kind))
+    return _ADAPTERS[key]
+
+
+def _annotation(kind: type[Any]) -> Any:
+    """A model with the dataclass's fields, within the bounds that their metadata say, then made into the dataclass."""
+    from pydantic import AfterValidator, ConfigDict, Field, create_model
+
+    fields: dict[str, Any] = {}
+    bounds = {field.name: field.metadata for field in dataclasses.fields(kind)}
+    for name, (annotation, default) in fields_of(kind).items():
+        inner = _nested(annotation)
+        if inner is not None:
+            held = _annotation(inner)
+            annotation = held | None if isinstance(annotation, types.UnionType) else held
+            default = None if default is None else Field(default_factory=inner)
+        elif name in bounds:
+            default = Field(... if default is dataclasses.MISSING else default, **bounds[name])
+        fields[name] = (annotation, default)
+    settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
+    model = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)
+
+    def made(found: Any) -> Any:
+        try:
+            return kind(**{name: getattr(found, name) for name in found.model_fields_set})
+        except MissingExtraError:
+            raise
+        except DkgpError as error:
+            raise _RefusedError(error) from None
+
+    return Annotated[model, AfterValidator(made)]
+
+
+def fields_of(kind: type[Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of every field of a dataclass but a cluster; of a solver's options, of all that are declared."""
+    declared = getattr(kind, "option_types", None)
+    if declared is not None:
+        found: dict[str, tuple[Any, Any]] = declared()
+        return found
+    hints = typing.get_type_hints(kind)
+    made = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+        if field.name != "cluster"
+    }
+    return {name: (hints[name], default) for name, default in made.items()}
+
+
+def _nested(annotation: Any) -> type[Any] | None:
+    """The dataclass that a field holds, or may hold."""
+    found = [part for part in (annotation, *typing.get_args(annotation)) if dataclasses.is_dataclass(part)]
+    return typing.cast(type[Any], found[0]) if found else None
+
+
+def _in_words(error: ValidationError, kind: type[Any], what: str) -> DkgpError:
+    """What is wrong: unknown fields before wrong types, these before what the dataclass has against its values."""
+    found: dict[str, list[str]] = {}
+    got: dict[str, str] = {}
+    refused: DkgpError | None = None
+    for problem in error.errors(include_url=False):
+        name, known = _place(problem["loc"], kind)
+        message = problem["msg"].replace("Input should be", "expected")
+        match problem["type"]:
+            case "extra_forbidden":
+                *parents, own = name.split(".")
+                near = difflib.get_close_matches(own, known, n=1)
+                meant = f"did you mean '{'.'.join([*parents, *near])}'?"
+                advice = meant if near else f"expected some of {', '.join(known)}"
+                return UsageError(f"{shown(name)[1:-1]}: {what} has no such option; {advice}")
+            case "value_error":
+                refused = _named(problem["ctx"]["error"].error, name)
+            case "missing":
+                found[name], got[name] = ["needed, and not given"], ""
+            case _:
+                found.setdefault(name, []).append(message[:1].lower() + message[1:])
+                got[name] = f"; got {shown(problem['input'])}"
+    told = [f"{name}: {', or '.join(dict.fromkeys(messages))}{got[name]}" for name, messages in found.items()]
+    return UsageError("; ".join(told)) if told else refused or UsageError(str(error))
+
+
+def _place(location: tuple[int | str, ...], kind: type[Any]) -> tuple[str, Collection[str]]:
+    """The field that a problem is with, as the user wrote it, and the fields that there are beside it."""
+    names, known = [], fields_of(kind)
+    for part in location:  # pydantic appends the branch of a union that it tried
+        names.append(str(part))
+        inner = _nested(known[str(part)][0]) if part in known else None
+        if inner is None:
+            break
+        known = fields_of(inner)
+    return ".".join(names), known
+
+
+def shown(value: object) -> str:
+    """Return what was sent, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _refuse_unusual(value: Any, name: str) -> None:
+    """Refuse what is no JSON, and numbers and texts beyond all bounds; `InputError`, `UsageError`."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_unusual(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_unusual(item, name)
+    elif isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            raise InputError(f"{name}: at most {LONGEST_TEXT:,} characters; got {len(value):,}")
+        if "\0" in value or not value.isprintable():
+            raise InputError(f"{name}: expected text without control characters; got {shown(value)}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"{name}: expected a finite number; got {value}")
+    elif isinstance(value, int):
+        if abs(value) >= 2**63:
+            raise InputError(f"{name}: expected a number below 2^63; got one of {value.bit_length():,} bits")
+    elif value is not None:
+        raise UsageError(f"{name}: expected JSON; got a {type(value).__name__}")
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Put the field's name before what is wrong with its value."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except DkgpError as error:
+        raise _named(error, field) from None
+
+
+def _named(error: DkgpError, field: str) -> DkgpError:
+    return type(error)(f"{field}: {error}" if field else str(error))

@@ -1,0 +1,246 @@
+"""Solvers by the names that users type, each declared in the file that defines it.
+
+A declaration says how a solver is built from its options, what it holds in memory and what it asks of the operator.
+Whatever offers a choice of solvers reads it here: the command line, the jobs service, the memory plan, the estimators,
+the benchmarks and `dkgp warm-up`. The modules of `dkgp.solvers` are found by themselves, and so are those that
+installed packages name under the entry point group "dkgp.solvers"; any other module counts from when it is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Literal, get_type_hints
+
+from dkgp.errors import UsageError
+from dkgp.registry import Option, Registry
+from dkgp.solvers.base import Solver
+
+__all__ = [
+    "AUTO",
+    "GENERAL",
+    "Need",
+    "SolverDeclaration",
+    "SolverMemory",
+    "annotation",
+    "build_solver",
+    "check_options",
+    "declaration_of",
+    "own_options",
+    "owners",
+    "register_solver",
+    "said",
+    "solver_memory",
+    "solver_names",
+    "solvers_that_need",
+]
+
+# The name that stands for whichever solver suits the problem (`dkgp.solvers.auto`).
+AUTO = "auto"
+# Names of settings that all solvers share; no solver's own option may have one.
+GENERAL = (
+    *("solver", "precision", "seed", "tolerance", "duality_gap", "max_passes", "max_seconds"),
+    *("dataset", "hyper", "out", "folder", "tiles", "tree_error"),
+)
+
+
+class Need(Enum):
+    """A solver's demand beyond products with the matrix or some of its columns."""
+
+    ENTRIES = "entries of the matrix itself, for which products that are approximate cannot stand in"
+    INPUTS = "the inputs of all samples in the coordinator's memory"
+    ROUNDS = "rounds of its own tasks on the workers: `dkgp.operators.BlockedKernelOperator`"
+    FOLDER = "a folder for what outgrows memory, which `build` takes as `folder`"
+
+
+@dataclass(frozen=True)
+class SolverMemory:
+    """Memory that a solver takes besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
+
+    Attributes
+    ----------
+    memory : int
+        Directions of n p numbers that it remembers, each with its image.
+    block_size, candidates : int
+        Variables of its dense subproblem, and candidates drawn for each.
+    own_bytes, factor_bytes : int
+        What else it holds at the coordinator, and in the workers.
+    """
+
+    memory: int = 1
+    block_size: int = 0
+    candidates: int = 0
+    own_bytes: int = 0
+    factor_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SolverDeclaration:
+    """One solver, as users choose it.
+
+    Attributes
+    ----------
+    name, help
+        What users type, and what it is in a few words.
+    build
+        Returns the solver; takes each of `options` by its name and, where it has parameters of these names,
+        `precision` ("mixed" or "double"), `seed`, and the `folder` of `Need.FOLDER`, which may be None.
+    options
+        Its own. Solvers that share one list the same `Option`; in a help, `name` in backticks is another option.
+    ignores
+        Names of options of other solvers that may be set and mean nothing here.
+    needs
+        What it asks of its surroundings.
+    memory
+        From the solver, resolved, n and the number of features to what it holds.
+    bench_turn
+        Its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when named.
+    label, paper
+        What it is called in the GBCD paper, and the fields of the solver that differ there from the defaults here; None
+        for one that is not among the paper's.
+    compiles
+        Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
+    """
+
+    name: str
+    help: str
+    build: Callable[..., Solver]
+    options: tuple[Option, ...] = ()
+    ignores: tuple[str, ...] = ()
+    needs: frozenset[Need] = frozenset()
+    memory: Callable[[Any, int, int], SolverMemory] = field(default=lambda solver, n, d: SolverMemory())
+    bench_turn: int | None = None
+    label: str = ""
+    paper: Mapping[str, Any] | None = None
+    compiles: bool = False
+
+
+class _Solvers(Registry[SolverDeclaration]):
+    def add(self, declared: SolverDeclaration) -> SolverDeclaration:
+        """Add a declaration whose options mean nothing else elsewhere."""
+        if declared.name == AUTO:
+            raise UsageError(f"'{AUTO}' stands for whichever solver suits the problem; name the solver otherwise")
+        if not _is_own(declared):
+            self.all()  # dkgp's own come first: a name that they have is not another's to take
+        others = {option.name: (option, each.name) for each in self._found.values() for option in each.options}
+        for option in declared.options:
+            other, owner = others.get(option.name, (option, ""))
+            if option.name in GENERAL or option != other:
+                meaning = f"as an option of {owner!r}" if owner else "for all solvers"
+                raise UsageError(
+                    f"the solver {declared.name!r} has an option '{option.name}', which means something else "
+                    f"{meaning}; list the same `Option`, or rename it"
+                )
+        return super().add(declared)
+
+
+_DECLARED = _Solvers("solver", "dkgp.solvers", "dkgp.solvers")
+
+
+def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:
+    """Make a solver known by its name; at the end of the module that defines it.
+
+    Raises
+    ------
+    UsageError
+        Its name, or an option's, means something else already.
+    """
+    return _DECLARED.add(declaration)
+
+
+def _declarations() -> list[SolverDeclaration]:
+    """All there are, by module: which one was imported first says nothing."""
+    return sorted(_DECLARED.all().values(), key=lambda each: (not _is_own(each), each.build.__module__))
+
+
+def _is_own(declaration: SolverDeclaration) -> bool:
+    return declaration.build.__module__.startswith(f"{__package__}.")
+
+
+def solver_names() -> tuple[str, ...]:
+    """Return the names of all solvers, dkgp's own first."""
+    return tuple(each.name for each in _declarations())
+
+
+def declaration_of(name: str) -> SolverDeclaration:
+    """Return the declaration of a solver; `UsageError` lists those that there are."""
+    return _DECLARED.find(name)
+
+
+def own_options() -> dict[str, Option]:
+    """Return the options of all solvers by name."""
+    return {option.name: option for each in _declarations() for option in each.options}
+
+
+def owners(option: str) -> tuple[str, ...]:
+    """Return the solvers that have an option of this name."""
+    return tuple(each.name for each in _declarations() if option in {own.name for own in each.options})
+
+
+def solvers_that_need(need: Need) -> tuple[str, ...]:
+    """Return the names of the solvers that ask for something."""
+    return tuple(each.name for each in _declarations() if need in each.needs)
+
+
+def said(names: Sequence[str]) -> str:
+    """Say which solvers: "the solver gbcd", "the solvers gbcd, bcdc"."""
+    return f"the solver{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def annotation(option: Option) -> Any:
+    """Return the type that an option's values have in Python and JSON."""
+    if option.choices:
+        found: Any = Literal[option.choices]
+    elif isinstance(option.type, type):
+        found = option.type
+    else:
+        found = get_type_hints(option.type)["return"]
+    return found | None if option.default is None else found
+
+
+def check_options(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse options that a solver, or "auto", does not have and that are not at their defaults; `UsageError`."""
+    declared = None if name == AUTO else declaration_of(name)
+    known = own_options()
+    allowed = set() if declared is None else {option.name for option in declared.options}.union(declared.ignores)
+    for option, value in values.items():
+        if option not in known:
+            near = get_close_matches(option, known, n=1)
+            advice = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"no solver has an option '{option}'; {advice}")
+        if option not in allowed and value != known[option].default:
+            raise UsageError(f"`{option}` belongs to {said(owners(option))}; got `solver` {name}")
+
+
+def build_solver(
+    name: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    precision: Literal["mixed", "double"] = "mixed",
+    seed: int = 0,
+    folder: str | None = None,
+) -> Solver:
+    """Return the solver of this name; its own options have their defaults where `values` has no other.
+
+    Raises
+    ------
+    UsageError
+        There is no such solver, or it has no such option.
+    InputError
+        A value out of range.
+    """
+    declared, given = declaration_of(name), values or {}
+    check_options(name, given)
+    arguments = {option.name: given.get(option.name, option.default) for option in declared.options}
+    general = {"precision": precision, "seed": seed, "folder": folder}
+    taken = inspect.signature(declared.build).parameters
+    return declared.build(**arguments, **{each: value for each, value in general.items() if each in taken})
+
+
+def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:
+    """Return what a solver holds, its automatic choices made; of one that nobody has declared, a direction."""
+    known = _DECLARED.all().get(solver.name)
+    return SolverMemory() if known is None else known.memory(solver, n, d)
