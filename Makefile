@@ -52,8 +52,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, model, predictions, table and plot
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
-test: $(STAMP) ## Run the tests, except the slow ones and those of faults
-	$(BIN)/python -m pytest -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: $(STAMP) ## Run the tests, except the slow ones, those of faults and of other processors
+	$(BIN)/python -m pytest -m "not slow and not faults and not portable" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
 	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \

@@ -22,7 +22,7 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.math import FAST_MATH, exp2, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, exp2, prefer_full_vectors
 
 __all__ = ["BenchTilesJob", "run_bench_tiles"]
 

@@ -74,17 +74,9 @@ class FittedModel:
     @classmethod
     def of(cls, trained: TrainedModel, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedModel:
         """Keep what was trained; `about` joins its summary."""
-        solution = trained.solution
-        record = memory_model(
-            dataset,
-            kernel=trained.kernel.to_json(),
-            noise_variance=trained.noise_variance,
-            alpha=solution.alpha,
-            history=[progress.to_json() for progress in solution.history],
-            certificate=trained.certificate.to_json(),
-            summary={**trained.summary, "estimator": about},
-        )
-        return cls(record, dataset, solution.gradient, workspace)
+        said = trained.record()
+        record = memory_model(dataset, **{**said, "summary": {**said["summary"], "estimator": about}})
+        return cls(record, dataset, trained.solution.gradient, workspace)
 
     @classmethod
     def load(cls, url: str, workspace: Workspace) -> FittedModel:
@@ -101,20 +93,9 @@ class FittedModel:
 
     def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
         """Write the model to a store; errors as of `save_model`."""
-        record = self.record
-        save_model(
-            url,
-            kernel=record.kernel,
-            noise_variance=record.noise_variance,
-            alpha=record.alpha,
-            dataset=self._support(),
-            history=record.history,
-            certificate=record.certificate,
-            summary=record.summary,
-            gradient=None if self.dataset is None else self.gradient,
-            by_reference=by_reference,
-            overwrite=overwrite,
-        )
+        gradient = None if self.dataset is None else self.gradient
+        options: dict[str, Any] = {"gradient": gradient, "by_reference": by_reference, "overwrite": overwrite}
+        save_model(url, dataset=self._support(), **options, **self._said())
 
     def readable_url(self) -> str:
         """Address that other processes can read; the model is stored the first time that one is needed."""
@@ -140,6 +121,11 @@ class FittedModel:
         """Return what tasks of this process take their predictor from."""
         return PredictorSource(self.record.url, self.version, variance, _rounded(n_test), self.record.reference)
 
+    def _said(self) -> dict[str, Any]:
+        """Arguments of `save_model` and `memory_model`, all but the training set."""
+        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
+        return {name: getattr(self.record, name) for name in names}
+
     def _support(self) -> Dataset:
         """The support inputs as a data set; targets that are not known are zeros, which nobody is shown."""
         if self.dataset is not None:
@@ -161,11 +147,9 @@ class FittedModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything in arrays: whoever unpickles this has neither this process's memory nor its temporary files."""
-        dataset, targets = self.dataset, None
-        if dataset is not None:
-            targets = np.concatenate([dataset.targets(*chunk) for chunk in dataset.row_chunks()])
+        targets = None if self.dataset is None else self.dataset.all_targets()
         return {
-            "about": {name: getattr(self.record, name) for name in _FIELDS},
+            "about": self._said(),
             "training_set": self._training_set(targets),
             "has_targets": targets is not None,
             "gradient": self.gradient,
@@ -177,9 +161,6 @@ class FittedModel:
         self.dataset = dataset if state["has_targets"] else None
         self.gradient, self.workspace = state["gradient"], Workspace(None)
         self._new_version()
-
-
-_FIELDS = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
 
 
 def _rounded(n_test: int) -> int:

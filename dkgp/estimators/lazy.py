@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -54,18 +55,10 @@ class _PredictBlock:
         return ("dkgp-predict", source.version, str(source.variance), source.n_test, self._quantities)
 
 
-def _of(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    assert values is not None
-    return values
-
-
 QUANTITIES: Quantities = {
-    "mean": lambda predicted: predicted.mean,
-    "mean_error": lambda predicted: predicted.mean_error,
-    "std": lambda predicted: np.sqrt(_of(predicted.variance_upper)),
-    "variance": lambda predicted: _of(predicted.variance_upper),
-    "variance_lower": lambda predicted: _of(predicted.variance_lower),
-    "variance_upper": lambda predicted: _of(predicted.variance_upper),
+    **{name: attrgetter(name) for name in ("mean", "mean_error", "variance_lower", "variance_upper")},
+    "variance": attrgetter("variance_upper"),
+    "std": lambda predicted: np.sqrt(np.asarray(predicted.variance_upper)),
 }
 
 
@@ -95,6 +88,7 @@ def lazy_predictions(
         Not two-dimensional.
     """
     import dask.array
+    from dask.base import tokenize
 
     if inputs.ndim != 2:
         raise InputError(f"inputs have shape {inputs.shape}; expected (n, d)")
@@ -107,12 +101,6 @@ def lazy_predictions(
         chunks=(inputs.chunks[0], (len(quantities) * p,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
-        name="dkgp-predict-" + _token(source, inputs, quantities),
+        name=f"dkgp-predict-{tokenize(source.version, str(source.variance), source.n_test, inputs.name, quantities)}",
     )
     return {name: joint[:, number * p : (number + 1) * p] for number, name in enumerate(quantities)}
-
-
-def _token(source: PredictorSource, inputs: Any, quantities: tuple[str, ...]) -> str:
-    from dask.base import tokenize
-
-    return str(tokenize(source.version, str(source.variance), source.n_test, inputs.name, quantities))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import compress
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ from dkgp.estimators.settings import (
     stopping_of,
 )
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
-from dkgp.estimators.training_set import new_samples, plain_inputs, training_set, true_targets
+from dkgp.estimators.training_set import given_names, new_samples, plain_inputs, training_set, true_targets
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
@@ -372,11 +373,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _inputs(self, X: Any) -> Table:
         if is_plain(X):
             return Table(plain_inputs(self, X), None)
-        names = getattr(self, "feature_names_in_", None)
+        names = given_names(self)
         if names is not None:
             # Those that were constant are not asked for.
-            kept = self._fitted.record.standardisation.kept
-            names = [str(name) for name, keep in zip(names, kept, strict=True) if keep]
+            names = tuple(compress(names, self._fitted.record.standardisation.kept))
         return read_inputs(X, names)
 
     # -------------------------------------------------------------------------------------------------------- keeping

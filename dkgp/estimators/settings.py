@@ -15,8 +15,7 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
-from dkgp.solvers import GradientInfNorm, MaxPasses, Solver, StoppingRule
-from dkgp.solvers.base import Method
+from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [

@@ -71,12 +71,11 @@ def read_samples(X: Any, y: Any) -> Table:
             raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again and name them")
         several = dataset.n_targets > 1
         return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
+    values, target_names, several = labelled_targets(y, X)
     if is_labelled(X):
-        values, target_names, several = labelled_targets(y, X)
         table = labelled_inputs(X, without=target_names or ())
         inputs, names = table.values, table.names
     else:
-        values, target_names, several = labelled_targets(y, X)
         inputs, names = _as_array(X), None
     if values is None:
         raise InputError("there is no y; training needs targets")

@@ -17,7 +17,7 @@ from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
 
-__all__ = ["new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
+__all__ = ["given_names", "new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
@@ -71,16 +71,11 @@ def new_samples(estimator: Any, X: Any, y: Any, dataset: Dataset) -> tuple[Any, 
     """
     p = dataset.n_targets
     if is_plain(X):
-        inputs, targets = validate_data(
-            estimator, X, _target_values(y), reset=False, multi_output=True, y_numeric=True, dtype=np.float64
-        )
+        inputs, targets = _validated(estimator, X, y, reset=False)
     else:
-        names = getattr(estimator, "feature_names_in_", None)
-        table = read_inputs(X, None if names is None else [str(name) for name in names])
+        table = read_inputs(X, given_names(estimator))
         if table.dataset is not None:
-            targets = np.concatenate(
-                [table.dataset.targets(*chunk, standardised=False) for chunk in table.dataset.row_chunks()]
-            )
+            targets = table.dataset.all_targets(standardised=False)
         else:
             targets = np.asarray(_computed(labelled_targets(y, X)[0]))
         inputs = np.asarray(_computed(table.inputs))
@@ -101,10 +96,9 @@ def true_targets(X: Any, y: Any) -> Any:
     """Targets to compare predictions with, computed."""
     if y is None or not is_plain(X):
         table = read_samples(X, y)
-        dataset = table.dataset
-        if dataset is None:
+        if table.dataset is None:
             return np.asarray(_computed(table.targets))
-        values = np.concatenate([dataset.targets(*chunk, standardised=False) for chunk in dataset.row_chunks()])
+        values = table.dataset.all_targets(standardised=False)
         return values if table.several_targets else values[:, 0]
     return _target_values(y)
 
@@ -115,24 +109,20 @@ def reads_memory(client: Any) -> bool:
 
 
 def _plain_samples(estimator: Any, X: Any, y: Any) -> Table:
-    inputs, targets = validate_data(
-        estimator,
-        X,
-        _target_values(y),
-        multi_output=True,
-        y_numeric=True,
-        dtype=np.float64,
-        # A variance needs two.
-        ensure_min_samples=2,
-    )
+    inputs, targets = _validated(estimator, X, y, ensure_min_samples=2)  # a variance needs two
+    names = given_names(estimator)
+    return Table(inputs, names, targets, _target_names(y, names or ()), targets.ndim > 1)
+
+
+def given_names(estimator: Any) -> tuple[str, ...] | None:
+    """Names of the features that an estimator was fitted with, where they had any."""
     names = getattr(estimator, "feature_names_in_", None)
-    return Table(
-        inputs,
-        None if names is None else tuple(str(name) for name in names),
-        targets,
-        _target_names(y, () if names is None else names),
-        targets.ndim > 1,
-    )
+    return None if names is None else tuple(str(name) for name in names)
+
+
+def _validated(estimator: Any, X: Any, y: Any, **how: Any) -> Any:
+    """Inputs and targets as scikit-learn checks them."""
+    return validate_data(estimator, X, _target_values(y), multi_output=True, y_numeric=True, dtype=np.float64, **how)
 
 
 def _target_values(y: Any) -> Any:

@@ -7,18 +7,15 @@ from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
 from dkgp.kernels.composite import Product, Scaled, Sum
 from dkgp.kernels.constants import Constant, White, fold_white
 from dkgp.kernels.dot_product import Linear, Polynomial
-from dkgp.kernels.expression import KERNEL_NAMES, parse_kernel
+from dkgp.kernels.expression import kernel_names, kernel_text, parse_kernel
 from dkgp.kernels.function_registry import register_function
 from dkgp.kernels.periodic import Periodic
-from dkgp.kernels.positive_definite import check_positive_definite, has_user_function
-from dkgp.kernels.squared_exponential import SquaredExponential
-from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic
+from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries, counting
 from dkgp.kernels.tiles.evaluator import Features, TileEvaluator
-from dkgp.kernels.user import UserKernel
+from dkgp.kernels.user import UserKernel, check_positive_definite, has_user_function
 
 __all__ = [
-    "KERNEL_NAMES",
     "ActiveDimensions",
     "Constant",
     "EntryCount",
@@ -45,6 +42,8 @@ __all__ = [
     "fold_white",
     "has_user_function",
     "kernel_from_json",
+    "kernel_names",
+    "kernel_text",
     "parse_kernel",
     "register_function",
 ]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
 from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, part_from_json, register_kernel
 from dkgp.kernels.fields import integer_from_json
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures
 
 __all__ = ["ActiveDimensions"]
 
@@ -37,6 +38,7 @@ class ActiveDimensions(Kernel):
     n_features: int = 0
 
     type_name: ClassVar[str] = "on"
+    composite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel):
@@ -116,6 +118,11 @@ class ActiveDimensions(Kernel):
         if left is None or white == 0.0:
             return (None if left is None else self), white
         return replace(self, kernel=left), white
+
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
+        """The kernel's own, of its columns; see `Kernel.random_features`."""
+        found = self.kernel.random_features(len(self.features), count, rng)
+        return None if found is None else [part.placed(self.features, n_features) for part in found]
 
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """The kernel's steps, of its columns; see `Kernel.emit`."""

@@ -1,5 +1,8 @@
 """The interface of kernels: immutable values, evaluated, differentiated, combined, described in JSON, compiled.
 
+All that is known of a kernel stands in its own file: it derives from `Kernel` (of a distance, from
+`dkgp.kernels.distance.DistanceKernel`, which leaves little to do), and `register_kernel` makes it known by its name.
+
 The naive evaluation (`kernel(A, B)`) is the reference that every other path is tested against: `linearise`, the same
 by matrix products and with derivatives, and the tile program, what the compiled loops are told. A kernel's parameters
 are its positive numbers; the search for hyperparameters works on their logarithms, so derivatives are with respect to
@@ -12,24 +15,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.program import TileProgram
-
-if TYPE_CHECKING:
-    from dkgp.kernels.active import ActiveDimensions
+from dkgp.kernels.program import ProgramBuilder, TileProgram
+from dkgp.kernels.spectrum import RandomFeatures, Waves
 
 __all__ = [
     "FloatArray",
     "Kernel",
     "Parameter",
     "Pullback",
+    "Settings",
     "kernel_from_json",
+    "kernel_types",
     "part_from_json",
     "register_kernel",
     "require_positive",
@@ -39,6 +42,8 @@ FloatArray: TypeAlias = NDArray[np.float64]
 _CONTRACTED_ENTRIES = 2**17
 Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
 """weights (a, b) -> sum_ij weights_ij d k(a_i, b_j) / d log(parameter), one for each parameter"""
+Settings: TypeAlias = dict[str, Any]
+"""Settings of a kernel in an expression, by name: numbers, lists of numbers, truth values, words"""
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,21 @@ class Parameter:
 
 
 class Kernel(ABC):
-    """A positive definite function k(x, x') on rows of d features."""
+    """A positive definite function k(x, x') on rows of d features.
+
+    Attributes
+    ----------
+    type_name : str
+        Its "type" in JSON, and its name in expressions.
+    composite : bool
+        Whether it is made of other kernels, and written in expressions by other means than a name.
+    featureless : bool
+        Whether it looks at no feature.
+    """
 
     type_name: ClassVar[str]
+    composite: ClassVar[bool] = False
+    featureless: ClassVar[bool] = False
 
     # NumPy's numbers leave `number * kernel` to `__rmul__` instead of wrapping the kernel in an array.
     __array_ufunc__: ClassVar[None] = None
@@ -99,6 +116,11 @@ class Kernel(ABC):
     def pairwise(self) -> bool:
         """True if a value depends on two rows alone, and not on where they stand: not so of white noise."""
         return all(child.pairwise for child in self.children)
+
+    @property
+    def unproven(self) -> str | None:
+        """Name of a function that nobody has proven positive definite, nor its rounding; None for dkgp's own."""
+        return None
 
     def walk(self) -> Iterator[Kernel]:
         """The kernel and all that it is made of, from the outside in."""
@@ -198,33 +220,50 @@ class Kernel(ABC):
     # ------------------------------------------------------------------------------------------------------- composing
 
     def __add__(self, other: object) -> Kernel:
-        from dkgp.kernels.composite import Sum  # composites are kernels themselves
-
-        return Sum((self, other)) if isinstance(other, Kernel) else NotImplemented
+        return _composite("sum", (self, other)) if isinstance(other, Kernel) else NotImplemented
 
     def __mul__(self, other: object) -> Kernel:
-        from dkgp.kernels.composite import Product, Scaled
-
         if isinstance(other, Kernel):
-            return Product((self, other))
+            return _composite("product", (self, other))
         if isinstance(other, int | float | np.integer | np.floating) and not isinstance(other, bool):
-            return Scaled(self, float(other))
+            return _composite("scaled", self, float(other))
         return NotImplemented
 
     def __rmul__(self, other: object) -> Kernel:
         return self.__mul__(other)
 
-    def on(self, features: Sequence[int], n_features: int) -> ActiveDimensions:
+    def on(self, features: Sequence[int], n_features: int) -> Kernel:
         """The kernel of some columns of inputs with `n_features` features, in the order given."""
-        from dkgp.kernels.active import ActiveDimensions
-
-        return ActiveDimensions(self, tuple(features), n_features)
+        return _composite("on", self, tuple(features), n_features)
 
     def split_white(self) -> tuple[Kernel | None, float]:
         """Split off white noise: the rest of this kernel (None: nothing), and the noise's variance."""
         return self, 0.0
 
-    # ------------------------------------------------------------------------------------------------ description
+    # ---------------------------------------------------------------------------------------------------------- draws
+
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray | None:
+        """Draws of w (count, d) from the spectral distribution of k, where k(x, x') = k(x, x) E[cos(w'(x - x'))].
+
+        None for a kernel that is not stationary, or whose distribution is not known: functions are then drawn jointly.
+        """
+        return None
+
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
+        """Features whose sum of products is k in expectation, in parts that add up; None where none are known.
+
+        Parameters
+        ----------
+        n_features : int
+            d.
+        count : int
+            Frequencies of each stationary part.
+        rng : numpy.random.Generator
+        """
+        drawn = self.frequencies(count, rng)
+        return None if drawn is None else [Waves(drawn, float(self.diagonal(np.zeros((1, n_features)))[0]))]
+
+    # ---------------------------------------------------------------------------------------------------- descriptions
 
     def tile_program(self) -> TileProgram:
         """Describe the kernel for the compiled loops: a `dkgp.kernels.program.TileProgram`."""
@@ -256,6 +295,24 @@ class Kernel(ABC):
     @abstractmethod
     def from_json(cls, document: Mapping[str, Any]) -> Kernel:
         """Rebuild the kernel from what `to_json` gave."""
+
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> Kernel:
+        """The kernel that an expression's `name(setting=value)` stands for; from where a search starts.
+
+        Parameters
+        ----------
+        settings : dict
+            May be changed.
+        n_features : int
+            d of standardised inputs.
+
+        Raises
+        ------
+        InputError
+            A setting that this kernel does not have, or a value that is not admissible.
+        """
+        raise InputError(f"a kernel of type {cls.type_name!r} has no name in expressions")
 
     # ---------------------------------------------------------------------------------------------- for subclasses
 
@@ -295,13 +352,25 @@ class Kernel(ABC):
         return [float(value) for value in array]
 
 
+K = TypeVar("K", bound=Kernel)
 _REGISTRY: dict[str, type[Kernel]] = {}
 
 
-def register_kernel(cls: type[Kernel]) -> type[Kernel]:
-    """Class decorator: make a kernel known to `kernel_from_json` by its `type_name`."""
+def register_kernel(cls: type[K]) -> type[K]:
+    """Class decorator: make a kernel known to files and expressions by its `type_name`."""
     _REGISTRY[cls.type_name] = cls
     return cls
+
+
+def kernel_types() -> Mapping[str, type[Kernel]]:
+    """All kernels that are known, by their `type_name`."""
+    return MappingProxyType(_REGISTRY)
+
+
+def _composite(name: str, *parts: Any) -> Kernel:
+    """Make a kernel of kernels: they know their parts, and not the other way round."""
+    make: Callable[..., Kernel] = _REGISTRY[name]
+    return make(*parts)
 
 
 class _PartError(InputError):

@@ -7,11 +7,11 @@ multiple has its own instead of its kernel's.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from operator import mul
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
 from dkgp.kernels.base import (
     FloatArray,
     Kernel,
@@ -31,6 +30,8 @@ from dkgp.kernels.base import (
 )
 from dkgp.kernels.constants import Constant
 from dkgp.kernels.fields import VARIANCE_BOUNDS, number_from_json
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures, Waves, product_of_waves
 
 __all__ = ["Product", "Scaled", "Sum"]
 
@@ -40,6 +41,8 @@ class _Parts(Kernel):
     """Two or more kernels of the same features; parts of the same kind are spliced in."""
 
     parts: tuple[Kernel, ...]
+
+    composite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         flat: list[Kernel] = []
@@ -173,6 +176,11 @@ class Sum(_Parts):
             return (left[0] if left else None), white
         return Sum(tuple(left)), white
 
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
+        """Those of all parts; see `Kernel.random_features`."""
+        found = [part.random_features(n_features, count, rng) for part in self.parts]
+        return None if None in found else [part for parts in found if parts is not None for part in parts]
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Add the parts, all relative to the first one's amplitude; see `Kernel.emit`."""
         amplitude = self.parts[0].emit(builder, columns)
@@ -214,8 +222,8 @@ class Product(_Parts):
         left, right = self.rows(A, B)
         values, pullbacks = zip(*(part.linearise(left, right) for part in self.parts), strict=True)
         # before[i] is the product of the values up to part i, after[i] that of those from part i on.
-        before = list(accumulate(values, mul))
-        after = list(accumulate(values[::-1], mul))[::-1]
+        before = list(itertools.accumulate(values, mul))
+        after = list(itertools.accumulate(values[::-1], mul))[::-1]
 
         def pullback(weights: FloatArray) -> FloatArray:
             last = len(values) - 1
@@ -274,6 +282,16 @@ class Product(_Parts):
         left = Product(tuple(part for part, _ in split if part is not None))
         return left, total - math.prod(everywhere)
 
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
+        """A product of sums is the sum of all products, of stationary parts; see `Kernel.random_features`."""
+        factors = []
+        for part in self.parts:
+            found = part.random_features(n_features, count, rng)
+            factors.append([waves for waves in found or () if isinstance(waves, Waves)])
+            if not found or len(factors[-1]) < len(found):
+                return None
+        return [product_of_waves(list(choice), rng) for choice in itertools.product(*factors)]
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Multiply the parts; constants among them become factors; see `Kernel.emit`."""
         amplitude, pushed = 1.0, False
@@ -306,6 +324,7 @@ class Scaled(Kernel):
     scale: float
 
     type_name: ClassVar[str] = "scaled"
+    composite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel):
@@ -375,6 +394,11 @@ class Scaled(Kernel):
         """Split off white noise: the rest of the kernel, scaled, and the variance; see `Kernel.split_white`."""
         left, white = self.kernel.split_white()
         return (None if left is None else replace(self, kernel=left)), self.scale * white
+
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
+        """The kernel's own, scaled; see `Kernel.random_features`."""
+        found = self.kernel.random_features(n_features, count, rng)
+        return None if found is None else [part.scaled(self.scale) for part in found]
 
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """The kernel's steps, and the factor; see `Kernel.emit`."""

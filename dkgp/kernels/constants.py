@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
-from dkgp.kernels.fields import VARIANCE_BOUNDS, integer_from_json, number_from_json
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
+from dkgp.kernels.fields import VARIANCE_BOUNDS, PlainKernel, known_settings
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures, Waves
 
 __all__ = ["Constant", "White", "fold_white"]
 
 
 @dataclass(frozen=True)
-class _Featureless(Kernel):
+class _Featureless(PlainKernel):
     """A variance, and a number of features that is only there to be checked."""
 
     variance: float = 1.0
     n_features: int = 0
+
+    featureless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
@@ -33,7 +35,7 @@ class _Featureless(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) is the variance everywhere."""
+        """k(x, x) is the variance everywhere."""
         return True
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
@@ -54,18 +56,10 @@ class _Featureless(Kernel):
         (variance,) = self.checked_values(values)
         return replace(self, variance=variance)
 
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": ..., "variance": v}`, and the number of features where one was given."""
-        document: dict[str, Any] = {"type": self.type_name, "variance": self.variance}
-        return {**document, "n_features": self.n_features} if self.n_features else document
-
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            number_from_json(document, "variance", "the kernel's variance", 1.0),
-            integer_from_json(document, "n_features", 0),
-        )
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; `variance` alone may be set."""
+        return cls(n_features=n_features, **known_settings(settings))
 
 
 @register_kernel
@@ -87,6 +81,10 @@ class Constant(_Featureless):
         """The variance for all pairs; see `Kernel.__call__`."""
         left, right = self.rows(A, B)
         return np.full((left.shape[0], right.shape[0]), self.variance)
+
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures]:
+        """A wave of frequency zero; see `Kernel.random_features`."""
+        return [Waves(np.zeros((1, n_features)), self.variance)]
 
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Push 1; see `Kernel.emit`."""

@@ -1,5 +1,8 @@
 """Kernels of a scaled squared distance, k(x, x') = v f(s): what they share, so that each adds its f and f'.
 
+A new one is one file (`dkgp.kernels.stationary` has five to learn from): a class with f and f' in NumPy and, for the
+compiled loops, its `Profile`. What else it may have (a parameter besides gamma and v, a spectrum) it declares beside.
+
 The derivatives with respect to all d length scales come from one matrix product. With D_ij = w_ij v f'(s_ij) and
 z_l = sqrt(gamma_l) x_l,
 
@@ -12,37 +15,38 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, require_positive
+from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, require_positive
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     VARIANCE_BOUNDS,
+    PlainKernel,
     by_feature,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
-    integer_from_json,
+    gamma_setting,
+    known_settings,
     length_scales_of_gamma,
-    list_from_json,
-    number_from_json,
     replaced,
 )
+from dkgp.kernels.program import Profile, ProgramBuilder
 
-__all__ = ["LOG2_E", "DistanceKernel", "spread", "squared_distances"]
+__all__ = ["LN2", "LOG2_E", "DistanceKernel", "spread", "squared_distances"]
 
-LOG2_E = 1.0 / math.log(2.0)
+LN2 = math.log(2.0)
+LOG2_E = 1.0 / LN2
 # A squared distance by a matrix product is off by some 1e-16 of the largest squared norm.
 _FEW_DIGITS = 1e-9
 
 
 @dataclass(frozen=True)
-class DistanceKernel(Kernel):
+class DistanceKernel(PlainKernel):
     """k(x, x') = v f(s), s = sum_l gamma_l (x_l - x'_l)^2.
 
     Parameters
@@ -59,16 +63,29 @@ class DistanceKernel(Kernel):
     ------
     InputError
         A negative, infinite or missing gamma, an amplitude that is not positive, or another number of features.
+
+    Attributes
+    ----------
+    compiled : Profile
+        f as the compiled loops have it, of inputs that are scaled by `_scale`.
+    shapes : mapping
+        Names of the fields that are positive parameters besides, to their bounds; each has a default. Their gradients
+        are `_shape_gradients`, and the first are the parameters of the profile, if it has any.
     """
 
     gamma: tuple[float, ...]
     variance: float = 1.0
     n_features: int = 0
 
+    compiled: ClassVar[Profile]
+    shapes: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", checked_per_feature("gamma", self.gamma, zero=True))
         object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
         object.__setattr__(self, "n_features", checked_features(self.n_features, gamma=self.gamma))
+        for name in self.shapes:
+            object.__setattr__(self, name, require_positive(name, getattr(self, name)))
 
     @classmethod
     def from_length_scales(
@@ -94,7 +111,7 @@ class DistanceKernel(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) = v f(0) everywhere."""
+        """k(x, x) = v f(0) everywhere."""
         return True
 
     # ------------------------------------------------------------------------------------------------------ evaluation
@@ -116,7 +133,7 @@ class DistanceKernel(Kernel):
         return self.variance * self.profile(s)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v f(0) for each row of `A`."""
+        """k(x, x) = v f(0) for each row of `A`."""
         at_zero = float(self.profile(np.zeros(1))[0])
         return np.full(self.one_side(A).shape[0], self.variance * at_zero)
 
@@ -135,7 +152,7 @@ class DistanceKernel(Kernel):
                 gradient = np.array([np.vdot(D, s)]) if self.gamma[0] > 0.0 else np.empty(0)
             else:
                 gradient = spread(D, z_left, z_right)
-            others = self._other_gradients(s, f, weights)
+            others = self._shape_gradients(s, f, weights)
             return np.concatenate([self.variance * gradient, [total], self.variance * others])
 
         return values, pullback
@@ -150,56 +167,49 @@ class DistanceKernel(Kernel):
         z_left = z_right if left is right else (left[:, active] - centre) * scale
         return z_left, z_right, squared_distances(z_left, z_right)
 
+    def _normal(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Draws (count, d) from the spectral distribution of exp(-s), from which those of mixtures of it follow."""
+        return np.asarray(np.sqrt(2.0 * np.asarray(self.feature_gamma)) * rng.standard_normal((count, self.n_features)))
+
     # ------------------------------------------------------------------------------------------------------ parameters
 
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d (or the one for all; none for those that are zero), then v."""
-        if self.isotropic:
-            found = [replace(one, feature=None) for one in feature_parameters("gamma", self.gamma, GAMMA_BOUNDS)]
-        else:
-            found = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS)
-        return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *self._other_parameters())
+        found = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS, self.n_features)
+        shapes = (Parameter(name, getattr(self, name), *bounds) for name, bounds in self.shapes.items())
+        return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *shapes)
 
     def with_parameters(self, values: ArrayLike) -> Self:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
         checked = self.checked_values(values)
         count = sum(value > 0.0 for value in self.gamma)
         gamma = replaced(self.gamma, checked[:count])
-        return replace(self, gamma=gamma, variance=checked[count], **self._with_others(checked[count + 1 :]))
+        shapes: dict[str, Any] = dict(zip(self.shapes, checked[count + 1 :], strict=True))
+        return replace(self, gamma=gamma, variance=checked[count], **shapes)
 
-    def _other_parameters(self) -> tuple[Parameter, ...]:
-        return ()
-
-    def _with_others(self, values: list[float]) -> dict[str, Any]:
-        return {}
-
-    def _other_gradients(self, s: FloatArray, f: FloatArray, weights: FloatArray) -> FloatArray:
+    def _shape_gradients(self, s: FloatArray, f: FloatArray, weights: FloatArray) -> FloatArray:
+        """Contract the weights with df/dlog of each of the `shapes`, from s and f(s)."""
         return np.empty(0)
 
     # ---------------------------------------------------------------------------------------------------- descriptions
 
-    @abstractmethod
+    def _scale(self, gamma: float) -> float:
+        """Factor on a feature that the compiled profile wants: sqrt(gamma), and what is folded into it."""
+        return math.sqrt(gamma)
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Push the profile; see `Kernel.emit`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": ..., "variance": v, "gamma": [...]}`, and the number of features where one gamma serves several."""
-        document: dict[str, Any] = {"type": self.type_name, "variance": self.variance, "gamma": list(self.gamma)}
-        return {**document, "n_features": self.n_features} if self.isotropic else document
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            gamma=list_from_json(document, "gamma"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-            **cls._others_from_json(document),
-        )
+        scale = [self._scale(value) for value in self.feature_gamma]
+        parameters = tuple(getattr(self, name) for name in self.shapes)[: self.compiled.parameters]
+        builder.leaf(self.compiled, columns, scale, parameters=parameters)
+        return self.variance
 
     @classmethod
-    def _others_from_json(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; gamma_l = 1 / (2 d) by default, so that samples are an exponent of 1 apart."""
+        gamma = gamma_setting(settings, n_features)
+        known = known_settings(settings, "length_scale", "isotropic", *cls.shapes)
+        return cls(gamma=gamma, n_features=n_features, **known)
 
 
 def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -11,30 +11,124 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     VARIANCE_BOUNDS,
+    PlainKernel,
     by_feature,
     checked_features,
     checked_per_feature,
     feature_parameters,
-    integer_from_json,
-    list_from_json,
-    number_from_json,
+    isotropic_setting,
+    known_settings,
     replaced,
 )
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import Profile, ProgramBuilder
+from dkgp.kernels.spectrum import RandomFeatures, Slopes
 
-__all__ = ["Linear", "Polynomial"]
+__all__ = ["POLYNOMIAL", "Linear", "Polynomial"]
 
 
-@dataclass(frozen=True)
-class _DotProduct(Kernel):
-    """A kernel of t = sum_l w_l x_l x'_l, with weights w by feature or one for all."""
+def _polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
+    """By repeated squaring from the leading bit of p down."""
+    degree, offset = int(parameters[0]), values.dtype.type(parameters[1])
+    for i in range(len(values)):
+        values[i] = values[i] + offset
+    if degree > 1:
+        leading = 2
+        while 2 * leading <= degree:
+            leading *= 2
+        # Read again where the degree is no power of two.
+        base = values.copy() if degree & (degree - 1) else values
+        bit = leading // 2
+        while bit > 0:
+            for i in range(len(values)):
+                values[i] = values[i] * values[i]
+            if degree & bit:
+                for i in range(len(values)):
+                    values[i] = values[i] * base[i]
+            bit //= 2
 
-    weight: tuple[float, ...] = (1.0,)
+
+# Each power rounds; the degree's share of a dot product is added with the inputs.
+POLYNOMIAL = Profile(
+    "polynomial",
+    _polynomial,
+    rounding=2.0,
+    steepest=lambda r, degree: 0.0,
+    bulge=lambda r, degree: degree,
+    parameters=2,
+    reads="product",
+)
+"""(t + c)**p; the parameters are p, a whole number from 1, and c; linear for p = 1, c = 0"""
+
+
+class _DotProduct(PlainKernel):
+    """k(x, x') = v (t + offset)^degree, t = sum_l w_l x_l x'_l with weights w by feature or one for all."""
+
+    weight: tuple[float, ...]
+    variance: float
+
+    @property
+    @abstractmethod
+    def offset(self) -> float:
+        """Weighs lower powers."""
+
+    @property
+    @abstractmethod
+    def degree(self) -> int:
+        """From 1."""
+
+    def __post_init__(self) -> None:
+        weight = checked_per_feature("weight", self.weight, zero=True)
+        if not any(weight):
+            raise InputError("weight must be positive for at least one feature; got zeros only")
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
+        object.__setattr__(self, "n_features", checked_features(self.n_features, weight=weight))
+
+    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
+        """Evaluate all pairs feature by feature in float64; see `Kernel.__call__`."""
+        return self.variance * (self._products(A, B) + self.offset) ** self.degree
+
+    def diagonal(self, A: ArrayLike) -> FloatArray:
+        """k(x, x) for each row of `A`."""
+        base = self._squared_norms(A) + self.offset
+        values = base.copy()
+        for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
+            values *= values
+            if bit == "1":
+                values *= base
+        return self.variance * values
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Several weights but for zeros, the offset if it is not zero, and v where there is a single weight."""
+        offset = (Parameter("offset", self.offset, *VARIANCE_BOUNDS),) if self.offset > 0.0 else ()
+        if self._by_feature:
+            return (*feature_parameters("weight", self.weight, GAMMA_BOUNDS, self.n_features), *offset)
+        return (*offset, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
+
+    def with_parameters(self, values: ArrayLike) -> Self:
+        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        checked = iter(self.checked_values(values))
+        new: dict[str, Any] = {"weight": replaced(self.weight, checked)} if self._by_feature else {}
+        if self.offset > 0.0:
+            new["offset"] = next(checked)
+        if not self._by_feature:
+            new["variance"] = next(checked)
+        return replace(self, **new)
+
+    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
+        """(t + offset)^degree; see `Kernel.emit`."""
+        scale = [math.sqrt(value) for value in self._feature_weights]
+        builder.leaf(POLYNOMIAL, columns, scale, parameters=(float(self.degree), self.offset))
+        return self.variance
+
+    @staticmethod
+    def _starting_weight(settings: Settings, d: int) -> tuple[float, ...]:
+        """1 / d each, so that k(x, x) is 1 in the mean; a single one where an expression says `isotropic`."""
+        return (1.0 / d,) * (1 if isotropic_setting(settings) else d)
 
     @property
     def _by_feature(self) -> bool:
@@ -96,18 +190,15 @@ class Linear(_DotProduct):
 
     type_name: ClassVar[str] = "linear"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", _some_positive("weight", self.weight))
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
-        object.__setattr__(self, "n_features", checked_features(self.n_features, weight=self.weight))
+    @property
+    def offset(self) -> float:
+        """None."""
+        return 0.0
 
-    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
-        """Evaluate all pairs feature by feature in float64; see `Kernel.__call__`."""
-        return self.variance * self._products(A, B)
-
-    def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v sum_l w_l x_l^2 for each row of `A`."""
-        return self.variance * self._squared_norms(A)
+    @property
+    def degree(self) -> int:
+        """1."""
+        return 1
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""
@@ -121,38 +212,15 @@ class Linear(_DotProduct):
 
         return values, pullback
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The weights that are not zero where there are several, otherwise v."""
-        if self._by_feature:
-            return tuple(feature_parameters("weight", self.weight, GAMMA_BOUNDS))
-        return (Parameter("variance", self.variance, *VARIANCE_BOUNDS),)
-
-    def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
-        checked = self.checked_values(values)
-        if self._by_feature:
-            return replace(self, weight=replaced(self.weight, checked))
-        return replace(self, variance=checked[0])
-
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """A polynomial of degree 1; see `Kernel.emit`."""
-        scale = [math.sqrt(value) for value in self._feature_weights]
-        builder.leaf(Profile.POLYNOMIAL, columns, scale, product=True, parameters=(1.0, 0.0))
-        return self.variance
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": "linear", "variance": v, "weight": [...]}`, and `n_features` where one weight serves several."""
-        document = {"type": self.type_name, "variance": self.variance, "weight": list(self.weight)}
-        return document if len(self.weight) == self.n_features else {**document, "n_features": self.n_features}
+    def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures]:
+        """The features themselves, which are exact; see `Kernel.random_features`."""
+        return [Slopes(self.variance * self._feature_weights)]
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            weight=list_from_json(document, "weight"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-        )
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; weights 1 / d."""
+        weight = cls._starting_weight(settings, n_features)
+        return cls(weight, n_features=n_features, **known_settings(settings, "isotropic"))
 
 
 @register_kernel
@@ -188,29 +256,14 @@ class Polynomial(_DotProduct):
     n_features: int = 0
 
     type_name: ClassVar[str] = "polynomial"
+    required: ClassVar[tuple[str, ...]] = ("offset", "degree")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", _some_positive("weight", self.weight))
+        super().__post_init__()
         object.__setattr__(self, "offset", require_positive("the offset", self.offset, admits=lambda c: c >= 0.0))
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
         if isinstance(self.degree, bool) or not isinstance(self.degree, int | np.integer) or self.degree < 1:
             raise InputError(f"the degree of a polynomial kernel must be a whole number from 1; got {self.degree!r}")
         object.__setattr__(self, "degree", int(self.degree))
-        object.__setattr__(self, "n_features", checked_features(self.n_features, weight=self.weight))
-
-    def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
-        """Evaluate all pairs feature by feature in float64; see `Kernel.__call__`."""
-        return self.variance * (self._products(A, B) + self.offset) ** self.degree
-
-    def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) for each row of `A`."""
-        base = self._squared_norms(A) + self.offset
-        values = base.copy()
-        for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
-            values *= values
-            if bit == "1":
-                values *= base
-        return self.variance * values
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""
@@ -229,53 +282,13 @@ class Polynomial(_DotProduct):
 
         return values, pullback
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Several weights but for zeros, the offset if it is not zero, and v where there is a single weight."""
-        offset = (Parameter("offset", self.offset, *VARIANCE_BOUNDS),) if self.offset > 0.0 else ()
-        if self._by_feature:
-            return (*feature_parameters("weight", self.weight, GAMMA_BOUNDS), *offset)
-        return (*offset, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
-
-    def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
-        checked = iter(self.checked_values(values))
-        weight = replaced(self.weight, checked) if self._by_feature else self.weight
-        offset = next(checked) if self.offset > 0.0 else 0.0
-        variance = self.variance if self._by_feature else next(checked)
-        return replace(self, weight=weight, offset=offset, variance=variance)
-
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """(t + offset)^degree; see `Kernel.emit`."""
-        scale = [math.sqrt(value) for value in self._feature_weights]
-        parameters = (float(self.degree), self.offset)
-        builder.leaf(Profile.POLYNOMIAL, columns, scale, product=True, parameters=parameters)
-        return self.variance
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": "polynomial", "variance": v, "weight": [...], "offset": c, "degree": p}` and maybe `n_features`."""
-        document: dict[str, Any] = {
-            "type": self.type_name,
-            "variance": self.variance,
-            "weight": list(self.weight),
-            "offset": self.offset,
-            "degree": self.degree,
-        }
-        return document if len(self.weight) == self.n_features else {**document, "n_features": self.n_features}
-
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            weight=list_from_json(document, "weight"),
-            offset=number_from_json(document, "offset", "the offset"),
-            degree=integer_from_json(document, "degree"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-        )
-
-
-def _some_positive(name: str, values: Any) -> tuple[float, ...]:
-    checked = checked_per_feature(name, values, zero=True)
-    if not any(checked):
-        raise InputError(f"{name} must be positive for at least one feature; got zeros only")
-    return checked
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; weights 1 / d, and a variance that makes up for (1 + 1)^degree in the mean."""
+        weight = cls._starting_weight(settings, n_features)
+        degree = settings.get("degree", 2)
+        if isinstance(degree, int):
+            # As it is, it would start far from the targets' variance of 1.
+            settings.setdefault("variance", 2.0**-degree)
+        known = known_settings(settings, "isotropic", "degree", "offset")
+        return cls(weight, n_features=n_features, **known)

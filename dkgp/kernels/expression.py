@@ -1,32 +1,26 @@
 """Kernels as text: `"matern32 + linear"`, `"rbf['lat', 'lon'] * periodic['day'](period=0.8) + 0.5 * constant + white"`.
 
 The text is read as a Python expression, and of Python only names, +, *, numbers, feature brackets and named settings
-are understood; nothing is ever evaluated.
+are understood; nothing is ever evaluated. What a name stands for, and which settings it takes, its kernel says.
+`kernel_text` writes a kernel down again, with the numbers of its parts.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dkgp.errors import InputError
-from dkgp.kernels.base import Kernel
+from dkgp.kernels.base import Kernel, Settings, kernel_types
 from dkgp.kernels.composite import Product, Scaled, Sum
-from dkgp.kernels.constants import Constant, White
-from dkgp.kernels.dot_product import Linear, Polynomial
-from dkgp.kernels.fields import gamma_of_length_scales
-from dkgp.kernels.function_registry import registered_function
-from dkgp.kernels.periodic import Periodic
-from dkgp.kernels.squared_exponential import SquaredExponential
-from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic
-from dkgp.kernels.user import UserKernel
 
-__all__ = ["KERNEL_NAMES", "parse_kernel"]
+__all__ = ["kernel_names", "kernel_text", "parse_kernel"]
 
 _LONGEST_TEXT = 10_000
+_MOST_NUMBERS = 12
+# What a description holds besides numbers to be shown.
+_STRUCTURE = ("type", "n_features", "features", "kernel", "parts")
 
 
 def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None = None) -> Kernel:
@@ -37,12 +31,9 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
     text : str
         Kernels by name, `+`, `*`, numbers as factors, and brackets for precedence. `name[features]` is a kernel of some
         features, each a name in quotes or a number from 0. `name(setting=value)` sets what the kernel starts from:
-
-        - `length_scale`, one number or a list (rbf, matern12, matern32, matern52, rq, periodic, user),
-        - `period`, one number or a list (periodic), `alpha` (rq), `degree` and `offset` (polynomial),
-        - `variance` (all),
-        - `isotropic=True`: one length scale or weight for all features,
-        - `function="name"`, of a registered function, and `of="pair"` where it is one of two rows (user).
+        `variance` all have, `length_scale` (one number or a list) those of a distance, `isotropic=True` (one length
+        scale or weight for all features) these and dot products. Of others see each kernel's `start`: `period`,
+        `alpha`, `degree`, `offset`; of users' kernels `function="name"`, and `of="pair"` where it is one of two rows.
     n_features : int
         Number of features d of the inputs.
     feature_names : sequence of d str, optional
@@ -71,99 +62,9 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
     return _Reader(text, n_features, feature_names).kernel()
 
 
-# -------------------------------------------------------------------------------------------------- the kernels by name
-
-_Settings = dict[str, Any]
-
-
-def _gamma(settings: _Settings, d: int) -> tuple[float, ...]:
-    scales, isotropic = settings.pop("length_scale", None), _isotropic(settings)
-    if scales is None:
-        return (1.0 / (2.0 * d),) * (1 if isotropic else d)
-    return _spread_out("length_scale", gamma_of_length_scales(scales), d, isotropic)
-
-
-def _isotropic(settings: _Settings) -> bool:
-    value = settings.pop("isotropic", False)
-    if not isinstance(value, bool):
-        raise InputError(f"isotropic must be True or False; got {value!r}")
-    return value
-
-
-def _spread_out(name: str, values: tuple[float, ...], d: int, isotropic: bool) -> tuple[float, ...]:
-    if len(values) not in (1, d):
-        raise InputError(f"{name} takes one value, or one for each of {d} features; got {len(values)}")
-    if isotropic and len(values) > 1:
-        raise InputError(f"isotropic=True takes one {name}; got {len(values)}")
-    return values if isotropic or len(values) == d else values * d
-
-
-def _of_distance(cls: Callable[..., Kernel], *allowed: str) -> Callable[[_Settings, int], Kernel]:
-    def build(settings: _Settings, d: int) -> Kernel:
-        gamma = _gamma(settings, d)
-        return cls(gamma=gamma, n_features=d, **_only(settings, "length_scale", "isotropic", *allowed))
-
-    return build
-
-
-def _periodic(settings: _Settings, d: int) -> Kernel:
-    isotropic = settings.get("isotropic") is True
-    gamma = _gamma(settings, d)
-    period = _spread_out("period", tuple(np.atleast_1d(settings.pop("period", 1.0)).tolist()), d, isotropic)
-    return Periodic(gamma, period, n_features=d, **_only(settings, "length_scale", "isotropic", "period"))
-
-
-def _of_product(cls: Callable[..., Kernel], *allowed: str) -> Callable[[_Settings, int], Kernel]:
-    def build(settings: _Settings, d: int) -> Kernel:
-        weight = (1.0 / d,) * (1 if _isotropic(settings) else d)
-        degree = settings.get("degree", 2)
-        if cls is Polynomial and isinstance(degree, int):
-            # (1 + 1)^degree in the mean, as it is, would start far from the targets' variance of 1.
-            settings.setdefault("variance", 2.0**-degree)
-        return cls(weight=weight, n_features=d, **_only(settings, "isotropic", *allowed))
-
-    return build
-
-
-def _featureless(cls: Callable[..., Kernel]) -> Callable[[_Settings, int], Kernel]:
-    return lambda settings, d: cls(n_features=d, **_only(settings))
-
-
-def _user(settings: _Settings, d: int) -> Kernel:
-    name = settings.pop("function", None)
-    if not isinstance(name, str):
-        raise InputError('user needs the name of a registered function: user(function="name")')
-    registered_function(name)
-    if settings.get("of") == "pair":
-        return UserKernel.registered(name, n_features=d, **_only(settings, "of"))
-    gamma = _gamma(settings, d)
-    return UserKernel.registered(
-        name, gamma=gamma, n_features=d, **_only(settings, "function", "length_scale", "isotropic", "of")
-    )
-
-
-_BUILDERS: dict[str, Callable[[_Settings, int], Kernel]] = {
-    "constant": _featureless(Constant),
-    "linear": _of_product(Linear),
-    "matern12": _of_distance(Matern12),
-    "matern32": _of_distance(Matern32),
-    "matern52": _of_distance(Matern52),
-    "periodic": _periodic,
-    "polynomial": _of_product(Polynomial, "degree", "offset"),
-    "rbf": _of_distance(SquaredExponential),
-    "rq": _of_distance(RationalQuadratic, "alpha"),
-    "user": _user,
-    "white": _featureless(White),
-}
-KERNEL_NAMES = tuple(sorted(_BUILDERS))
-
-
-def _only(settings: _Settings, *allowed: str) -> _Settings:
-    known = {"variance", *allowed}
-    unknown = [name for name in settings if name not in known]
-    if unknown:
-        raise InputError(f"unknown setting {', '.join(unknown)}; expected one of {', '.join(sorted(known))}")
-    return settings
+def kernel_names() -> tuple[str, ...]:
+    """Names of kernels in expressions: of those that have been registered, composites apart."""
+    return tuple(sorted(name for name, kind in kernel_types().items() if not kind.composite))
 
 
 # ----------------------------------------------------------------------------------------------------------- the reader
@@ -243,7 +144,7 @@ class _Reader:
     def _named(self, node: ast.expr) -> Kernel:
         """`name`, `name[...]`, `name(...)`, and the last two in either order."""
         features: list[int] | None = None
-        settings: _Settings | None = None
+        settings: Settings | None = None
         inner: ast.expr = node
         while not isinstance(inner, ast.Name):
             if isinstance(inner, ast.Subscript) and features is None:
@@ -255,15 +156,14 @@ class _Reader:
             else:
                 message = "expected the name of a kernel, with [features] or (settings) at most once each"
                 raise self._error(self._at(inner), message)
-        build = _BUILDERS.get(inner.id)
-        if build is None:
-            raise self._error(
-                self._at(inner), f"unknown kernel '{inner.id}'; expected one of {', '.join(KERNEL_NAMES)}"
-            )
+        names = kernel_names()
+        if inner.id not in names:
+            raise self._error(self._at(inner), f"unknown kernel '{inner.id}'; expected one of {', '.join(names)}")
+        kind = kernel_types()[inner.id]
         try:
             if features is None:
-                return build(dict(settings or {}), self._n_features)
-            return build(dict(settings or {}), len(features)).on(features, self._n_features)
+                return kind.start(dict(settings or {}), self._n_features)
+            return kind.start(dict(settings or {}), len(features)).on(features, self._n_features)
         except InputError as error:
             raise self._error(self._at(inner), str(error)) from None
 
@@ -292,10 +192,10 @@ class _Reader:
             raise self._error(self._at(node), message)
         return value
 
-    def _settings(self, node: ast.Call) -> _Settings:
+    def _settings(self, node: ast.Call) -> Settings:
         if node.args:
             raise self._error(self._at(node.args[0]), "settings need their names, like period=2.0")
-        found: _Settings = {}
+        found: Settings = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self._error(self._at(keyword.value), "settings need their names, like period=2.0")
@@ -309,3 +209,84 @@ class _Reader:
                 number = self._number(value)
                 found[keyword.arg] = value.value if isinstance(value, ast.Constant) else number
         return found
+
+
+# ----------------------------------------------------------------------------------------------------------- the writer
+
+
+def kernel_text(kernel: Mapping[str, Any], feature_names: Sequence[str] = ()) -> str:
+    """Describe a kernel for people, several lines.
+
+    Parameters
+    ----------
+    kernel : mapping
+        What `Kernel.to_json` gave; of a type that is not known here, too.
+    feature_names : sequence of d str, optional
+        Features without a name go by their number.
+
+    Returns
+    -------
+    str
+        The expression, as it is written for `--kernel` but for its numbers, then a line for each part:
+        `rbf[lat, lon]: variance 1, gamma 0.5 (lat), 0.2 (lon)`.
+    """
+    return "\n".join([_expression(kernel, None, feature_names), *_parts(kernel, None, feature_names)])
+
+
+def _expression(
+    kernel: Mapping[str, Any], features: Sequence[int] | None, names: Sequence[str], *, factor: bool = False
+) -> str:
+    """The kernel of the given features (None: all) without its parts' numbers; in brackets where it is a `factor`."""
+    kind = str(kernel.get("type"))
+    if kind in ("sum", "product"):
+        parts = [_expression(part, features, names, factor=kind == "product") for part in kernel["parts"]]
+        text = (" + " if kind == "sum" else " * ").join(parts)
+        return f"({text})" if factor and kind == "sum" else text
+    if kind == "scaled":
+        return f"{_number(kernel['scale'])} * {_expression(kernel['kernel'], features, names, factor=True)}"
+    if kind == "on":
+        return _expression(kernel["kernel"], _chosen(kernel, features), names, factor=factor)
+    return kind + _place(kernel, features, names)
+
+
+def _parts(kernel: Mapping[str, Any], features: Sequence[int] | None, names: Sequence[str]) -> list[str]:
+    kind = str(kernel.get("type"))
+    if kind in ("sum", "product"):
+        return [line for part in kernel["parts"] for line in _parts(part, features, names)]
+    if kind == "scaled":
+        return _parts(kernel["kernel"], features, names)
+    if kind == "on":
+        return _parts(kernel["kernel"], _chosen(kernel, features), names)
+    values = [f"{name} {_values(value, features, names)}" for name, value in kernel.items() if name not in _STRUCTURE]
+    return [f"{kind}{_place(kernel, features, names)}: {', '.join(values)}"] if values else []
+
+
+def _chosen(kernel: Mapping[str, Any], features: Sequence[int] | None) -> list[int]:
+    """Features of the data that a kernel of some of `features` is of."""
+    return [int(index) if features is None else features[index] for index in kernel["features"]]
+
+
+def _place(kernel: Mapping[str, Any], features: Sequence[int] | None, names: Sequence[str]) -> str:
+    known = kernel_types().get(str(kernel.get("type")))
+    if features is None or (known is not None and known.featureless):
+        return ""
+    return f"[{', '.join(_name(index, names) for index in features)}]"
+
+
+def _values(value: Any, features: Sequence[int] | None, names: Sequence[str]) -> str:
+    if not isinstance(value, list):
+        return _number(value)
+    places = list(range(len(value))) if features is None else features
+    if len(value) == 1 or len(places) != len(value):  # one for all features
+        return ", ".join(_number(item) for item in value)
+    shown = [f"{_number(item)} ({_name(place, names)})" for item, place in zip(value, places, strict=True)]
+    more = len(shown) - _MOST_NUMBERS
+    return ", ".join(shown[:_MOST_NUMBERS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _name(index: int, names: Sequence[str]) -> str:
+    return str(names[index]) if index < len(names) else f"feature {index}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

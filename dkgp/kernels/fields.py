@@ -1,31 +1,37 @@
-"""Fields of kernels with one number for each feature, or one for all: checks, bounds, JSON."""
+"""Fields of kernels, each one number for a feature or for all: checks, bounds, JSON, settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.base import Parameter, require_positive
+from dkgp.kernels.base import Kernel, Parameter, Settings, require_positive
 
 __all__ = [
     "GAMMA_BOUNDS",
     "PERIOD_BOUNDS",
     "SHAPE_BOUNDS",
     "VARIANCE_BOUNDS",
+    "PlainKernel",
     "by_feature",
     "checked_features",
     "checked_per_feature",
     "feature_parameters",
     "gamma_of_length_scales",
+    "gamma_setting",
     "integer_from_json",
+    "isotropic_setting",
+    "known_settings",
     "length_scales_of_gamma",
     "list_from_json",
     "number_from_json",
+    "per_feature_setting",
     "replaced",
 ]
 
@@ -66,9 +72,12 @@ def by_feature(values: tuple[float, ...], n_features: int) -> tuple[float, ...]:
     return values if len(values) == n_features else values * n_features
 
 
-def feature_parameters(name: str, values: tuple[float, ...], bounds: tuple[float, float]) -> list[Parameter]:
+def feature_parameters(
+    name: str, values: tuple[float, ...], bounds: tuple[float, float], n_features: int
+) -> list[Parameter]:
     """The positive ones of `values` as parameters; of no feature where there is one for all of several."""
-    return [Parameter(name, value, *bounds, feature=feature) for feature, value in enumerate(values) if value > 0.0]
+    places = range(n_features) if len(values) == n_features else [None]
+    return [Parameter(name, v, *bounds, feature=place) for place, v in zip(places, values, strict=True) if v > 0.0]
 
 
 def replaced(values: tuple[float, ...], new: Iterable[float]) -> tuple[float, ...]:
@@ -126,3 +135,78 @@ def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{name}[{index}] must be a number; got {value!r}")
     return tuple(float(value) for value in values)
+
+
+@dataclass(frozen=True)
+class PlainKernel(Kernel):
+    """A kernel whose fields are `variance`, `n_features`, other numbers, and tuples of one for each feature or all.
+
+    Attributes
+    ----------
+    required : tuple of str
+        Numbers that a description must give although they have a default.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"type": ..., "variance": v, "gamma": [...]}` and so on; `n_features` where no list tells."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {"type": self.type_name, "variance": own.pop("variance")}
+        total = own.pop("n_features")
+        document |= {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+        evident = not total or any(isinstance(value, tuple) and len(value) == total for value in own.values())
+        return document if evident else {**document, "n_features": total}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`'s form; numbers with a default may be left out, but for those `required`."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            name, default = field.name, None if field.default is MISSING else field.default
+            default = None if name in cls.required else default
+            if field.type in ("int", int):
+                values[name] = integer_from_json(document, name, default)
+            elif field.type in ("float", float):
+                called = "the kernel's variance" if name == "variance" else name
+                values[name] = number_from_json(document, name, called, default)
+            else:
+                values[name] = list_from_json(document, name)
+        return cls(**values)
+
+
+# -------------------------------------------------------------------------------------------- settings of expressions
+
+
+def gamma_setting(settings: Settings, d: int) -> tuple[float, ...]:
+    """Take `length_scale` and `isotropic` out of an expression's settings: gamma, by default 1 / (2 d) each."""
+    scales, isotropic = settings.pop("length_scale", None), isotropic_setting(settings)
+    if scales is None:
+        return (1.0 / (2.0 * d),) * (1 if isotropic else d)
+    return per_feature_setting("length_scale", gamma_of_length_scales(scales), d, isotropic)
+
+
+def isotropic_setting(settings: Settings) -> bool:
+    """Take `isotropic` out of an expression's settings: whether one number serves all features."""
+    value = settings.pop("isotropic", False)
+    if not isinstance(value, bool):
+        raise InputError(f"isotropic must be True or False; got {value!r}")
+    return value
+
+
+def per_feature_setting(name: str, values: tuple[float, ...], d: int, isotropic: bool) -> tuple[float, ...]:
+    """One value for each feature, where one may have been given for all; a single one where `isotropic`."""
+    if len(values) not in (1, d):
+        raise InputError(f"{name} takes one value, or one for each of {d} features; got {len(values)}")
+    if isotropic and len(values) > 1:
+        raise InputError(f"isotropic=True takes one {name}; got {len(values)}")
+    return values if isotropic or len(values) == d else values * d
+
+
+def known_settings(settings: Settings, *known: str) -> Settings:
+    """The settings, once none is unknown; every kernel knows `variance`."""
+    unknown = [name for name in settings if name not in ("variance", *known)]
+    if unknown:
+        expected = ", ".join(sorted({"variance", *known}))
+        raise InputError(f"unknown setting {', '.join(unknown)}; expected one of {expected}")
+    return settings

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.distance import LOG2_E, spread, squared_distances
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     PERIOD_BOUNDS,
     VARIANCE_BOUNDS,
+    PlainKernel,
     by_feature,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
-    integer_from_json,
+    gamma_setting,
+    known_settings,
     length_scales_of_gamma,
-    list_from_json,
-    number_from_json,
+    per_feature_setting,
     replaced,
 )
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import ProgramBuilder
+from dkgp.kernels.stationary import EXP2
 
 __all__ = ["Periodic"]
 
 
 @register_kernel
 @dataclass(frozen=True)
-class Periodic(Kernel):
+class Periodic(PlainKernel):
     """k(x, x') = v exp(-4 sum_l gamma_l sin^2(pi (x_l - x'_l) / period_l)).
 
     MacKay's kernel (1998; Rasmussen and Williams 2006, equation 4.31): a squared exponential of points on circles, each
@@ -99,7 +99,7 @@ class Periodic(Kernel):
 
     @property
     def stationary(self) -> bool:
-        """K(x, x) = v everywhere."""
+        """k(x, x) = v everywhere."""
         return True
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
@@ -112,7 +112,7 @@ class Periodic(Kernel):
         return self.variance * np.exp(exponent)
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """K(x, x) = v for each row of `A`."""
+        """k(x, x) = v for each row of `A`."""
         return np.full(self.one_side(A).shape[0], self.variance)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -160,9 +160,9 @@ class Periodic(Kernel):
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d, period_1 .. period_d (or the one for all; none of a feature that is off), then v."""
         found = [
-            parameter if len(values) == self.n_features else replace(parameter, feature=None)
+            parameter
             for name, values, bounds in (("gamma", self.gamma, GAMMA_BOUNDS), ("period", self._free(), PERIOD_BOUNDS))
-            for parameter in feature_parameters(name, values, bounds)
+            for parameter in feature_parameters(name, values, bounds, self.n_features)
         ]
         return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
 
@@ -180,29 +180,27 @@ class Periodic(Kernel):
             return self.period if any(self.gamma) else (0.0,)
         return tuple(period if weight else 0.0 for period, weight in zip(self.period, self.feature_gamma, strict=True))
 
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Whole numbers of waves in a period; see `Kernel.frequencies`.
+
+        exp(z (cos t - 1)) = sum_j exp(-z) I_j(z) cos(j t): j is distributed as the difference of two Poisson counts.
+        """
+        z, shape = 2.0 * np.asarray(self.feature_gamma), (count, self.n_features)
+        waves = rng.poisson(z / 2.0, shape) - rng.poisson(z / 2.0, shape)
+        return np.asarray(2.0 * np.pi * waves / np.asarray(self.feature_period))
+
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """exp(-s) = 2**(-s log2 e) of points on circles; see `Kernel.emit`."""
         scale = [math.sqrt(value * LOG2_E) for value in self.feature_gamma]
-        builder.leaf(Profile.EXP2, columns, scale, periods=self.feature_period)
+        builder.leaf(EXP2, columns, scale, periods=self.feature_period)
         return self.variance
 
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": "periodic", "variance": v, "gamma": [...], "period": [...]}`, `n_features` where not to be seen."""
-        document: dict[str, Any] = {
-            "type": self.type_name,
-            "variance": self.variance,
-            "gamma": list(self.gamma),
-            "period": list(self.period),
-        }
-        evident = max(len(self.gamma), len(self.period)) == self.n_features
-        return document if evident else {**document, "n_features": self.n_features}
-
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`'s form; `variance` may be left out (1)."""
-        return cls(
-            gamma=list_from_json(document, "gamma"),
-            period=list_from_json(document, "period"),
-            variance=number_from_json(document, "variance", "the kernel's variance", 1.0),
-            n_features=integer_from_json(document, "n_features", 0),
-        )
+    def start(cls, settings: Settings, n_features: int) -> Self:
+        """See `Kernel.start`; periods 1 by default, and gamma as of a `DistanceKernel`."""
+        isotropic = settings.get("isotropic") is True
+        gamma = gamma_setting(settings, n_features)
+        given = tuple(np.atleast_1d(settings.pop("period", 1.0)).tolist())
+        period = per_feature_setting("period", given, n_features, isotropic)
+        known = known_settings(settings, "length_scale", "isotropic", "period")
+        return cls(gamma, period, n_features=n_features, **known)

@@ -3,41 +3,92 @@
 A kernel is evaluated one cache-sized tile at a time by a small stack machine. Each leaf of a kernel expression reads
 one group of inputs (its features, scaled, in a periodic kernel also mapped to the circle) and pushes a tile of its
 values; the other steps combine the tiles on the stack. A sum of two kernels so costs their two evaluations and one
-addition within the cache, and no kernel needs compiling of its own but those that users write themselves.
+addition within the cache.
+
+What a leaf does with its inputs is its `Profile`, which a kernel's own file declares: the compiled loop over entries,
+how it rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums know of it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["Add", "Constant", "InputGroup", "Leaf", "Multiply", "Profile", "Scale", "Step", "TileProgram"]
+__all__ = [
+    "PROFILES",
+    "Add",
+    "Constant",
+    "InputGroup",
+    "Leaf",
+    "Multiply",
+    "Profile",
+    "ProgramBuilder",
+    "Scale",
+    "Step",
+    "TileProgram",
+]
+
+# By name, of all kernels that are known.
+PROFILES: dict[str, Profile] = {}
 
 
-class Profile(IntEnum):
+@dataclass(frozen=True, eq=False)
+class Profile:
     """The scalar function that a leaf applies to s, its group's scaled squared distance, or t, its dot product.
 
-    Constants are folded into the inputs' scale, so that the exponentials are bare powers of two.
+    Constants are folded into the inputs' scale, so that the exponentials are bare powers of two. Functions given here
+    are plain module-level ones of numbers, without closures; Numba compiles them when they are needed.
+
+    Attributes
+    ----------
+    name : str
+        Of the compiled stage; another profile of that name takes its place.
+    entries : callable or None
+        `entries(values, parameters, floor)` puts the profile in the place of values (count,), which hold -s (a rounding
+        above zero at worst) or t, in their own type: the loop becomes vector code. Exponents are held above `floor`.
+        None where each leaf brings a user's function.
+    rounding : float
+        Roundings of a value near one by what it does to s beyond taking it from the distance stage: of `exp2` four, of
+        a root or logarithm as far as they change the exponential, and of the factors.
+    steepest, bulge : callable
+        `(r, parameter)` to the greatest |dk/dr|, and the greatest |dk/d log s|, anywhere beyond the distance
+        r = sqrt(s): what errors of the distance, and relative ones of its square, do to an entry. For a profile of
+        dot products the latter is |dk/d log t| relative to k, and the former zero.
+    value : callable or None
+        `(s, parameter)` to k in float64, of a profile that falls as s grows and can be summed by trees; None of others.
+    slope_at_zero : callable or None
+        `(parameter)` to |dk/ds| where s is zero, and nowhere more; None where that is infinite, or not known.
+    parameters : int
+        How many numbers a leaf brings, two at most; functions of one `parameter` are given the first, or zero.
+    reads : {"distance", "product", "rows"}
+        What of a group: s, t, or, a user's function alone, the two rows themselves.
+    multiplies : bool
+        Whether f(s) f(s') = f(s + s'), so that a product of leaves is one leaf of all their inputs.
     """
 
-    EXP2 = 0
-    """2**-s"""
-    MATERN12 = 1
-    """2**-u, u = sqrt(s)"""
-    MATERN32 = 2
-    """(1 + v) 2**-u, u = sqrt(s), v = u ln 2"""
-    MATERN52 = 3
-    """(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2"""
-    RATIONAL_QUADRATIC = 4
-    """(1 + s)**-a; the first parameter is a"""
-    POLYNOMIAL = 5
-    """(t + c)**p; the parameters are p, a whole number from 1, and c; linear for p = 1, c = 0"""
-    USER = 6
-    """A user's function of s"""
-    USER_PAIR = 7
-    """A user's function of the two rows of the group's scaled inputs"""
+    name: str
+    entries: Callable[..., None] | None
+    rounding: float
+    steepest: Callable[[float, float], float]
+    bulge: Callable[[float, float], float]
+    value: Callable[[float, float], float] | None = None
+    slope_at_zero: Callable[[float], float] | None = None
+    parameters: int = 0
+    reads: Literal["distance", "product", "rows"] = "distance"
+    multiplies: bool = False
+
+    def __post_init__(self) -> None:
+        PROFILES[self.name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One object in each process.
+        return _profile, (self.name,)
+
+
+def _profile(name: str) -> Profile:
+    return PROFILES[name]
 
 
 @dataclass(frozen=True)
@@ -70,6 +121,17 @@ class Leaf:
     profile: Profile
     parameters: tuple[float, ...] = ()
     function: Callable[..., Any] | None = None
+
+    @property
+    def parameter(self) -> float:
+        """The first of the parameters, which the profile's slopes depend on."""
+        return self.parameters[0] if self.parameters else 0.0
+
+    @property
+    def slope_at_zero(self) -> float:
+        """|dk/ds| where s is zero: what an absolute error of the squared distance does to an entry."""
+        slope = self.profile.slope_at_zero
+        return math.inf if slope is None else slope(self.parameter)
 
 
 @dataclass(frozen=True)
@@ -109,3 +171,62 @@ class TileProgram:
     groups: tuple[InputGroup, ...]
     steps: tuple[Step, ...]
     amplitude: float = 1.0
+
+
+class ProgramBuilder:
+    """Puts a program together from the leaves of a kernel expression; a group that two leaves share is prepared once.
+
+    Constant factors never become steps where they can be folded away: into the amplitude of the whole program, into a
+    constant, or into another factor.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[InputGroup, int] = {}
+        self._steps: list[Step] = []
+
+    def leaf(
+        self,
+        profile: Profile,
+        columns: Sequence[int],
+        scale: Sequence[float],
+        *,
+        periods: Sequence[float] | None = None,
+        parameters: tuple[float, ...] = (),
+        function: Callable[..., Any] | None = None,
+    ) -> None:
+        """Push a profile of some inputs; columns whose scale is zero are left out."""
+        kept = [index for index, factor in enumerate(scale) if factor > 0.0]
+        group = InputGroup(
+            features=tuple(columns[index] for index in kept),
+            scale=tuple(float(scale[index]) for index in kept),
+            periods=None if periods is None else tuple(float(periods[index]) for index in kept),
+            product=profile.reads == "product",
+        )
+        number = self._groups.setdefault(group, len(self._groups))
+        self._steps.append(Leaf(number, profile, parameters, function))
+
+    def constant(self, value: float) -> None:
+        """Push a constant."""
+        self._steps.append(Constant(value))
+
+    def scale(self, factor: float) -> None:
+        """Multiply what was pushed last by a factor."""
+        last = self._steps[-1]
+        if isinstance(last, Constant):
+            self._steps[-1] = Constant(last.value * factor)
+        elif isinstance(last, Scale):
+            self._steps[-1] = Scale(last.factor * factor)
+        elif factor != 1.0:
+            self._steps.append(Scale(factor))
+
+    def add(self) -> None:
+        """Add the two last."""
+        self._steps.append(Add())
+
+    def multiply(self) -> None:
+        """Multiply the two last, entry by entry."""
+        self._steps.append(Multiply())
+
+    def program(self, amplitude: float) -> TileProgram:
+        """The whole: what was pushed, times `amplitude`."""
+        return TileProgram(tuple(self._groups), tuple(self._steps), amplitude)

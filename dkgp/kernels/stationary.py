@@ -1,4 +1,7 @@
-"""Matern and rational quadratic kernels (Rasmussen and Williams 2006, section 4.2)."""
+"""Squared exponential, Matern and rational quadratic kernels (Rasmussen and Williams 2006, section 4.2).
+
+All that is known of each stands together: what it is in the compiled loops, how steep it is, and the kernel itself.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,111 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Parameter, register_kernel, require_positive
-from dkgp.kernels.distance import LOG2_E, DistanceKernel
-from dkgp.kernels.fields import SHAPE_BOUNDS, number_from_json
+from dkgp.kernels.base import FloatArray, register_kernel
+from dkgp.kernels.distance import LN2, LOG2_E, DistanceKernel
+from dkgp.kernels.fields import SHAPE_BOUNDS
 from dkgp.kernels.program import Profile
+from dkgp.kernels.vector_math import exp2, fma, log2_1p
 
-__all__ = ["Matern12", "Matern32", "Matern52", "RationalQuadratic"]
+__all__ = [
+    "EXP2",
+    "MATERN12",
+    "MATERN32",
+    "MATERN52",
+    "RATIONAL_QUADRATIC",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "RationalQuadratic",
+    "SquaredExponential",
+]
+
+_GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
+
+# ------------------------------------------------------------------------------------------------- squared exponential
+
+
+def _power_of_two(values, parameters, floor):  # type: ignore[no-untyped-def]
+    for i in range(len(values)):
+        values[i] = exp2(values[i], floor)
+
+
+def _value_exp2(s: float, parameter: float) -> Any:
+    return 2.0 ** (-s)
+
+
+def _steepest_exp2(r: float, parameter: float) -> Any:
+    steepest = max(r, math.sqrt(0.5 / LN2))
+    return 2.0 * LN2 * steepest * 2.0 ** (-steepest * steepest)
+
+
+def _bulge_exp2(r: float, parameter: float) -> Any:
+    bulge = max(r * r, 1.0 / LN2)
+    return LN2 * bulge * 2.0 ** (-bulge)
+
+
+EXP2 = Profile(
+    "power_of_two",
+    _power_of_two,
+    rounding=4.0,
+    steepest=_steepest_exp2,
+    bulge=_bulge_exp2,
+    value=_value_exp2,
+    slope_at_zero=lambda parameter: LN2,
+    multiplies=True,
+)
+"""2**-s"""
+
+
+@register_kernel
+@dataclass(frozen=True)
+class SquaredExponential(DistanceKernel):
+    """k(x, x') = v exp(-sum_l gamma_l (x_l - x'_l)^2), the kernel of the GBCD paper (section 3) with an amplitude v.
+
+    Parameters
+    ----------
+    gamma : float or sequence of d floats
+        Inverse squared length scales, gamma_l = 1 / (2 lengthscale_l^2); zero switches a feature off. A single value
+        with `n_features` is the gamma of all features: an isotropic kernel, with one parameter for them.
+    variance : float, default 1.0
+        The amplitude v = k(x, x); 1 in the paper.
+    n_features : int, optional
+        Number of features d; the length of `gamma` by default.
+
+    Raises
+    ------
+    InputError
+        A negative, infinite or missing gamma, an amplitude that is not positive, or another number of features.
+
+    Examples
+    --------
+    >>> kernel = SquaredExponential(gamma=(0.5, 0.5))
+    >>> float(kernel([[0.0, 0.0]], [[1.0, 1.0]])[0, 0]) == math.exp(-1.0)
+    True
+    """
+
+    type_name: ClassVar[str] = "rbf"
+    compiled: ClassVar[Profile] = EXP2
+
+    def profile(self, s: FloatArray) -> FloatArray:
+        """f(s) = exp(-s)."""
+        f = np.negative(s)
+        return np.exp(f, out=f)
+
+    def slope(self, s: FloatArray, f: FloatArray) -> FloatArray:
+        """f'(s) = -f(s)."""
+        return np.negative(f)
+
+    def _scale(self, gamma: float) -> float:
+        """exp(-s) = 2**(-s log2 e): the log2 e goes into the scale."""
+        return math.sqrt(gamma * LOG2_E)
+
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Of a normal distribution; see `Kernel.frequencies`."""
+        return self._normal(count, rng)
+
+
+# --------------------------------------------------------------------------------------------------------------- Matern
 
 
 @dataclass(frozen=True)
@@ -23,17 +124,44 @@ class _Matern(DistanceKernel):
     """A Matern kernel, of u = sqrt(2 nu) r = sqrt(4 nu s), the exponent."""
 
     _twice_nu: ClassVar[int]
-    _program_profile: ClassVar[Profile]
 
     def _exponent(self, s: FloatArray) -> FloatArray:
         u = s * (2.0 * self._twice_nu)
         return np.sqrt(u, out=u)
 
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """exp(-u) = 2**(-u log2 e), so the scaled squared distance is (u log2 e)^2; see `Kernel.emit`."""
-        factor = math.sqrt(2.0 * self._twice_nu) * LOG2_E
-        builder.leaf(self._program_profile, columns, [factor * math.sqrt(value) for value in self.feature_gamma])
-        return self.variance
+    def _scale(self, gamma: float) -> float:
+        """exp(-u) = 2**(-u log2 e), so the scaled squared distance is (u log2 e)^2."""
+        return math.sqrt(2.0 * self._twice_nu) * LOG2_E * math.sqrt(gamma)
+
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Of Student's t distribution with 2 nu degrees of freedom; see `Kernel.frequencies`."""
+        normal = self._normal(count, rng)
+        return np.asarray(normal / np.sqrt(rng.chisquare(self._twice_nu, (count, 1)) / self._twice_nu))
+
+
+def _matern12(values, parameters, floor):  # type: ignore[no-untyped-def]
+    zero = values.dtype.type(0.0)
+    for i in range(len(values)):
+        values[i] = exp2(-np.sqrt(max(-values[i], zero)), floor)
+
+
+def _value_matern12(s: float, parameter: float) -> Any:
+    return np.exp(-LN2 * np.sqrt(s))
+
+
+def _steepest_matern12(r: float, parameter: float) -> Any:
+    return LN2 * np.exp(-LN2 * r)
+
+
+def _bulge_matern12(r: float, parameter: float) -> Any:
+    bulge = max(LN2 * r, 1.0)
+    return 0.5 * bulge * np.exp(-bulge)
+
+
+MATERN12 = Profile(
+    "matern12", _matern12, rounding=5.0, steepest=_steepest_matern12, bulge=_bulge_matern12, value=_value_matern12
+)
+"""2**-u, u = sqrt(s)"""
 
 
 @register_kernel
@@ -45,8 +173,8 @@ class Matern12(_Matern):
     """
 
     type_name: ClassVar[str] = "matern12"
+    compiled: ClassVar[Profile] = MATERN12
     _twice_nu: ClassVar[int] = 1
-    _program_profile: ClassVar[Profile] = Profile.MATERN12
 
     def profile(self, s: FloatArray) -> FloatArray:
         """f(s) = exp(-r)."""
@@ -63,6 +191,41 @@ class Matern12(_Matern):
         return np.negative(result, out=result)
 
 
+def _matern32(values, parameters, floor):  # type: ignore[no-untyped-def]
+    convert = values.dtype.type
+    zero, one, ln2 = convert(0.0), convert(1.0), convert(LN2)
+    for i in range(len(values)):
+        u = min(np.sqrt(max(-values[i], zero)), -floor)
+        values[i] = fma(ln2, u, one) * exp2(-u, floor)
+
+
+def _value_matern32(s: float, parameter: float) -> Any:
+    v = LN2 * np.sqrt(s)
+    return (1.0 + v) * np.exp(-v)
+
+
+def _steepest_matern32(r: float, parameter: float) -> Any:
+    steepest = max(LN2 * r, 1.0)
+    return LN2 * steepest * np.exp(-steepest)
+
+
+def _bulge_matern32(r: float, parameter: float) -> Any:
+    bulge = max(LN2 * r, 2.0)
+    return 0.5 * bulge * bulge * np.exp(-bulge)
+
+
+MATERN32 = Profile(
+    "matern32",
+    _matern32,
+    rounding=9.0,
+    steepest=_steepest_matern32,
+    bulge=_bulge_matern32,
+    value=_value_matern32,
+    slope_at_zero=lambda parameter: LN2**2 / 2.0,
+)
+"""(1 + v) 2**-u, u = sqrt(s), v = u ln 2"""
+
+
 @register_kernel
 @dataclass(frozen=True)
 class Matern32(_Matern):
@@ -72,8 +235,8 @@ class Matern32(_Matern):
     """
 
     type_name: ClassVar[str] = "matern32"
+    compiled: ClassVar[Profile] = MATERN32
     _twice_nu: ClassVar[int] = 3
-    _program_profile: ClassVar[Profile] = Profile.MATERN32
 
     def profile(self, s: FloatArray) -> FloatArray:
         """f(s) = (1 + u) exp(-u)."""
@@ -92,6 +255,42 @@ class Matern32(_Matern):
         return u
 
 
+def _matern52(values, parameters, floor):  # type: ignore[no-untyped-def]
+    convert = values.dtype.type
+    zero, one, third, ln2 = convert(0.0), convert(1.0), convert(1.0 / 3.0), convert(LN2)
+    for i in range(len(values)):
+        u = min(np.sqrt(max(-values[i], zero)), -floor)
+        v = ln2 * u
+        values[i] = fma(v, fma(v, third, one), one) * exp2(-u, floor)
+
+
+def _value_matern52(s: float, parameter: float) -> Any:
+    v = LN2 * np.sqrt(s)
+    return (1.0 + v + v * v / 3.0) * np.exp(-v)
+
+
+def _steepest_matern52(r: float, parameter: float) -> Any:
+    steepest = max(LN2 * r, _GOLDEN)
+    return LN2 / 3.0 * steepest * (1.0 + steepest) * np.exp(-steepest)
+
+
+def _bulge_matern52(r: float, parameter: float) -> Any:
+    bulge = max(LN2 * r, 1.0 + math.sqrt(3.0))
+    return bulge * bulge / 6.0 * (1.0 + bulge) * np.exp(-bulge)
+
+
+MATERN52 = Profile(
+    "matern52",
+    _matern52,
+    rounding=11.0,
+    steepest=_steepest_matern52,
+    bulge=_bulge_matern52,
+    value=_value_matern52,
+    slope_at_zero=lambda parameter: LN2**2 / 6.0,
+)
+"""(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2"""
+
+
 @register_kernel
 @dataclass(frozen=True)
 class Matern52(_Matern):
@@ -101,8 +300,8 @@ class Matern52(_Matern):
     """
 
     type_name: ClassVar[str] = "matern52"
+    compiled: ClassVar[Profile] = MATERN52
     _twice_nu: ClassVar[int] = 5
-    _program_profile: ClassVar[Profile] = Profile.MATERN52
 
     def profile(self, s: FloatArray) -> FloatArray:
         """f(s) = (1 + u + u^2/3) exp(-u)."""
@@ -125,6 +324,42 @@ class Matern52(_Matern):
         return result
 
 
+# --------------------------------------------------------------------------------------------------- rational quadratic
+
+
+def _rational_quadratic(values, parameters, floor):  # type: ignore[no-untyped-def]
+    zero, exponent = values.dtype.type(0.0), values.dtype.type(parameters[0])
+    for i in range(len(values)):
+        values[i] = exp2(-exponent * log2_1p(max(-values[i], zero)), floor)
+
+
+def _value_rational_quadratic(s: float, parameter: float) -> Any:
+    return np.exp(-parameter * np.log1p(s))
+
+
+def _steepest_rational_quadratic(r: float, parameter: float) -> Any:
+    steepest = max(r, 1.0 / np.sqrt(2.0 * parameter + 1.0))
+    return 2.0 * parameter * steepest * np.exp(-(parameter + 1.0) * np.log1p(steepest * steepest))
+
+
+def _bulge_rational_quadratic(r: float, parameter: float) -> Any:
+    bulge = max(r * r, 1.0 / parameter)
+    return parameter * bulge * np.exp(-(parameter + 1.0) * np.log1p(bulge))
+
+
+RATIONAL_QUADRATIC = Profile(
+    "rational_quadratic",
+    _rational_quadratic,
+    rounding=8.0,
+    steepest=_steepest_rational_quadratic,
+    bulge=_bulge_rational_quadratic,
+    value=_value_rational_quadratic,
+    slope_at_zero=lambda parameter: parameter,
+    parameters=1,
+)
+"""(1 + s)**-a; the parameter is a"""
+
+
 @register_kernel
 @dataclass(frozen=True)
 class RationalQuadratic(DistanceKernel):
@@ -141,10 +376,8 @@ class RationalQuadratic(DistanceKernel):
     alpha: float = 1.0
 
     type_name: ClassVar[str] = "rq"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "alpha", require_positive("alpha", self.alpha))
+    compiled: ClassVar[Profile] = RATIONAL_QUADRATIC
+    shapes: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": SHAPE_BOUNDS}
 
     def profile(self, s: FloatArray) -> FloatArray:
         """f(s) = (1 + s/alpha)^-alpha."""
@@ -159,27 +392,16 @@ class RationalQuadratic(DistanceKernel):
         result -= 1.0
         return np.divide(f, result, out=result)
 
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """(1 + s/alpha)^-alpha, with 1/alpha in the scale; see `Kernel.emit`."""
-        scale = [math.sqrt(value / self.alpha) for value in self.feature_gamma]
-        builder.leaf(Profile.RATIONAL_QUADRATIC, columns, scale, parameters=(self.alpha,))
-        return self.variance
+    def _scale(self, gamma: float) -> float:
+        """(1 + s/alpha)^-alpha: the 1/alpha goes into the scale."""
+        return math.sqrt(gamma / self.alpha)
 
-    def to_json(self) -> dict[str, Any]:
-        """`{"type": "rq", "variance": v, "gamma": [...], "alpha": a}`."""
-        return {**super().to_json(), "alpha": self.alpha}
+    def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """(1 + s/alpha)^-alpha = E[exp(-u s)], u of a gamma distribution with mean 1; see `Kernel.frequencies`."""
+        normal = self._normal(count, rng)
+        return np.asarray(normal * np.sqrt(rng.gamma(self.alpha, 1.0 / self.alpha, (count, 1))))
 
-    @classmethod
-    def _others_from_json(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {"alpha": number_from_json(document, "alpha", "alpha", 1.0)}
-
-    def _other_parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("alpha", self.alpha, *SHAPE_BOUNDS),)
-
-    def _with_others(self, values: list[float]) -> dict[str, Any]:
-        return {"alpha": values[0]}
-
-    def _other_gradients(self, s: FloatArray, f: FloatArray, weights: FloatArray) -> FloatArray:
+    def _shape_gradients(self, s: FloatArray, f: FloatArray, weights: FloatArray) -> FloatArray:
         """Contract with df/dlog alpha = alpha f (q / (1 + q) - log(1 + q)), q = s / alpha."""
         q = s / self.alpha
         inner = q / (1.0 + q)

@@ -8,6 +8,7 @@ the function itself travels, with the kernel.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,25 +19,34 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.assembly import ProgramBuilder
-from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
 from dkgp.kernels.distance import DistanceKernel
 from dkgp.kernels.fields import (
     VARIANCE_BOUNDS,
     checked_features,
     checked_per_feature,
+    gamma_setting,
     integer_from_json,
+    known_settings,
     list_from_json,
     number_from_json,
 )
 from dkgp.kernels.function_registry import Function, name_of_function, registered_function
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import Profile, ProgramBuilder
 
-__all__ = ["UserKernel"]
+__all__ = ["USER", "USER_PAIR", "UserKernel", "check_positive_definite", "compile_function", "has_user_function"]
 
 _KINDS = ("squared_distance", "pair")
 # Error (step^4 / 30) of the fifth derivative, and rounding 1.5 eps / step: both about 1e-13.
 _LOG_STEP = 1e-3
+_SHOWN_LINES = 3
+
+# A user's function is taken to be good to sixteen roundings, to change no faster than in proportion, and, where it is
+# one of s, to be no steeper than one in r.
+USER = Profile("user", None, rounding=16.0, steepest=lambda r, parameter: 1.0, bulge=lambda r, parameter: 1.0)
+"""A user's function of s"""
+USER_PAIR = replace(USER, name="user_pair", steepest=lambda r, parameter: 0.0, reads="rows")
+"""A user's function of the two rows of the group's scaled inputs"""
 
 
 @register_kernel
@@ -137,6 +147,11 @@ class UserKernel(Kernel):
         return f"the kernel function '{self.name or getattr(self.function, '__name__', self.function)}'"
 
     @property
+    def unproven(self) -> str:
+        """The function's name, or what to call one without."""
+        return self.name or "a function"
+
+    @property
     def stationary(self) -> bool:
         """True if f is a function of s."""
         return self.of == "squared_distance"
@@ -159,9 +174,7 @@ class UserKernel(Kernel):
         """k(x, x) for each row of `A`: (a,)."""
         rows = self.one_side(A)
         if self.of == "pair":
-            values = np.empty(len(rows))
-            _compiled_diagonal(self.function, self._called)(np.ascontiguousarray(rows), values)
-            return self.variance * values
+            return self.variance * self._of_rows(rows, rows, paired=True)[:, 0]
         return np.full(len(rows), self.variance * float(self.function(0.0)))
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -169,11 +182,16 @@ class UserKernel(Kernel):
         left, right = self.rows(A, B)
         if self.of == "squared_distance":
             return self._plain().linearise(left, right)
-        values = np.empty((len(left), len(right)))
-        pairs = _compiled_pairs(self.function, self._called)
-        pairs(np.ascontiguousarray(left), np.ascontiguousarray(right), values)
+        values = self._of_rows(left, right)
         values *= self.variance
         return values, lambda weights: np.array([np.vdot(weights, values)])
+
+    def _of_rows(self, left: FloatArray, right: FloatArray, *, paired: bool = False) -> FloatArray:
+        """f of all pairs of rows (a, b), or where `paired` of each row with its own (a, 1)."""
+        values = np.empty((len(left), 1 if paired else len(right)))
+        apply = _compiled_pairs(self.function, self._called)
+        apply(np.ascontiguousarray(left), np.ascontiguousarray(right), paired, values)
+        return values
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Of a function of s, the gammas that are not zero, and v; of a function of two rows, v."""
@@ -192,10 +210,10 @@ class UserKernel(Kernel):
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Push the function; see `Kernel.emit`."""
         if self.of == "pair":
-            builder.leaf(Profile.USER_PAIR, columns, [1.0] * self.n_features, function=self.function)
+            builder.leaf(USER_PAIR, columns, [1.0] * self.n_features, function=self.function)
         else:
             scale = [math.sqrt(value) for value in self._plain().feature_gamma]
-            builder.leaf(Profile.USER, columns, scale, function=self.function)
+            builder.leaf(USER, columns, scale, function=self.function)
         return self.variance
 
     def to_json(self) -> dict[str, Any]:
@@ -225,6 +243,19 @@ class UserKernel(Kernel):
             of=of,
             n_features=integer_from_json(document, "n_features", 0),
         )
+
+    @classmethod
+    def start(cls, settings: Settings, n_features: int) -> UserKernel:
+        """See `Kernel.start`; the function must have been registered."""
+        name = settings.pop("function", None)
+        if not isinstance(name, str):
+            raise InputError('user needs the name of a registered function: user(function="name")')
+        registered_function(name)
+        if settings.get("of") == "pair":
+            return cls.registered(name, n_features=n_features, **known_settings(settings, "of"))
+        gamma = gamma_setting(settings, n_features)
+        known = known_settings(settings, "function", "length_scale", "isotropic", "of")
+        return cls.registered(name, gamma=gamma, n_features=n_features, **known)
 
     def _plain(self) -> _FunctionOfDistance:
         return _FunctionOfDistance(
@@ -262,9 +293,65 @@ class _FunctionOfDistance(DistanceKernel):
         _compiled_profile(function, called)(np.ascontiguousarray(s).reshape(-1), out.reshape(-1))
         return out
 
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """`UserKernel.emit` does it."""
-        raise NotImplementedError
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def has_user_function(kernel: Kernel) -> bool:
+    """True if some part of the kernel is a user's function, so that nobody has proven it positive definite."""
+    return any(part.unproven is not None for part in kernel.walk())
+
+
+def check_positive_definite(kernel: Kernel, inputs: ArrayLike, *, samples: int = 256, seed: int = 0) -> None:
+    """Make sure that the kernel's matrix on some of the inputs is symmetric and has no negative eigenvalue.
+
+    Passing is no proof; but a kernel that is not positive definite mostly shows it on a few hundred samples.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    inputs : (n, d) array_like
+    samples : int, default 256
+        How many of the inputs are drawn; all where there are fewer. O(samples^3).
+    seed : int
+        Of the draw.
+
+    Raises
+    ------
+    InputError
+        The matrix is not finite, not symmetric, or has an eigenvalue below zero by more than rounding, which is taken
+        as 100 samples eps times the greatest.
+    """
+    rows = kernel.one_side(inputs)
+    if samples < 1:
+        raise InputError(f"samples must be at least 1; got {samples}")
+    if rows.shape[0] > samples:
+        chosen = np.random.default_rng(seed).choice(rows.shape[0], size=samples, replace=False)
+        rows = rows[np.sort(chosen)]
+    if not rows.shape[0]:
+        return
+    K = kernel(rows, rows)
+    advice = "Correct the function, or use one that is known to be positive definite"
+    if not np.all(np.isfinite(K)):
+        i, j = (int(index) for index in np.argwhere(~np.isfinite(K))[0])
+        raise InputError(
+            f"the kernel is {K[i, j]} between rows {rows[i].tolist()} and {rows[j].tolist()}; expected finite values. "
+            f"{advice}"
+        )
+    largest = float(np.abs(K).max())
+    asymmetry = float(np.abs(K - K.T).max())
+    if asymmetry > 100.0 * np.finfo(np.float64).eps * largest:
+        raise InputError(
+            f"the kernel is not symmetric: k(x, x') and k(x', x) differ by up to {asymmetry:.3g}, with values up to "
+            f"{largest:.3g}; expected a function that does not mind the order. {advice}"
+        )
+    eigenvalues = np.linalg.eigvalsh(K)
+    smallest, greatest = float(eigenvalues[0]), float(eigenvalues[-1])
+    if smallest < -100.0 * len(K) * np.finfo(np.float64).eps * max(greatest, 0.0) or greatest < 0.0:
+        raise InputError(
+            f"the kernel is not positive definite: its matrix on {len(K)} samples has the eigenvalue {smallest:.3g}, "
+            f"{abs(smallest / greatest):.1e} of the greatest, {greatest:.3g}; expected none below zero. {advice}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- compilation
@@ -272,7 +359,7 @@ class _FunctionOfDistance(DistanceKernel):
 
 @lru_cache(maxsize=64)
 def _compiled_profile(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64,))
+    compiled = compile_function(function, called, (numba.float64,))
 
     @numba.njit(nogil=True)
     def apply(s, out):  # type: ignore[no-untyped-def]
@@ -287,50 +374,49 @@ def _compiled_profile(function: Function, called: str) -> Function:
 
 @lru_cache(maxsize=64)
 def _compiled_pairs(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+    compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
 
     @numba.njit(nogil=True)
-    def apply(A, B, out):  # type: ignore[no-untyped-def]
-        for i in range(A.shape[0]):
-            for j in range(B.shape[0]):
+    def apply(A, B, paired, out):  # type: ignore[no-untyped-def]
+        for i in range(out.shape[0]):
+            for j in range(out.shape[1]):
                 try:
-                    out[i, j] = compiled(A[i], B[j])
+                    out[i, j] = compiled(A[i], B[i if paired else j])
                 except Exception:
                     out[i, j] = np.nan
 
     return cast(Function, apply)
 
 
-@lru_cache(maxsize=64)
-def _compiled_diagonal(function: Function, called: str) -> Function:
-    compiled = _compiled(function, called, (numba.float64[::1], numba.float64[::1]))
+def compile_function(function: Function, called: str, arguments: tuple[Any, ...]) -> Any:
+    """Compile a user's function by itself, so that Numba speaks of its lines; division by zero is as in NumPy.
 
-    @numba.njit(nogil=True)
-    def apply(A, out):  # type: ignore[no-untyped-def]
-        for i in range(A.shape[0]):
-            try:
-                out[i] = compiled(A[i], A[i])
-            except Exception:
-                out[i] = np.nan
-
-    return cast(Function, apply)
-
-
-def _compiled(function: Function, called: str, signature: tuple[Any, ...]) -> Any:
-    """Compile the function by itself, so that errors speak of the user's lines; division by zero is as in NumPy."""
+    Raises
+    ------
+    InputError
+        Whatever stops the compiler, its own mistakes among it; or what is returned is no real number.
+    """
     try:
         compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
-        compiled.compile(signature)
-    except Exception as error:  # whatever stops the compiler, its own mistakes among it
-        raise InputError(
-            f"{called} cannot be compiled: {_explanation(error)}. Write it as a plain function, with arithmetic, math, "
-            "branches and loops on numbers"
-        ) from error
-    return compiled
+        compiled.compile(arguments)
+    except Exception as error:
+        reason = _explanation(error)
+    else:
+        (overload,) = compiled.overloads.values()
+        returned = overload.signature.return_type
+        if isinstance(returned, numba.types.Float | numba.types.Integer | numba.types.Boolean):
+            return compiled
+        reason = f"it returns {returned}, not a real number"
+    expected = "two 1-D arrays" if len(arguments) > 1 else "one number, the scaled squared distance"
+    raise InputError(
+        f"{called} cannot be compiled: {reason}. Write it as a plain function of {expected}, with arithmetic, math, "
+        "branches and loops on numbers"
+    )
 
 
-def _explanation(error: Exception) -> str:
-    """The first line of what Numba says that is about the function."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = (line for line in lines if line and not line.startswith(("Failed in", "During", "File", "- Resolution")))
-    return next(told, type(error).__name__).rstrip(".:")
+def _explanation(error: BaseException) -> str:
+    """Numba's own first lines, without what it says of itself."""
+    text = re.sub(r"\x1b\[[0-9;]*m|\.?\s*Raised from None$", "", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("Failed in", "During: ", "File ", "- Resolution"))]
+    return "; ".join(line.rstrip(".:") for line in kept[:_SHOWN_LINES]) or type(error).__name__

@@ -47,6 +47,17 @@ class TrainedModel:
     certificate: Certificate
     summary: dict[str, Any]
 
+    def record(self) -> dict[str, Any]:
+        """Arguments of `save_model` and `memory_model`, all but the training set."""
+        return {
+            "kernel": self.kernel.to_json(),
+            "noise_variance": self.noise_variance,
+            "alpha": self.solution.alpha,
+            "history": [progress.to_json() for progress in self.solution.history],
+            "certificate": self.certificate.to_json(),
+            "summary": self.summary,
+        }
+
 
 def run_identity(
     dataset: Dataset, kernel: Kernel, noise_variance: float, tree_error: float | None = None
@@ -108,7 +119,7 @@ def train(
     kernel, noise_variance = fold_white(kernel, noise_variance)
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))
-    targets = np.concatenate([dataset.targets(start, stop) for start, stop in dataset.row_chunks()])
+    targets = dataset.all_targets()
     options: dict[str, Any] = {"coordinator_input_bytes": coordinator_input_bytes}
     operators: type[BlockedKernelOperator] = BlockedKernelOperator
     if tree_error is not None:
@@ -189,15 +200,10 @@ def save(
     """Write a trained model to a store; with its support inputs unless `by_reference`."""
     save_model(
         url,
-        kernel=trained.kernel.to_json(),
-        noise_variance=trained.noise_variance,
-        alpha=trained.solution.alpha,
         dataset=dataset,
-        history=[progress.to_json() for progress in trained.solution.history],
-        certificate=trained.certificate.to_json(),
-        summary=trained.summary,
         # Approximate products leave a gradient that nobody can go on from as if it were the true one.
         gradient=None if trained.solution.product_error else trained.solution.gradient,
         by_reference=by_reference,
         overwrite=overwrite,
+        **trained.record(),
     )

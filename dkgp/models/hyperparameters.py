@@ -11,24 +11,28 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import exists, read_object, write_object
+from dkgp.data.types import Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.tuned_parameter import TunedParameter
 
 __all__ = ["Hyperparameters", "read_hyperparameters", "write_hyperparameters"]
 
-Location: TypeAlias = str | os.PathLike[str]
-
-T = TypeVar("T", bool, int, float, str, dict[str, Any])
-
 _REQUIRED = ("kernel", "noise_variance")
+_OPTIONAL: dict[str, type] = {
+    **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
+    **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
+    **dict.fromkeys(("refinement", "run"), dict),
+    "converged": bool,
+    "objective": str,
+}
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ class Hyperparameters:
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
-    warnings: tuple[str, ...] = ()
     run: dict[str, Any] | None = field(default=None, hash=False)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         kernel, noise_variance = fold_white(self.kernel, _positive("noise_variance", self.noise_variance))
@@ -151,28 +155,12 @@ class Hyperparameters:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
-        fields: dict[str, Any] = {
-            "kernel": self.kernel.to_json(),
-            "noise_variance": self.noise_variance,
-            "log_marginal_likelihood": self.log_marginal_likelihood,
-            "evaluations": self.evaluations,
-            "seconds": self.seconds,
-            "converged": self.converged,
-            "subset_size": self.subset_size,
-            "n_samples": self.n_samples,
-            "subsets": self.subsets,
-            "objective": self.objective,
-            "leave_one_out_log_likelihood": self.leave_one_out_log_likelihood,
-            "log_prior": self.log_prior,
-            "parameters": None if self.parameters is None else [parameter.to_json() for parameter in self.parameters],
-            "scores": self.scores,
-            "refinement": self.refinement,
-            "seed": self.seed,
-            "feature_names": None if self.feature_names is None else list(self.feature_names),
-            "run": self.run,
-            "warnings": list(self.warnings),
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        found["kernel"] = self.kernel.to_json()
+        if self.parameters is not None:
+            found["parameters"] = [parameter.to_json() for parameter in self.parameters]
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return {name: value for name, value in plain.items() if value is not None}
 
     @classmethod
     def from_json(cls, document: object) -> Hyperparameters:
@@ -198,23 +186,11 @@ class Hyperparameters:
         return cls(
             kernel=kernel_from_json(kernel),
             noise_variance=document["noise_variance"],
-            log_marginal_likelihood=_optional(document, "log_marginal_likelihood", float),
-            evaluations=_optional(document, "evaluations", int),
-            seconds=_optional(document, "seconds", float),
-            converged=_optional(document, "converged", bool),
-            subset_size=_optional(document, "subset_size", int),
-            n_samples=_optional(document, "n_samples", int),
-            subsets=_optional(document, "subsets", int),
-            objective=_optional(document, "objective", str),
-            leave_one_out_log_likelihood=_optional(document, "leave_one_out_log_likelihood", float),
-            log_prior=_optional(document, "log_prior", float),
             parameters=_parameters(document),
             scores=_scores(document),
-            refinement=_optional(document, "refinement", dict),
-            seed=_optional(document, "seed", int),
             feature_names=_names(document, "feature_names"),
-            run=_optional(document, "run", dict),
             warnings=_names(document, "warnings") or (),
+            **{name: _optional(document, name, kind) for name, kind in _OPTIONAL.items()},
         )
 
 
@@ -303,7 +279,7 @@ def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, ob
     return found
 
 
-def _optional(document: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+def _optional(document: Mapping[str, Any], name: str, kind: type) -> Any:
     value = document.get(name)
     if value is None:
         return None

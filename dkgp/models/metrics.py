@@ -183,13 +183,12 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     if certified:
         result |= gap_figures(gaps, wanted)
     if p > 1:
-        result["per_target"] = {
-            name: {"rmse": float(rmse[t]), "rmse_raw": float(rmse_raw[t])} for t, name in enumerate(names)
-        }
+        figures = {"rmse": rmse, "rmse_raw": rmse_raw}
         if variances is not None:
-            for t, name in enumerate(names):
-                more = {"nlpd": float(likelihood[t] / n), "coverage_95": float(covered[t] / n)}
-                result["per_target"][name] |= more
+            figures |= {"nlpd": likelihood / n, "coverage_95": covered / n}
+        result["per_target"] = {
+            name: {figure: float(values[t]) for figure, values in figures.items()} for t, name in enumerate(names)
+        }
     return result
 
 

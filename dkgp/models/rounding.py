@@ -13,7 +13,6 @@ import math
 import numpy as np
 
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.kernels.user import UserKernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource, centre_of
 
@@ -106,7 +105,7 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
 
 def assumptions(kernel: Kernel) -> str | None:
     """Assumptions that a proof has to make: None, except of users' functions."""
-    names = sorted({part.name or "a function" for part in kernel.walk() if isinstance(part, UserKernel)})
+    names = sorted({part.unproven for part in kernel.walk() if part.unproven is not None})
     if not names:
         return None
     return (

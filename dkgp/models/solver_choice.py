@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.operators.base import FloatArray
 from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
 
 __all__ = ["Probed", "choose_solver_for"]

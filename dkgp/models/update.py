@@ -81,7 +81,7 @@ def update(
         )
     budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
 
-    targets = np.concatenate([dataset.targets(start, stop) for start, stop in dataset.row_chunks()])
+    targets = dataset.all_targets()
     with BlockedKernelOperator(
         kernel, noise_variance, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
     ) as blocked:

@@ -29,7 +29,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.stages import STAGE_NAMES, stage_address
+from dkgp.kernels.tiles.stages import stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import FactorRows
 from dkgp.solvers import MaxPasses, solve
@@ -68,7 +68,7 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
 def all_pieces() -> list[str]:
     """Name all that can be compiled beforehand: everything but users' functions."""
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
-    stages = [f"{name}/{precision}" for precision in ("double", "single") for name in STAGE_NAMES]
+    stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
     return ["tree", *solvers, *loops, "vectors", "factor", *stages]
 
@@ -80,7 +80,7 @@ def compile_piece(piece: str) -> float:
     """Compile a piece, or read it from the cache, and remember that it is there; return the seconds that it took."""
     began = time.perf_counter()
     name, _, precision = piece.partition("/")
-    if name in STAGE_NAMES:
+    if name in stage_names():
         stage_address(name, np.float32 if precision == "single" else np.float64)
     elif name in _LOOPS:
         _LOOPS[name](TileEvaluator(_KERNEL, cast(Precision, precision)))

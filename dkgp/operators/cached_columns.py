@@ -15,7 +15,7 @@ from dkgp.kernels import Features
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS
-from dkgp.kernels.tiles.math import FAST_MATH, fma, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
 
 __all__ = ["CachedColumnsOperator", "cached_columns_bytes"]

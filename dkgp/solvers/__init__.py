@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dkgp.solvers.auto import Choice, choose_solver
-from dkgp.solvers.base import Solver
+from dkgp.solvers.base import Method, Solver
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.block_descent.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.checkpointing import Checkpointing
@@ -43,6 +43,7 @@ __all__ = [
     "MaxIterations",
     "MaxPasses",
     "MaxSeconds",
+    "Method",
     "ObjectiveGap",
     "ParameterConjugateGradient",
     "PartialCholesky",

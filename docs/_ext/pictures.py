@@ -26,6 +26,7 @@ from dkgp.solvers import (
     GradientSelection,
     GreedyBlockCoordinateDescent,
     MaxPasses,
+    Solver,
     solve,
 )
 
@@ -81,7 +82,7 @@ def draw_convergence(path: Path) -> None:
     X = rng.standard_normal((3000, 4))
     y = np.sin(2.0 * X[:, 0]) * X[:, 1] + np.cos(X[:, 2] + X[:, 3]) + rng.normal(0.0, 0.05, 3000)
     kernel = parse_kernel("rbf(length_scale=1.2)", n_features=4)
-    ways = {
+    ways: dict[str, Solver] = {
         "greedy block coordinate descent": GreedyBlockCoordinateDescent(block_size=300),
         "steepest blocks": GreedyBlockCoordinateDescent(block_size=300, memory=0, selection=GradientSelection()),
         "cyclic blocks": GreedyBlockCoordinateDescent(block_size=300, memory=0, selection=CyclicSelection()),

@@ -65,6 +65,7 @@ def test_records_replace_nothing_but_records(tmp_path: Path) -> None:
         run_bench_tiles(BenchTilesJob(out=str(tmp_path / "mine.json")), SilentReporter())
 
 
+@pytest.mark.usefixtures("contenders_in_process")
 def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchSolveJob(problem=problem, repeats=1, out=str(tmp_path / "solve.json"))
     document = run_bench_solve(job, SilentReporter())
@@ -79,12 +80,12 @@ def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> No
     assert figures["seconds_gbcd_to_cholesky"] == pytest.approx(ratio)
 
 
-@pytest.mark.usefixtures("contenders_in_process")
 def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**20)
     reporter = SilentReporter()
     document = run_bench_solve(BenchSolveJob(problem=problem, repeats=1, with_plain_pass=False), reporter)
     assert [row["contender"] for row in document["rows"]] == ["gbcd"]
+    assert document["rows"][0]["peak_memory_bytes"] > 50e6  # of a process of its own
     assert "2,880,000 bytes" in reporter.warnings[0]
 
 

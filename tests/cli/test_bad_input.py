@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from dkgp.cluster import ClusterOptions
 
 Command = Callable[..., Any]
 Snapshot = Callable[[], dict[str, int]]
@@ -225,12 +228,16 @@ def test_data_without_targets(pipeline: dict[str, Any], run: Command, tmp_path: 
 
 
 def test_unreachable_scheduler_gives_up_in_time(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path, snapshot: Snapshot
+    pipeline: dict[str, Any], run: Command, tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A few seconds, instead of the twenty that a slow network gets.
+    monkeypatch.setattr(
+        "dkgp.cluster.configuration.ClusterOptions", partial(ClusterOptions, connect_timeout_seconds=2.0)
+    )
     began = time.monotonic()
     result = run(*train_command(pipeline, tmp_path / "model.zarr", **{"--scheduler": "tcp://127.0.0.1:9"}), "--json")
-    assert time.monotonic() - began < 30.0
-    refused(result, "tcp://127.0.0.1:9", "dask scheduler")
+    assert time.monotonic() - began < 20.0
+    refused(result, "within 2 s", "tcp://127.0.0.1:9", "dask scheduler")
     assert json.loads(result.stdout)["error"]["exit_code"] == 3
     assert snapshot() == {}
 

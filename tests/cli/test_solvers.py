@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.commands import train as commands_train
 from dkgp.data import open_model
 
 Command = Callable[..., Any]
@@ -86,7 +87,7 @@ def test_an_interrupted_solve_of_another_kind_resumes(
 
 
 def test_auto_says_what_it_picked_and_why(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
     result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json")
@@ -94,6 +95,16 @@ def test_auto_says_what_it_picked_and_why(
     assert (found["solver"], found["auto"]["solver"]) == ("cholesky", "cholesky")
     assert f"the solver is cholesky: {found['auto']['reason']}" in " ".join(result.stderr.split())
     assert open_model(tmp_path / "m.zarr").summary["auto"] == found["auto"]
+    # Looked at for the choice, and again for a model that is done: the data are opened once.
+    opened: list[str] = []
+    for name in ("open_dataset", "read_hyperparameters"):
+        function = getattr(commands_train, name)
+        monkeypatch.setattr(
+            commands_train, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
+        )
+    again = ("--out", tmp_path / "m.zarr", "--solver", "auto", "--resume", "--json")
+    assert document(run("train", store, "--hyper", hyper, *again))["certificate"] == found["certificate"]
+    assert opened == ["open_dataset", "read_hyperparameters"]
 
 
 def test_an_automatic_choice_is_made_again_on_resuming(

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 from dkgp.cli import main
+from dkgp.cluster import configured_options
+from dkgp.errors import ExitCode
+from dkgp.models import read_hyperparameters
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
@@ -93,6 +96,21 @@ def test_commands_parse(page: Path, line: str) -> None:
         pytest.fail(f"{name_of(page)}: dkgp {line}: {error.format_message()}")
 
 
+def test_configuration_of_clusters_is_read(tmp_path: Path) -> None:
+    (block,) = blocks(ROOT / "docs" / "guides" / "clusters.md", "yaml")
+    file = tmp_path / "dask.yaml"
+    file.write_text(block)
+    options = configured_options({"config_file": str(file)})
+    assert (options.kind, options.workers, options.worker_memory_bytes) == ("slurm", 8, 16 * 1024**3)
+
+
+def test_hyperparameters_by_hand_are_read(tmp_path: Path) -> None:
+    (block,) = blocks(ROOT / "docs" / "guides" / "first-model.md", "json")
+    file = tmp_path / "hyper.json"
+    file.write_text(block)
+    assert list(read_hyperparameters(str(file)).gamma) == [0.1, 0.2, 0.05]
+
+
 def test_every_command_is_listed() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     table = page.partition("\n## ")[0]
@@ -105,18 +123,29 @@ def test_every_command_is_listed() -> None:
 
 
 def test_every_exit_code_is_listed() -> None:
-    from dkgp.errors import ExitCode
-
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE) == [str(code.value) for code in ExitCode]
 
 
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a code host, and MyST, make of the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not target.startswith(("https://", "#")):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            destination = (page.parent / path).resolve() if path else page
+            assert destination.exists(), target
+            assert not anchor or anchor in anchors(destination), target
 
 
 def test_readme_is_two_screens() -> None:

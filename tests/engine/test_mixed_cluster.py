@@ -44,6 +44,8 @@ from tests.engine.conftest import REPOSITORY
 from tests.engine.helpers import client_of, opened
 from tests.targets import code_cache, environment, inherited, other_target, require_targets, vector_code
 
+pytestmark = pytest.mark.portable
+
 N = 1500
 
 

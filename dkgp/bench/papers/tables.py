@@ -7,9 +7,8 @@ from typing import Any
 from dkgp.bench.papers.runs import SolverRun, Workbench, paper_contenders
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column
-from dkgp.commands.reporting.tables.kernel_text import kernel_text
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import SquaredExponential, kernel_text
 from dkgp.models import Hyperparameters
 
 __all__ = ["PAPER_SECONDS", "TABLE_2_COLUMNS", "said", "section", "table_2"]

@@ -168,7 +168,9 @@ def read_object(location: Location) -> bytes:
     return Path(url).read_bytes() if is_local(url) else cast(bytes, call(url, "cat_file", "read"))
 
 
-def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview], *, replace: bool = True) -> None:
+def write_object(
+    location: Location, pieces: bytes | Iterable[bytes | memoryview], *, replace: bool = True, synced: bool = True
+) -> None:
     """Write one object so that a crash leaves it whole or as it was before.
 
     Parameters
@@ -180,6 +182,8 @@ def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview
     replace
         Whether an object that is there may be replaced. On a remote store it is the storage that refuses, so that of
         two writers at the same time one learns of the other.
+    synced
+        Whether it is on the disk when this returns. Without, it is the process's crash alone that leaves it whole.
 
     Raises
     ------
@@ -202,8 +206,9 @@ def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview
             with os.fdopen(handle, "wb") as file:
                 for part in parts:
                     file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
+                if synced:
+                    file.flush()
+                    os.fsync(file.fileno())
             # mkstemp makes files private; a store is as readable as the user's umask says.
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, target)
@@ -211,7 +216,8 @@ def write_object(location: Location, pieces: bytes | Iterable[bytes | memoryview
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _sync_folder(target.parent)
+        if synced:
+            _sync_folder(target.parent)
 
 
 def remove_object(location: Location) -> None:

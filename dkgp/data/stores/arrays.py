@@ -18,7 +18,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.stores.manifest import chunk_keys, chunk_rows_of_key, store_attributes
+from dkgp.data.stores.manifest import chunk_keys, chunk_place, chunk_rows_of_key, store_attributes
 from dkgp.data.types import FloatArray, IntArray, Json
 from dkgp.errors import InputError, StorageError, StoreError
 
@@ -28,7 +28,9 @@ __all__ = [
     "create_group",
     "default_chunk_rows",
     "even_chunk_rows",
+    "row_ranges",
     "set_attributes",
+    "target_layout",
 ]
 
 _MIB = 2**20
@@ -51,6 +53,18 @@ def even_chunk_rows(n_rows: int, most: int) -> int:
     """Rows of a chunk, at most `most`, such that the last chunk is about as long as the others."""
     n_chunks = -(-max(n_rows, 1) // most)
     return -(-max(n_rows, 1) // n_chunks)
+
+
+def row_ranges(n_rows: int, chunk_rows: int) -> list[tuple[int, int]]:
+    """Row ranges [start, stop) of the chunks, in order."""
+    return [(start, min(start + chunk_rows, n_rows)) for start in range(0, n_rows, chunk_rows)]
+
+
+def target_layout(n_samples: int, n_targets: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Shape and dimensions of an array with a column for each target; one target is stored as a vector."""
+    if n_targets == 1:
+        return (n_samples,), ("sample",)
+    return (n_samples, n_targets), ("sample", "target")
 
 
 def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = None) -> None:
@@ -242,7 +256,7 @@ class StoredArray:
             touched = np.unique(selection // self.chunk_rows).tolist()
         for index in touched:
             first, last = chunk_rows_of_key(keys[index], self.shape[0], self.chunk_rows)
-            where = f"Chunk {self.name}/{keys[index]} (rows {first} to {last - 1}) of '{self.url}'"
+            where = chunk_place(self.url, f"{self.name}/{keys[index]}", self.shape[0], self.chunk_rows)
             try:
                 block = self._get(slice(first, last))
             except (StoreError, StorageError):

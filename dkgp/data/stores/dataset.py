@@ -6,12 +6,13 @@ A `Dataset` is a handle. It pickles to a few kilobytes and opens its arrays in w
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import StoredArray
+from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.manifest import check_complete, read_manifest
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -91,8 +92,7 @@ class Dataset:
 
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks, in order."""
-        starts = range(0, self.n_samples, self.chunk_rows)
-        return [(start, min(start + self.chunk_rows, self.n_samples)) for start in starts]
+        return row_ranges(self.n_samples, self.chunk_rows)
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Inputs of the samples [start, stop).
@@ -132,6 +132,10 @@ class Dataset:
         if self._target_columns is not None:
             raw = raw[:, self._target_columns]
         return self.standardisation.targets(raw) if standardised else raw
+
+    def all_targets(self, standardised: bool = True) -> FloatArray:
+        """Targets of all samples, read chunk by chunk, shape (n, p) float64. Errors as for `inputs`."""
+        return np.concatenate([self.targets(start, stop, standardised) for start, stop in self.row_chunks()])
 
     def with_standardisation(self, standardisation: Standardisation) -> Dataset:
         """The same data under another map, such as the training set's.
@@ -185,13 +189,7 @@ class Dataset:
             )
         other = copy.copy(self)
         other._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
-        other.standardisation = Standardisation(
-            standardisation.input_mean,
-            standardisation.input_std,
-            standardisation.target_mean,
-            standardisation.target_std,
-            (True,) * len(feature_names),
-        )
+        other.standardisation = dataclasses.replace(standardisation, kept=(True,) * len(feature_names))
         if shared:
             other.target_names = tuple(target_names)
             other._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)

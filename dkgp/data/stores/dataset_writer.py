@@ -9,22 +9,21 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import normalise_url, remove_store
-from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows, set_attributes
+from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, set_attributes, target_layout
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.stores.manifest import commit, json_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
-from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError
 
-__all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_from_arrays"]
+__all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_from_arrays", "names_or_default"]
 
 MINIMUM_TRAINING_SAMPLES = 2
 
@@ -100,17 +99,10 @@ class DatasetWriter:
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         address = normalise_url(url)
-        ensure_writable(address, overwrite, DATASET_KIND)
-        claim = Claim.take(address, DATASET_KIND, over=overwrite)
         rows = chunk_rows or default_chunk_rows(n_samples, len(names[0]) + len(names[1]))
         attributes = {"feature_names": list(names[0]), "target_names": list(names[1])}
-        try:
-            remove_store(claim, keep_claim=True)
-            create_group(address, DATASET_KIND, attributes, claim)
+        with new_store(address, DATASET_KIND, attributes, overwrite) as claim:
             return cls(address, names[0], names[1], rows, n_samples, claim)
-        except BaseException:
-            remove_store(claim)
-            raise
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -192,8 +184,7 @@ class DatasetWriter:
                 "fingerprint": self._fingerprint(),
             }
             set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
-            arrays = {array.name: (array.shape, array.chunk_rows) for array in self._arrays}
-            commit(self.url, DATASET_KIND, metadata, arrays, self._claim)
+            commit(self.url, DATASET_KIND, metadata, self._arrays, self._claim)
             self._finished = True
         except BaseException:
             self.abort()
@@ -208,25 +199,18 @@ class DatasetWriter:
 
     def _create_arrays(self, n_samples: int) -> list[StoredArray]:
         d, p = len(self.feature_names), len(self.target_names)
-        attributes: dict[str, Any] = {"names": list(self.feature_names)}
-        arrays = [
-            create_array(
-                self.url, "X", (n_samples, d), self.chunk_rows, ("sample", "feature"), attributes, claim=self._claim
-            )
-        ]
+        about = [{"names": list(names)} for names in (self.feature_names, self.target_names)]
+        dimensions: tuple[str, ...] = ("sample", "feature")
+        arrays = [create_array(self.url, "X", (n_samples, d), self.chunk_rows, dimensions, about[0], claim=self._claim)]
         if p:
-            shape, dimensions = ((n_samples,), ("sample",)) if p == 1 else ((n_samples, p), ("sample", "target"))
-            attributes = {"names": list(self.target_names)}
-            arrays.append(
-                create_array(self.url, "y", shape, self.chunk_rows, dimensions, attributes, claim=self._claim)
-            )
+            shape, dimensions = target_layout(n_samples, p)
+            arrays += [create_array(self.url, "y", shape, self.chunk_rows, dimensions, about[1], claim=self._claim)]
         return arrays
 
     def _write_pending(self, whole_chunks_only: bool) -> None:
-        X = np.concatenate([block for block, _ in self._pending]) if self._pending else None
-        if X is None:
+        if not self._pending:
             return
-        y = np.concatenate([block for _, block in self._pending])
+        X, y = (np.concatenate(blocks) for blocks in zip(*self._pending, strict=True))
         n_rows = len(X) // self.chunk_rows * self.chunk_rows if whole_chunks_only else len(X)
         self._pending = [(X[n_rows:].copy(), y[n_rows:].copy())] if n_rows < len(X) else []
         end = self._n_written + n_rows
@@ -329,13 +313,8 @@ def dataset_from_arrays(
         targets = targets[:, None]
     if targets.ndim != 2 or len(targets) != len(inputs):
         raise InputError(f"y has shape {np.shape(targets)}; expected ({len(inputs)},) or ({len(inputs)}, p).")
-    d, p = inputs.shape[1], targets.shape[1]
-    features = tuple(feature_names) if feature_names is not None else tuple(f"x{index}" for index in range(d))
-    if target_names is not None:
-        names = tuple(target_names)
-    else:
-        names = ("y",) if p == 1 else tuple(f"y{index}" for index in range(p))
-    with DatasetWriter.create(url, features, names, chunk_rows, overwrite, n_samples=len(inputs)) as writer:
+    names = names_or_default(inputs.shape[1], targets.shape[1], feature_names, target_names)
+    with DatasetWriter.create(url, *names, chunk_rows, overwrite, n_samples=len(inputs)) as writer:
         for start in range(0, len(inputs), writer.chunk_rows):
             rows = slice(start, start + writer.chunk_rows)
             writer.append(inputs[rows], targets[rows])
@@ -343,6 +322,15 @@ def dataset_from_arrays(
     for message in writer.warnings:
         warnings.warn(message, stacklevel=2)
     return dataset
+
+
+def names_or_default(
+    d: int, p: int, feature_names: Sequence[str] | None, target_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names as `check_names` gives them; by default x0, x1, ... and y, or y0, y1, ... for several targets."""
+    numbered = ["y"] if p == 1 else [f"y{column}" for column in range(p)]
+    features = [f"x{column}" for column in range(d)] if feature_names is None else feature_names
+    return check_names(features, numbered if target_names is None else target_names)
 
 
 def check_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

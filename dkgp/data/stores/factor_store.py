@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import exists, join, list_object_bytes, normalise_url, remove_object, remove_tree
-from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows, even_chunk_rows
+from dkgp.data.stores.arrays import (
+    StoredArray,
+    create_array,
+    create_group,
+    default_chunk_rows,
+    even_chunk_rows,
+    row_ranges,
+)
 from dkgp.data.stores.manifest import MANIFEST_NAME, check_complete, checksum, commit, json_bytes, read_manifest
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -133,7 +140,7 @@ class FactorWriter:
 
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the columns, in order: what `write_columns` takes."""
-        return _row_chunks(self.n, self.chunk_rows)
+        return row_ranges(self.n, self.chunk_rows)
 
     def write_columns(self, start: int, block: FloatColumns) -> None:
         """Write rows of the columns.
@@ -209,8 +216,7 @@ class FactorWriter:
         with self._removed_on_failure():
             for name, values in small.items():
                 self._arrays[name].write(0, values)
-            shapes = {name: (array.shape, array.chunk_rows) for name, array in self._arrays.items()}
-            commit(self.url, FACTOR_KIND, content, shapes)
+            commit(self.url, FACTOR_KIND, content, self._arrays.values())
         # The newest one counts: one that cannot be removed takes up space, and no more.
         with contextlib.suppress(StorageError):
             for folder in _folders(self.model_url):
@@ -276,7 +282,7 @@ class FactorRecord:
 
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the columns, in order."""
-        return _row_chunks(self.n, self.chunk_rows)
+        return row_ranges(self.n, self.chunk_rows)
 
     def lower(self) -> FloatArray:
         """(R, R) float64. `StoreError` where a chunk is missing or damaged, as for all reads."""
@@ -378,10 +384,6 @@ def _advice(url: str) -> Iterator[None]:
             f"The variance factor kept with the model cannot be used. {reason} Once the folder '{url}' is removed, "
             "the factor is computed again when it is needed."
         ) from error
-
-
-def _row_chunks(n: int, chunk_rows: int) -> list[tuple[int, int]]:
-    return [(start, min(start + chunk_rows, n)) for start in range(0, n, chunk_rows)]
 
 
 def _landmarks(indices: IntArray, rank: int, n: int) -> IntArray:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import zarr
@@ -37,6 +37,7 @@ __all__ = [
     "check_complete",
     "checksum",
     "chunk_keys",
+    "chunk_place",
     "chunk_rows_of_key",
     "commit",
     "is_committed",
@@ -89,13 +90,15 @@ def chunk_rows_of_key(key: str, n_rows: int, chunk_rows: int) -> tuple[int, int]
     return start, min(start + chunk_rows, n_rows)
 
 
-def commit(
-    url: str,
-    kind: str,
-    metadata: Json,
-    arrays: dict[str, tuple[tuple[int, ...], int]],
-    claim: Claim | None = None,
-) -> None:
+class WrittenArray(Protocol):
+    """An array that a store consists of; a `StoredArray` is one."""
+
+    name: str
+    shape: tuple[int, ...]
+    chunk_rows: int
+
+
+def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], claim: Claim | None = None) -> None:
     """Write the manifest of a store whose arrays are complete. The store exists from here on.
 
     Parameters
@@ -107,7 +110,7 @@ def commit(
     metadata
         What the store wants to remember; JSON.
     arrays
-        Name -> (shape, chunk rows) of every array.
+        All of them.
     claim
         The writer's, where the place is one that two writers could share.
 
@@ -124,17 +127,19 @@ def commit(
         zarr.consolidate_metadata(zarr_place(url, claim))
     sizes = list_object_bytes(url)
     entries: Json = {}
-    for name, (shape, chunk_rows) in arrays.items():
-        keys = chunk_keys(shape, chunk_rows)
-        missing = [key for key in keys if not sizes.get(f"{name}/{key}")]
+    names = ["zarr.json"]
+    for array in arrays:
+        chunks = [f"{array.name}/{key}" for key in chunk_keys(array.shape, array.chunk_rows)]
+        missing = [chunk for chunk in chunks if not sizes.get(chunk)]
         if missing:
-            raise _missing_chunk(url, name, missing, shape[0], chunk_rows, "was never written")
-        entries[name] = {
-            "shape": list(shape),
-            "chunk_rows": chunk_rows,
-            "chunk_bytes": [sizes[f"{name}/{key}"] for key in keys],
+            raise _missing_chunk(url, missing, array.shape[0], array.chunk_rows, "was never written")
+        names += [f"{array.name}/zarr.json", *chunks]
+        entries[array.name] = {
+            "shape": list(array.shape),
+            "chunk_rows": array.chunk_rows,
+            "chunk_bytes": [sizes[chunk] for chunk in chunks],
         }
-    sync_tree(url, ["zarr.json", *_object_names(arrays)])
+    sync_tree(url, names)
     content: Json = {"kind": kind, "version": FORMAT_VERSION, "metadata": metadata, "arrays": entries}
     # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
     content = json.loads(json_bytes(content))
@@ -144,14 +149,10 @@ def commit(
     try:
         write_object(join(url, MANIFEST_NAME), json_bytes(content), replace=claim is None or not claim.writer)
     except OutputExistsError:
-        _settle(url, content, claim)
-
-
-def _settle(url: str, content: Json, claim: Claim | None) -> None:
-    """Decide between two manifests: that of the claim's holder counts, and a writer that was taken over gives way."""
-    if claim is not None:
-        claim.require()
-    write_object(join(url, MANIFEST_NAME), json_bytes(content))
+        # Of two manifests that of the claim's holder counts, and a writer that was taken over gives way.
+        if claim is not None:
+            claim.require()
+        write_object(join(url, MANIFEST_NAME), json_bytes(content))
 
 
 def is_committed(url: str) -> bool:
@@ -206,17 +207,15 @@ def check_complete(url: str, manifest: Json) -> None:
         shape, chunk_rows = tuple(entry["shape"]), int(entry["chunk_rows"])
         if f"{name}/zarr.json" not in sizes:
             raise StoreError(f"The array '{name}' of '{url}' is missing (no {name}/zarr.json); write the store again.")
-        keys = chunk_keys(shape, chunk_rows)
-        missing = [key for key in keys if f"{name}/{key}" not in sizes]
+        chunks = [f"{name}/{key}" for key in chunk_keys(shape, chunk_rows)]
+        missing = [chunk for chunk in chunks if chunk not in sizes]
         if missing:
-            raise _missing_chunk(url, name, missing, shape[0], chunk_rows, "is missing")
-        for key, expected_bytes in zip(keys, entry["chunk_bytes"], strict=True):
-            found_bytes = sizes[f"{name}/{key}"]
-            if found_bytes != expected_bytes:
-                start, stop = chunk_rows_of_key(key, shape[0], chunk_rows)
+            raise _missing_chunk(url, missing, shape[0], chunk_rows, "is missing")
+        for chunk, expected_bytes in zip(chunks, entry["chunk_bytes"], strict=True):
+            if sizes[chunk] != expected_bytes:
                 raise StoreError(
-                    f"Chunk {name}/{key} (rows {start} to {stop - 1}) of '{url}' is damaged: it has {found_bytes} "
-                    f"bytes, {expected_bytes} were written. Write the store again."
+                    f"{chunk_place(url, chunk, shape[0], chunk_rows)} is damaged: it has {sizes[chunk]} bytes, "
+                    f"{expected_bytes} were written. Write the store again."
                 )
 
 
@@ -238,19 +237,15 @@ def checksum(content: Json) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _object_names(arrays: dict[str, tuple[tuple[int, ...], int]]) -> Iterable[str]:
-    for name, (shape, chunk_rows) in arrays.items():
-        yield f"{name}/zarr.json"
-        for key in chunk_keys(shape, chunk_rows):
-            yield f"{name}/{key}"
+def chunk_place(url: str, chunk: str, n_rows: int, chunk_rows: int) -> str:
+    """A chunk, "array/c/0", as messages name it, with the rows that it holds."""
+    start, stop = chunk_rows_of_key(chunk.partition("/")[2], n_rows, chunk_rows)
+    return f"Chunk {chunk} (rows {start} to {stop - 1}) of '{url}'"
 
 
-def _missing_chunk(url: str, name: str, missing: list[str], n_rows: int, chunk_rows: int, what: str) -> StoreError:
-    start, stop = chunk_rows_of_key(missing[0], n_rows, chunk_rows)
+def _missing_chunk(url: str, missing: list[str], n_rows: int, chunk_rows: int, what: str) -> StoreError:
     others = f" ({len(missing) - 1} more chunks of this array too)" if len(missing) > 1 else ""
-    return StoreError(
-        f"Chunk {name}/{missing[0]} (rows {start} to {stop - 1}) of '{url}' {what}{others}. Write the store again."
-    )
+    return StoreError(f"{chunk_place(url, missing[0], n_rows, chunk_rows)} {what}{others}. Write the store again.")
 
 
 def _no_manifest(url: str, kind: str) -> StoreError:

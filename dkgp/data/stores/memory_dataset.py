@@ -1,26 +1,71 @@
 """Data sets in memory, and data sets with rows added: the same handle as a store's, without the store.
 
-Rows are held as they are read, standardised.
+Rows are held as they are read, standardised. Those in memory stay in their process (see `Resident`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.data.memory import MemoryArray, RowArray
 from dkgp.data.stores.arrays import default_chunk_rows
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.dataset_writer import check_names
+from dkgp.data.stores.dataset_writer import names_or_default
 from dkgp.data.stores.manifest import json_bytes
+from dkgp.data.stores.resident import Resident
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = ["append_rows", "assembled_dataset", "memory_dataset", "standardisation_of", "standardised_inputs"]
+__all__ = [
+    "MemoryArray",
+    "append_rows",
+    "assembled_dataset",
+    "memory_dataset",
+    "standardisation_of",
+    "standardised_inputs",
+]
+
+
+class RowArray(Protocol):
+    """Rows of numbers, readable by range and by index; a `StoredArray` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, columns)."""
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+
+
+class MemoryArray(Resident):
+    """Rows in this process's memory; `values` (n, columns) are neither copied nor written to."""
+
+    elsewhere = (
+        "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
+        "store that they can read: ingest the data first, or give the estimator `store=`, a folder or URL."
+    )
+
+    def __init__(self, values: ArrayLike) -> None:
+        self._values = np.asarray(values, dtype=np.float64)
+        self.shape: tuple[int, ...] = self._values.shape
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop), a view."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
+        return self._values[start:stop]
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._values[np.asarray(indices, dtype=np.intp)]
 
 
 class _InputsOf:
@@ -127,10 +172,7 @@ def memory_dataset(
     """
     inputs, targets = _finite_pair(X, y)
     d, p = inputs.shape[1], targets.shape[1]
-    names = check_names(
-        feature_names if feature_names is not None else [f"x{column}" for column in range(d)],
-        target_names if target_names is not None else (["y"] if p == 1 else [f"y{column}" for column in range(p)]),
-    )
+    names = names_or_default(d, p, feature_names, target_names)
     if (len(names[0]), len(names[1])) != (d, p):
         raise InputError(f"Got {len(names[0])} and {len(names[1])} names for {d} features and {p} targets.")
     standardisation = standardisation_of(inputs, targets)
@@ -250,8 +292,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     if isinstance(dataset, AssembledDataset):
         held = dataset.standard_inputs, dataset.standard_targets
     else:
-        chunks = [dataset.targets(start, stop) for start, stop in dataset.row_chunks()]
-        held = _InputsOf(dataset), MemoryArray(np.concatenate(chunks))
+        held = _InputsOf(dataset), MemoryArray(dataset.all_targets())
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for values in added:
         digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())

@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.data.memory import RowArray
 from dkgp.data.remote.claims import Claim
-from dkgp.data.remote.storage import normalise_url, remove_store
-from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, row_ranges, target_layout
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.manifest import check_complete, commit, read_manifest
-from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.data.stores.memory_dataset import RowArray, assembled_dataset
 from dkgp.data.stores.references import check_reference, require_reference
 from dkgp.data.stores.standardisation import Standardisation
-from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
 
 __all__ = ["MODEL_KIND", "ModelRecord", "open_model", "save_model", "software_versions"]
 
 MODEL_KIND = "model"
+_AS_WRITTEN = ("kernel", "fingerprint", "history", "certificate", "summary", "versions")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +128,7 @@ class ModelRecord:
 
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
-        starts = range(0, self.n_samples, self.chunk_rows)
-        return [(start, min(start + self.chunk_rows, self.n_samples)) for start in starts]
+        return row_ranges(self.n_samples, self.chunk_rows)
 
 
 def save_model(
@@ -199,7 +198,6 @@ def save_model(
     if by_reference:
         check_reference(dataset.url)
     address = normalise_url(url)
-    ensure_writable(address, overwrite, MODEL_KIND)
     content: Json = {
         "kernel": kernel,
         "noise_variance": float(noise_variance),
@@ -215,13 +213,9 @@ def save_model(
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
     }
-    claim = Claim.take(address, MODEL_KIND, over=overwrite)
-    try:
-        remove_store(claim, keep_claim=True)
+    shown = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
+    with new_store(address, MODEL_KIND, {name: content[name] for name in shown}, overwrite) as claim:
         _write(address, content, coefficients, gradient, dataset, claim)
-    except BaseException:
-        remove_store(claim)
-        raise
 
 
 def _write(
@@ -229,13 +223,10 @@ def _write(
 ) -> None:
     rows = int(content["chunk_rows"])
     n, p = alpha.shape
-    shown = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
-    create_group(url, MODEL_KIND, {name: content[name] for name in shown}, claim)
-    shape, dimensions = ((n,), ("sample",)) if p == 1 else ((n, p), ("sample", "target"))
+    shape, dimensions = target_layout(n, p)
     vectors = {"alpha": alpha}
     if gradient is not None:
-        targets = [dataset.targets(start, stop) for start, stop in dataset.row_chunks()]
-        vectors |= {"targets": np.concatenate(targets), "gradient": np.asarray(gradient, dtype=np.float64)}
+        vectors |= {"targets": dataset.all_targets(), "gradient": np.asarray(gradient, dtype=np.float64)}
     arrays = []
     for name, values in vectors.items():
         arrays.append(create_array(url, name, shape, default_chunk_rows(n, p), dimensions, claim=claim))
@@ -243,10 +234,10 @@ def _write(
     if not content["by_reference"]:
         about = {"names": content["feature_names"], "scale": "standardised"}
         support = create_array(url, "inputs", (n, dataset.n_features), rows, ("sample", "feature"), about, claim=claim)
-        for start in range(0, n, rows):
-            support.write(start, dataset.inputs(start, min(start + rows, n)))
+        for start, stop in row_ranges(n, rows):
+            support.write(start, dataset.inputs(start, stop))
         arrays.append(support)
-    commit(url, MODEL_KIND, content, {array.name: (array.shape, array.chunk_rows) for array in arrays}, claim)
+    commit(url, MODEL_KIND, content, arrays, claim)
 
 
 def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
@@ -271,35 +262,22 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     check_complete(address, manifest)
     content = manifest["metadata"]
     try:
-        support: StoredArray | Dataset
-        if content["by_reference"]:
-            support = _referenced(address, content, reference)
-        else:
-            support = StoredArray.from_manifest(address, "inputs", manifest)
-        stored = StoredArray.from_manifest(address, "alpha", manifest)
-        further = [
-            StoredArray.from_manifest(address, name, manifest) if name in manifest["arrays"] else None
-            for name in ("targets", "gradient")
-        ]
-        alpha = stored.read(0, stored.shape[0]).reshape(stored.shape[0], -1)
+        arrays = {name: StoredArray.from_manifest(address, name, manifest) for name in manifest["arrays"]}
+        n = arrays["alpha"].shape[0]
+        by_reference = bool(content["by_reference"])
         return ModelRecord(
             url=address,
-            kernel=content["kernel"],
             noise_variance=float(content["noise_variance"]),
-            alpha=alpha,
+            alpha=arrays["alpha"].read(0, n).reshape(n, -1),
             standardisation=Standardisation.from_json(content["standardisation"]),
             feature_names=tuple(content["feature_names"]),
             target_names=tuple(content["target_names"]),
-            fingerprint=content["fingerprint"],
-            history=content["history"],
-            certificate=content["certificate"],
-            summary=content["summary"],
-            versions=content["versions"],
             chunk_rows=int(content["chunk_rows"]),
-            by_reference=bool(content["by_reference"]),
-            _support=support,
-            _targets=further[0],
-            _gradient=further[1],
+            by_reference=by_reference,
+            _support=_referenced(address, content, reference) if by_reference else arrays["inputs"],
+            _targets=arrays.get("targets"),
+            _gradient=arrays.get("gradient"),
+            **{name: content[name] for name in _AS_WRITTEN},
         )
     except KeyError as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

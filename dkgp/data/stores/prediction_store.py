@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from dkgp.data.remote.storage import (
     sync_tree,
     write_object,
 )
-from dkgp.data.stores.arrays import StoredArray, create_array, create_group, default_chunk_rows
+from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, row_ranges, target_layout
 from dkgp.data.stores.manifest import (
     MANIFEST_NAME,
     check_complete,
@@ -35,7 +34,7 @@ from dkgp.data.stores.manifest import (
     read_manifest,
     recognise,
 )
-from dkgp.data.stores.writable import ensure_writable
+from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 
@@ -51,7 +50,27 @@ _REGION_NAME = re.compile(r"(\d+)-(\d+)\.([a-z_+]+)\.json")
 Region = tuple[int, int]
 
 
-class PredictionWriter:
+class _Planned:
+    """Predictions as they were planned, written or still to be."""
+
+    def __init__(self, url: str, plan: Json, claim: Claim | None = None) -> None:
+        self.url = url
+        self._plan = plan
+        self.n_samples = int(plan["n_samples"])
+        self.target_names: tuple[str, ...] = tuple(plan["target_names"])
+        self.variables: tuple[str, ...] = tuple(plan["variables"])
+        self.chunk_rows = int(plan["chunk_rows"])
+        self.attributes: Json = plan["attributes"]
+        shape, _ = target_layout(self.n_samples, self.n_targets)
+        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows, claim) for name in self.variables}
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets, p."""
+        return len(self.target_names)
+
+
+class PredictionWriter(_Planned):
     """Writes a prediction store; make one with `create` or `open_to_resume`. Picklable: workers may write with copies.
 
     Attributes
@@ -61,15 +80,8 @@ class PredictionWriter:
     """
 
     def __init__(self, url: str, plan: Json, claim: Claim) -> None:
-        self.url = url
+        super().__init__(url, plan, claim)
         self._claim = claim
-        self.n_samples = int(plan["n_samples"])
-        self.target_names: tuple[str, ...] = tuple(plan["target_names"])
-        self.variables: tuple[str, ...] = tuple(plan["variables"])
-        self.chunk_rows = int(plan["chunk_rows"])
-        self.attributes: Json = plan["attributes"]
-        shape = _shape(self.n_samples, len(self.target_names))
-        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows, claim) for name in self.variables}
 
     @classmethod
     def create(
@@ -117,7 +129,6 @@ class PredictionWriter:
                 f"and {chunk_rows}."
             )
         address = normalise_url(url)
-        ensure_writable(address, overwrite, PREDICTION_KIND)
         plan = {
             "n_samples": int(n_samples),
             "target_names": list(target_names),
@@ -125,17 +136,11 @@ class PredictionWriter:
             "chunk_rows": int(chunk_rows or default_chunk_rows(n_samples, len(target_names))),
             "attributes": json.loads(json_bytes(attributes or {})),
         }
-        claim = Claim.take(address, PREDICTION_KIND, over=overwrite)
-        try:
-            remove_store(claim, keep_claim=True)
-            create_group(address, PREDICTION_KIND, {_PLAN: plan, "target_names": plan["target_names"]}, claim)
-            p = len(target_names)
-            dimensions = ("sample",) if p == 1 else ("sample", "target")
+        shape, dimensions = target_layout(n_samples, len(target_names))
+        attributes = {_PLAN: plan, "target_names": plan["target_names"]}
+        with new_store(address, PREDICTION_KIND, attributes, overwrite) as claim:
             for name in variables:
-                create_array(address, name, _shape(n_samples, p), plan["chunk_rows"], dimensions, claim=claim)
-        except BaseException:
-            remove_store(claim)
-            raise
+                create_array(address, name, shape, plan["chunk_rows"], dimensions, claim=claim)
         return cls(address, plan, claim)
 
     @classmethod
@@ -198,7 +203,7 @@ class PredictionWriter:
             array = self._arrays[name]
             array.write(start, block.reshape(stop - start, *array.shape[1:]))
         chunks = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
-        keys = chunk_keys(_shape(self.n_samples, len(self.target_names)), self.chunk_rows)
+        keys = chunk_keys(self._arrays[self.variables[0]].shape, self.chunk_rows)
         sync_tree(self.url, [f"{name}/{keys[index]}" for name in blocks for index in chunks])
         # Chunks, then this look, then the marker: a writer that was taken over leaves no marker for chunks that its
         # successor has removed.
@@ -225,15 +230,7 @@ class PredictionWriter:
                 f"The prediction store '{self.url}' lacks {n_rows} of {self.n_samples} rows, the first of them rows "
                 f"{pending[0][0]} to {pending[0][1] - 1}. Resume the prediction."
             )
-        metadata = {
-            "n_samples": self.n_samples,
-            "target_names": list(self.target_names),
-            "variables": list(self.variables),
-            "chunk_rows": self.chunk_rows,
-            "attributes": self.attributes,
-        }
-        arrays = {name: (array.shape, array.chunk_rows) for name, array in self._arrays.items()}
-        commit(self.url, PREDICTION_KIND, metadata, arrays, self._claim)
+        commit(self.url, PREDICTION_KIND, self._plan, self._arrays.values(), self._claim)
         # The manifest has taken over; markers left by a crash just here do no harm.
         remove_tree(join(self.url, _REGIONS))
         return open_prediction(self.url)
@@ -258,7 +255,7 @@ class PredictionWriter:
         n_chunks = -(-self.n_samples // self.chunk_rows)
         committed = self._is_committed()
         done = {name: np.full(n_chunks, committed) for name in self.variables}
-        keys = chunk_keys(_shape(self.n_samples, len(self.target_names)), self.chunk_rows)
+        keys = chunk_keys(self._arrays[self.variables[0]].shape, self.chunk_rows)
         sizes = list_object_bytes(self.url)
         for path in sizes:
             folder, _, marker = path.rpartition("/")
@@ -286,7 +283,7 @@ class PredictionWriter:
         return [(int(start), int(stop)) for start, stop in zip(rows[::2], rows[1::2], strict=True)]
 
 
-class Prediction:
+class Prediction(_Planned):
     """Handle on a finished prediction store; open one with `open_prediction`. Picklable.
 
     Attributes
@@ -294,21 +291,6 @@ class Prediction:
     url, n_samples, target_names, variables, chunk_rows, attributes
         As given to `PredictionWriter.create`.
     """
-
-    def __init__(self, url: str, manifest: Json) -> None:
-        metadata = manifest["metadata"]
-        self.url = url
-        self.n_samples = int(metadata["n_samples"])
-        self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
-        self.variables: tuple[str, ...] = tuple(metadata["variables"])
-        self.chunk_rows = int(metadata["chunk_rows"])
-        self.attributes: dict[str, Any] = cast(Json, metadata["attributes"])
-        self._arrays = {name: StoredArray.from_manifest(url, name, manifest) for name in self.variables}
-
-    @property
-    def n_targets(self) -> int:
-        """Number of targets, p."""
-        return len(self.target_names)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """One variable's rows [start, stop), shape (rows, p).
@@ -322,8 +304,7 @@ class Prediction:
 
     def row_chunks(self) -> list[Region]:
         """Row ranges [start, stop) of the chunks, in order."""
-        starts = range(0, self.n_samples, self.chunk_rows)
-        return [(start, min(start + self.chunk_rows, self.n_samples)) for start in starts]
+        return row_ranges(self.n_samples, self.chunk_rows)
 
 
 def open_prediction(url: Location) -> Prediction:
@@ -338,10 +319,6 @@ def open_prediction(url: Location) -> Prediction:
     manifest = read_manifest(address, PREDICTION_KIND)
     check_complete(address, manifest)
     try:
-        return Prediction(address, manifest)
+        return Prediction(address, manifest["metadata"])
     except KeyError as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; predict again.") from error
-
-
-def _shape(n_samples: int, n_targets: int) -> tuple[int, ...]:
-    return (n_samples,) if n_targets == 1 else (n_samples, n_targets)

@@ -5,7 +5,7 @@ The map that a training set defines is stored with it, and applied unchanged to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -130,13 +130,8 @@ class Standardisation:
     @classmethod
     def identity(cls, n_features: int, n_targets: int) -> Standardisation:
         """The map that changes nothing and keeps every feature."""
-        return cls(
-            np.zeros(n_features),
-            np.ones(n_features),
-            np.zeros(n_targets),
-            np.ones(n_targets),
-            (True,) * n_features,
-        )
+        d, p = n_features, n_targets
+        return cls(np.zeros(d), np.ones(d), np.zeros(p), np.ones(p), (True,) * d)
 
     @property
     def n_raw_features(self) -> int:
@@ -145,8 +140,7 @@ class Standardisation:
 
     def inputs(self, raw: FloatArray) -> FloatArray:
         """Standardised inputs, shape (rows, d), of raw ones, shape (rows, d_raw)."""
-        if raw.ndim != 2 or raw.shape[1] != len(self.kept):
-            raise InputError(f"Inputs have shape {raw.shape}; expected (rows, {len(self.kept)}).")
+        _require_columns("Inputs", raw, len(self.kept))
         return (self.keep(raw) - self.input_mean) / self.input_std
 
     def keep(self, raw: FloatArray) -> FloatArray:
@@ -155,39 +149,30 @@ class Standardisation:
 
     def targets(self, raw: FloatArray) -> FloatArray:
         """Standardised targets of raw ones, both of shape (rows, p)."""
-        if raw.ndim != 2 or raw.shape[1] != self.target_mean.size:
-            raise InputError(f"Targets have shape {raw.shape}; expected (rows, {self.target_mean.size}).")
+        _require_columns("Targets", raw, self.target_mean.size)
         return (raw - self.target_mean) / self.target_std
 
     def targets_back(self, standardised: FloatArray) -> FloatArray:
         """Targets in their own units of standardised ones, both of shape (rows, p)."""
-        if standardised.ndim != 2 or standardised.shape[1] != self.target_mean.size:
-            raise InputError(f"Targets have shape {standardised.shape}; expected (rows, {self.target_mean.size}).")
+        _require_columns("Targets", standardised, self.target_mean.size)
         return standardised * self.target_std + self.target_mean
 
     def to_json(self) -> Json:
         """Plain numbers and lists; floats survive the round trip to the last bit."""
-        return {
-            "input_mean": self.input_mean.tolist(),
-            "input_std": self.input_std.tolist(),
-            "target_mean": self.target_mean.tolist(),
-            "target_std": self.target_std.tolist(),
-            "kept": list(self.kept),
-        }
+        return {item.name: np.asarray(getattr(self, item.name)).tolist() for item in fields(self)}
 
     @classmethod
     def from_json(cls, content: Json) -> Standardisation:
         """Inverse of `to_json`."""
-        return cls(
-            np.array(content["input_mean"], dtype=np.float64),
-            np.array(content["input_std"], dtype=np.float64),
-            np.array(content["target_mean"], dtype=np.float64),
-            np.array(content["target_std"], dtype=np.float64),
-            tuple(content["kept"]),
-        )
+        return cls(**{item.name: content[item.name] for item in fields(cls)})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Standardisation) and self.to_json() == other.to_json()
 
     def __hash__(self) -> int:
         return hash((self.kept, self.input_mean.tobytes(), self.input_std.tobytes(), self.target_mean.tobytes()))
+
+
+def _require_columns(what: str, rows: FloatArray, count: int) -> None:
+    if rows.ndim != 2 or rows.shape[1] != count:
+        raise InputError(f"{what} have shape {rows.shape}; expected (rows, {count}).")

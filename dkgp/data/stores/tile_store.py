@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -108,25 +107,11 @@ class TileStore:
         payload = array.reshape(-1).view(np.uint8).data
         header = _MAGIC + _checksum(name, array, payload).to_bytes(4, "little")
         place = self._place(name)
-        if not is_local(self.url):
-            write_object(place, (header, payload))
-            return
-        folder = Path(self.url)
-        if not folder.is_dir():
+        if is_local(self.url) and not Path(self.url).is_dir():
             raise StorageError(
                 f"Cannot write '{place}': there is no such folder on this machine; name one that all workers share."
             )
-        with translate_write_errors(place):
-            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(header)
-                    file.write(payload)
-                os.replace(temporary, place)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+        write_object(place, (header, payload), synced=False)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Read one tile of a known shape.

@@ -1,28 +1,33 @@
-"""Checks that a store may be written at a place, made before any work is done."""
+"""Whether a store may be written at a place, asked before any work is done; and its beginning, all or nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from dkgp.data.remote.addresses import is_local, join, normalise_url, protocol_of
+from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
     is_folder,
     list_folder,
     remove_object,
+    remove_store,
     translate_write_errors,
     write_object,
 )
+from dkgp.data.stores.arrays import create_group
 from dkgp.data.stores.manifest import MANIFEST_NAME, recognise
-from dkgp.data.types import Location
+from dkgp.data.types import Json, Location
 from dkgp.errors import OutputExistsError, StorageError
 
-__all__ = ["ensure_writable"]
+__all__ = ["ensure_writable", "new_store"]
 
 
 def ensure_writable(location: Location, overwrite: bool, kind: str | None = None) -> None:
@@ -67,6 +72,24 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
         _check_local_folder(Path(url))
     elif protocol_of(url) != "memory":
         _check_remote_place(url)
+
+
+@contextlib.contextmanager
+def new_store(url: str, kind: str, attributes: Json, overwrite: bool) -> Iterator[Claim]:
+    """Begin a store at a place that may be written to: a group without arrays, under a claim that the block writes by.
+
+    Another of its kind that is there is removed first, and whatever was written if the block fails. Parameters and
+    errors as of `ensure_writable` and `create_group`.
+    """
+    ensure_writable(url, overwrite, kind)
+    claim = Claim.take(url, kind, over=overwrite)
+    try:
+        remove_store(claim, keep_claim=True)
+        create_group(url, kind, attributes, claim)
+        yield claim
+    except BaseException:
+        remove_store(claim)
+        raise
 
 
 def _check_local_folder(target: Path) -> None:

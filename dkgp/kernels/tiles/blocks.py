@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dkgp.kernels.tiles.math import fma_of
+from dkgp.kernels.vector_math import fma_of
 
 __all__ = ["LANES", "TILE_COLUMNS", "column_sums", "fill_differences", "fill_expanded", "fill_products"]
 

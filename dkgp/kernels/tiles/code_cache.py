@@ -2,8 +2,8 @@
 
 Numba keeps compiled code beside the function's own file and looks at that file alone, while the code also holds what
 was called and inlined from others. Here the stamp on kept code covers all files whose functions are inlined elsewhere,
-so that an upgrade never runs loops with the arithmetic of the version before. Those files are `compiled*.py` in this
-folder; a compiled function of dkgp is decorated with `cached_njit`, wherever it is.
+so that an upgrade never runs loops with the arithmetic of the version before. Those are the files of `dkgp.kernels` and
+the function's own; a compiled function of dkgp is decorated with `cached_njit`, wherever it is.
 
 Any number of processes may fill one cache. What one of them compiles the others wait for, and read: so helpers can
 compile in the background what a run is about to need. A folder that was filled beforehand
@@ -51,8 +51,8 @@ _LOCK_FILE = "dkgp.lock"
 
 def _stamp_of_sources() -> str:
     digest = hashlib.sha256()
-    # The whole room: what is inlined from one file into another is known to no one else.
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    # The whole layer: what is inlined from one file into another is known to no one else.
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -187,12 +187,25 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-def c_function(function: Callable[..., Any], signature: Any, *, cache: bool = True, **options: Any) -> Any:
-    """Compile `function` to what C can call; `.address` is valid as long as the result lives."""
+def c_function(
+    function: Callable[..., Any],
+    signature: Any,
+    *,
+    cache: bool = True,
+    inner: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Compile `function` to what C can call; `.address` is valid as long as the result lives.
+
+    Where it is a closure around `inner` it is kept on disk as that function's, of whose file and name nobody else is.
+    """
     if not cache:
         return cfunc(signature, **options)(function)
+    if inner is not None:
+        # Symbols of what several processes kept must not be told apart by the order in which one of them compiled.
+        function.__module__, function.__qualname__ = inner.__module__, f"{inner.__qualname__}.{function.__name__}"
     compiled = CFunc(function, normalize_signature(signature), locals={}, options=options)
-    _keep(compiled, function)
+    _keep(compiled, inner or function)
     compiled.compile()
     return compiled
 

@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError
+from dkgp.kernels.base import Kernel
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
-from dkgp.kernels.tiles.profiles import PROFILE_ROUNDING, greatest_relative_slope, greatest_slope, slope_at_zero
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
 from dkgp.kernels.tiles.user_functions import user_stage
 
-__all__ = ["EncodedProgram", "Group", "Sensitivity", "encode"]
+__all__ = ["EncodedProgram", "Group", "Sensitivity", "encode", "encoded"]
 
 # From this many inputs on single precision takes 2ab - (|a|^2 + |b|^2), half the arithmetic of differences: it shows
 # where a processor adds with its multipliers, and costs nothing where it does not. The form loses |x|^2 times the
@@ -35,16 +36,6 @@ EXPANDED_UP_TO_SQUARED_NORM = 64.0
 # that one of them may get: beside values of one, 2**-24 is a rounding of float32.
 LOWEST_EXPONENT = {4: -96.0, 8: -960.0}
 HIGHEST_FLOOR = -24.0
-_STAGE_OF = {
-    Profile.EXP2: "power_of_two",
-    Profile.MATERN12: "matern12",
-    Profile.MATERN32: "matern32",
-    Profile.MATERN52: "matern52",
-    Profile.RATIONAL_QUADRATIC: "rational_quadratic",
-    Profile.POLYNOMIAL: "polynomial",
-}
-_NUMBER_OF_PARAMETERS = {Profile.RATIONAL_QUADRATIC: 1, Profile.POLYNOMIAL: 2}
-_USERS = (Profile.USER, Profile.USER_PAIR)
 # Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and of
 # what is not counted input by input.
 SCALE_ROUNDINGS = 12
@@ -108,6 +99,8 @@ class EncodedProgram:
 
     Attributes
     ----------
+    dtype : numpy.dtype
+        Of the tiles.
     groups : tuple of Group
         Their rows of features follow each other in this order.
     amplitude : float
@@ -115,7 +108,7 @@ class EncodedProgram:
     depth : int
         Tiles on the stack.
     radial : tuple of (Profile, float) or None
-        Profile and parameter of a kernel that is one decreasing function of one distance.
+        Falling profile and parameter of a kernel that is one decreasing function of one distance.
     entry_error : float
         See `TileEvaluator.entry_error`.
     sensitivities : tuple of Sensitivity
@@ -124,6 +117,7 @@ class EncodedProgram:
         (stage, tile, group or -1, parameters) of each step; a stage is a name, or a user's function.
     """
 
+    dtype: np.dtype[Any]
     groups: tuple[Group, ...]
     amplitude: float
     depth: int
@@ -137,7 +131,8 @@ class EncodedProgram:
         """Rows of features of all groups."""
         return sum(group.inputs for group in self.groups)
 
-    def table(self, dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
         """Program for the compiled loops, as `dkgp.kernels.tiles.loops` says; compiles what no kernel needed before."""
         table = np.zeros((1 + len(self.groups) + len(self.stages), PROGRAM_WIDTH), np.int64)
         table[0, :2] = len(self.groups), self.depth
@@ -147,7 +142,7 @@ class EncodedProgram:
             row[:5] = feature, group.inputs, norm if group.expanded else -1, packed, width
             feature, norm, packed = feature + group.inputs, norm + (not group.product), packed + width
         for row, stage in zip(table[1 + len(self.groups) :], self.stages, strict=True):
-            row[:3] = stage.address(dtype), stage.slot, stage.group
+            row[:3] = stage.address(self.dtype), stage.slot, stage.group
             row[3 : 3 + len(stage.parameters)].view(np.float64)[:] = stage.parameters
         return table
 
@@ -185,7 +180,7 @@ class _Tree:
     def exponentials(self) -> int:
         """The most exponentials that are multiplied with each other."""
         if self.kind == "leaf":
-            return int(self.leaf is not None and self.leaf.profile < Profile.POLYNOMIAL)
+            return int(self.leaf is not None and self.leaf.profile.value is not None)
         counts = [operand.exponentials for operand in self.operands]
         return sum(counts) if self.kind == "multiply" else max(counts)
 
@@ -198,8 +193,14 @@ class _Term:
     tree: _Tree | None = None
 
 
-def encode(program: TileProgram, itemsize: int, expanded: bool | None, n_features: int) -> EncodedProgram:
-    """Check a program and arrange its stages for tiles of 4 or 8 bytes an entry.
+@lru_cache(maxsize=512)
+def encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> EncodedProgram:
+    """Encode a kernel, once in a process as a rule: every task of a solve asks for the same few."""
+    return encode(kernel.tile_program(), dtype, expanded, kernel.n_features)
+
+
+def encode(program: TileProgram, dtype: np.dtype[Any], expanded: bool | None, n_features: int) -> EncodedProgram:
+    """Check a program and arrange its stages for tiles of float32 or float64.
 
     Raises
     ------
@@ -209,15 +210,16 @@ def encode(program: TileProgram, itemsize: int, expanded: bool | None, n_feature
     term = _expression(program, n_features)
     amplitude = float(program.amplitude) * term.factor
     if term.tree is None:
-        return EncodedProgram((), amplitude, 1, None, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
-    emission = _Emission(itemsize, expanded)
+        return EncodedProgram(dtype, (), amplitude, 1, None, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
+    emission = _Emission(dtype.itemsize, expanded)
     error = emission.emit(term.tree, 0, term.tree.exponentials)
     leaf = term.tree.leaf
     radial = None
-    if leaf is not None and leaf.profile < Profile.POLYNOMIAL:
-        radial = (leaf.profile, leaf.parameters[0] if leaf.parameters else 0.0)
+    if leaf is not None and leaf.profile.value is not None:
+        radial = leaf.profile, leaf.parameter
     # The amplitude and its rounding; and each step may have rounded a constant that was folded into another.
     return EncodedProgram(
+        dtype,
         tuple(emission.groups),
         amplitude,
         term.tree.depth,
@@ -271,7 +273,7 @@ def _multiplied(first: _Term, second: _Term) -> _Term:
     if first.tree is None or second.tree is None:
         return _Term(factor, first.tree or second.tree)
     left, right = first.tree, second.tree
-    if all(tree.leaf is not None and tree.leaf.profile == Profile.EXP2 for tree in (left, right)):
+    if left.leaf and right.leaf and left.leaf.profile == right.leaf.profile and left.leaf.profile.multiplies:
         return _Term(factor, replace(left, parts=left.parts + right.parts))
     if right.depth > left.depth:
         left, right = right, left
@@ -299,70 +301,61 @@ class _Emission:
     def _emit_leaf(self, tree: _Tree, slot: int, exponentials: int) -> float:
         leaf = tree.leaf
         assert leaf is not None
-        group = Group(tree.parts)
-        centred = not group.product and leaf.profile != Profile.USER_PAIR
-        group = replace(group, expanded=self._is_expanded(leaf, group), centred=centred)
-        if centred:
-            parameter = leaf.parameters[0] if leaf.parameters else 0.0
-            slope = greatest_slope(int(leaf.profile), parameter)
-            bend = slope_at_zero(int(leaf.profile), parameter) if group.expanded else 0.0
-            self.sensitivities.append(Sensitivity(group, slope, bend))
+        profile = leaf.profile
+        group = Group(tree.parts, centred=profile.reads == "distance")
+        group = replace(group, expanded=self._is_expanded(leaf, group))
+        if group.centred:
+            bend = leaf.slope_at_zero if group.expanded else 0.0
+            self.sensitivities.append(Sensitivity(group, float(profile.steepest(0.0, leaf.parameter)), bend))
         # Equal inputs are held once.
         if group in self.groups:
             number = self.groups.index(group)
         else:
             number = len(self.groups)
             self.groups.append(group)
-        if leaf.profile == Profile.USER_PAIR:
+        form = "products" if group.product else "expanded" if group.expanded else "differences"
+        floor = 0.0
+        if profile.reads == "rows":
             assert leaf.function is not None
             self.stages.append(_Stage(leaf.function, slot, number))
-            return _leaf_error(leaf, group, 0.0, self.itemsize)
-        form = "products" if group.product else "expanded" if group.expanded else "differences"
-        self.stages.append(_Stage(form, slot, number))
-        if leaf.profile == Profile.USER:
+        elif profile.entries is None:
             assert leaf.function is not None
-            self.stages.append(_Stage(leaf.function, slot))
-            return _leaf_error(leaf, group, 0.0, self.itemsize)
-        floor = min(LOWEST_EXPONENT[self.itemsize] / max(exponentials, 1), HIGHEST_FLOOR)
-        numbers = (*leaf.parameters, 0.0, 0.0)[: PARAMETERS - 1]
-        self.stages.append(_Stage(_STAGE_OF[leaf.profile], slot, parameters=(*numbers, floor)))
-        return _leaf_error(leaf, group, floor, self.itemsize)
+            self.stages += [_Stage(form, slot, number), _Stage(leaf.function, slot)]
+        else:
+            floor = min(LOWEST_EXPONENT[self.itemsize] / max(exponentials, 1), HIGHEST_FLOOR)
+            numbers = (*leaf.parameters, 0.0, 0.0)[: PARAMETERS - 1]
+            self.stages += [_Stage(form, slot, number), _Stage(profile.name, slot, parameters=(*numbers, floor))]
+        return self._leaf_error(leaf, group, 2.0**floor if profile.value is not None else 0.0)
 
     def _is_expanded(self, leaf: Leaf, group: Group) -> bool:
-        slope = slope_at_zero(int(leaf.profile), leaf.parameters[0] if leaf.parameters else 0.0)
-        if group.product or not group.inputs or not math.isfinite(slope):
+        slope = leaf.slope_at_zero
+        if not group.centred or not group.inputs or not math.isfinite(slope):
             return False
         if self.expanded is not None:
             return self.expanded
         # A squared exponential's slope at zero is ln 2.
-        squared_norm = group.squared_norm * (1.0 if leaf.profile == Profile.EXP2 else slope / math.log(2.0))
+        squared_norm = group.squared_norm * (slope / math.log(2.0))
         few_digits_lost = group.inputs >= EXPANDED_FROM_INPUTS and squared_norm <= EXPANDED_UP_TO_SQUARED_NORM
         return self.itemsize == 4 and few_digits_lost
 
-
-def _leaf_error(leaf: Leaf, group: Group, floor: float, itemsize: int) -> float:
-    """Bound on a leaf's error, in units of the precision's epsilon, which is two roundings; `row_errors` go on top."""
-    parameter = leaf.parameters[0] if leaf.parameters else 0.0
-    profile = int(leaf.profile)
-    floored = 2.0**floor if floor and leaf.profile < Profile.POLYNOMIAL else 0.0
-    relative = group.inputs + SCALE_ROUNDINGS
-    roundings = greatest_relative_slope(profile, parameter) * relative + PROFILE_ROUNDING[profile]
-    return 0.5 * roundings + floored / (2.0**-23 if itemsize == 4 else 2.0**-52)
+    def _leaf_error(self, leaf: Leaf, group: Group, floored: float) -> float:
+        """Bound on a leaf's error in units of the precision's epsilon, two roundings; `row_errors` go on top."""
+        relative = group.inputs + SCALE_ROUNDINGS
+        roundings = float(leaf.profile.bulge(0.0, leaf.parameter)) * relative + leaf.profile.rounding
+        return 0.5 * roundings + floored / (2.0**-23 if self.itemsize == 4 else 2.0**-52)
 
 
 def _parts_of(leaf: Leaf, groups: tuple[InputGroup, ...]) -> tuple[InputGroup, ...]:
     """The leaf's inputs, once the leaf is known to be sound."""
     if not 0 <= leaf.group < len(groups):
         raise InputError(f"a leaf reads group {leaf.group} of a tile program that has {len(groups)}")
-    wanted = _NUMBER_OF_PARAMETERS.get(leaf.profile, 0)
-    if len(leaf.parameters) != wanted:
-        raise InputError(f"{leaf.profile.name} takes {wanted} parameters; got {leaf.parameters}")
-    if leaf.profile in _USERS and not callable(leaf.function):
-        raise InputError(f"{leaf.profile.name} needs a function; got {leaf.function!r}")
-    if groups[leaf.group].product != (leaf.profile == Profile.POLYNOMIAL) and leaf.profile != Profile.USER_PAIR:
-        raise InputError(f"{leaf.profile.name} was given a group with product={groups[leaf.group].product}")
-    if leaf.profile == Profile.POLYNOMIAL and not (leaf.parameters[0] >= 1 and float(leaf.parameters[0]).is_integer()):
-        raise InputError(f"a polynomial's degree is a whole number from 1; got {leaf.parameters[0]!r}")
+    profile = leaf.profile
+    if len(leaf.parameters) != profile.parameters:
+        raise InputError(f"{profile.name} takes {profile.parameters} parameters; got {leaf.parameters}")
+    if profile.entries is None and not callable(leaf.function):
+        raise InputError(f"{profile.name} needs a function; got {leaf.function!r}")
+    if groups[leaf.group].product != (profile.reads == "product"):
+        raise InputError(f"{profile.name} was given a group with product={groups[leaf.group].product}")
     return (groups[leaf.group],)
 
 

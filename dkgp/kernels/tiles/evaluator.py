@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +19,10 @@ from dkgp.kernels.base import Kernel
 from dkgp.kernels.program import InputGroup, Profile
 from dkgp.kernels.tiles import loops
 from dkgp.kernels.tiles.circle import cosine_and_sine
-from dkgp.kernels.tiles.encoding import EncodedProgram, encode
+from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
+from dkgp.kernels.tiles.stages import stage_names
 
 __all__ = ["Features", "Precision", "TileEvaluator"]
 
@@ -133,24 +134,24 @@ class TileEvaluator:
         self._centre = None if centre is None else np.asarray(centre, dtype=np.float64)
         if self._centre is not None and self._centre.shape != (kernel.n_features,):
             raise InputError(f"expected a centre of {kernel.n_features} features; got shape {self._centre.shape}")
-        self._encoded: EncodedProgram = encode(kernel.tile_program(), self.dtype.itemsize, expanded, kernel.n_features)
+        self._encoded: EncodedProgram = encoded(kernel, self.dtype, expanded)
         self._inputs = self._encoded.inputs
         entry_bytes = self.dtype.itemsize * (loops.TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24))
-        self.tile_rows = int(np.clip(_TILE_BYTES // entry_bytes // 64 * 64, 64, 512))
+        self.tile_rows = min(max(_TILE_BYTES // entry_bytes // 64 * 64, 64), 512)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The table holds addresses of this process.
-        return _evaluator, (self.kernel, self.precision, self._expanded, self._centre)
+        return partial(TileEvaluator, expanded=self._expanded, centre=self._centre), (self.kernel, self.precision)
 
-    @cached_property
+    @property
     def program(self) -> NDArray[np.int64]:
         """The kernel's program for the loops of `dkgp.kernels.tiles.loops`; holds in this process alone."""
-        return self._encoded.table(self.dtype)
+        return self._encoded.table
 
     @property
     def stage_names(self) -> tuple[str, ...]:
         """The stages that the kernel takes of those that dkgp has; users' functions are none of them."""
-        return tuple(sorted({stage.name for stage in self._encoded.stages if isinstance(stage.name, str)}))
+        return tuple(sorted({stage.name for stage in self._encoded.stages if stage.name in stage_names()}))
 
     @property
     def amplitude(self) -> float:
@@ -159,7 +160,7 @@ class TileEvaluator:
 
     @property
     def radial(self) -> tuple[Profile, float] | None:
-        """Profile and parameter of a kernel that is one decreasing function of one distance; None for any other."""
+        """Profile and parameter of a kernel that is one falling function of one distance; None for any other."""
         return self._encoded.radial
 
     @property
@@ -321,12 +322,6 @@ def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
     """
     return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
-
-
-def _evaluator(
-    kernel: Kernel, precision: Precision, expanded: bool | None, centre: NDArray[np.float64] | None
-) -> TileEvaluator:
-    return TileEvaluator(kernel, precision, expanded=expanded, centre=centre)
 
 
 def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:

@@ -22,8 +22,8 @@ from numba.extending import intrinsic
 
 from dkgp.kernels.tiles.blocks import LANES, column_sums
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.tiles.math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.kernels.tiles.stages import PARAMETERS, TILE_COLUMNS
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
 __all__ = [
     "FLUSH_COLUMNS",

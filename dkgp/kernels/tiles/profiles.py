@@ -1,116 +1,42 @@
-"""Profiles one value at a time in float64, and how fast they fall: what bounds on their errors are made of.
-
-Each is a decreasing function of s = r^2, the scaled squared distance (see `dkgp.kernels.program.Profile`).
-"""
+"""A falling profile one value at a time in compiled code: what tree sums and their bounds are made of."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from dkgp.kernels.program import Profile
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.code_cache import c_function
 
-__all__ = [
-    "PROFILE_ROUNDING",
-    "greatest_relative_slope",
-    "greatest_slope",
-    "profile_rounding",
-    "profile_value",
-    "slope_at_zero",
-    "steepest_slopes",
-]
+__all__ = ["BULGE", "STEEPEST", "VALUE", "falling_functions", "profile_at"]
 
-_LN2 = math.log(2.0)
-_EXP2, _MATERN12, _MATERN32, _MATERN52, _RATIONAL_QUADRATIC = (int(Profile(number)) for number in range(5))
-_GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
-# Roundings of a value near one, by what a profile does to s beyond taking it from the distance stage: four of the
-# polynomial for 2**f, the square root's or the logarithm's as far as they change the exponential, and the factors.
-# Of a polynomial: each power, and the degree's share of a dot product is added with the inputs. A user's function is
-# taken to be good to sixteen, and to change no faster than in proportion.
-PROFILE_ROUNDING = (4.0, 5.0, 9.0, 11.0, 8.0, 2.0, 16.0, 16.0)
+# Where `falling_functions` holds the address of which of a `Profile`'s functions.
+VALUE, STEEPEST, BULGE = range(3)
+_COMPILED: dict[Any, Any] = {}
 
 
-@cached_njit(nogil=True)
-def profile_value(squared_distance, profile, parameter):  # type: ignore[no-untyped-def]
-    """Kernel value of unit amplitude at one squared distance of scaled inputs; NaN for a profile that need not fall."""
-    if profile == _EXP2:
-        return 2.0 ** (-squared_distance)
-    v = _LN2 * np.sqrt(squared_distance)
-    if profile == _MATERN12:
-        return np.exp(-v)
-    if profile == _MATERN32:
-        return (1.0 + v) * np.exp(-v)
-    if profile == _MATERN52:
-        return (1.0 + v + v * v / 3.0) * np.exp(-v)
-    if profile == _RATIONAL_QUADRATIC:
-        return np.exp(-parameter * np.log1p(squared_distance))
-    return np.nan
+def falling_functions(profile: Profile) -> NDArray[np.int64]:
+    """Addresses of a profile's value and slopes in this process, for `profile_at`: (3,)."""
+    functions = profile.value, profile.steepest, profile.bulge
+    for function in functions:
+        assert function is not None
+        if function not in _COMPILED:
+            # Where two threads were at it, the first one's stays: an address lives as long as what it belongs to.
+            _COMPILED.setdefault(function, c_function(function, types.float64(types.float64, types.float64)))
+    return np.array([_COMPILED[function].address for function in functions], np.int64)
 
 
-@cached_njit(nogil=True)
-def profile_rounding(profile):  # type: ignore[no-untyped-def]
-    """Roundings that a tile's profile adds to a value near one."""
-    return PROFILE_ROUNDING[profile]
+@intrinsic
+def profile_at(typing_context: Any, address: Any, where: Any, parameter: Any) -> Any:
+    """Call one of the `falling_functions` of a profile with this parameter, from compiled code."""
 
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()] * 2)
+        return builder.call(builder.inttoptr(arguments[0], function.as_pointer()), arguments[1:])
 
-@cached_njit(nogil=True)
-def steepest_slopes(distance, profile, parameter):  # type: ignore[no-untyped-def]
-    """The greatest |dk/dr|, and the greatest |dk/d log s|, anywhere beyond a distance r.
-
-    Both rise to a peak and fall, so each is taken at its peak or, past it, where the range begins.
-    """
-    v = _LN2 * distance
-    if profile == _EXP2:
-        steepest = max(distance, math.sqrt(0.5 / _LN2))
-        bulge = max(distance * distance, 1.0 / _LN2)
-        return 2.0 * _LN2 * steepest * 2.0 ** (-steepest * steepest), _LN2 * bulge * 2.0 ** (-bulge)
-    if profile == _MATERN12:
-        bulge = max(v, 1.0)
-        return _LN2 * np.exp(-v), 0.5 * bulge * np.exp(-bulge)
-    if profile == _MATERN32:
-        steepest, bulge = max(v, 1.0), max(v, 2.0)
-        return _LN2 * steepest * np.exp(-steepest), 0.5 * bulge * bulge * np.exp(-bulge)
-    if profile == _MATERN52:
-        steepest, bulge = max(v, _GOLDEN), max(v, 1.0 + math.sqrt(3.0))
-        return (
-            _LN2 / 3.0 * steepest * (1.0 + steepest) * np.exp(-steepest),
-            bulge * bulge / 6.0 * (1.0 + bulge) * np.exp(-bulge),
-        )
-    if profile == _RATIONAL_QUADRATIC:
-        steepest = max(distance, 1.0 / np.sqrt(2.0 * parameter + 1.0))
-        bulge = max(distance * distance, 1.0 / parameter)
-        return (
-            2.0 * parameter * steepest * np.exp(-(parameter + 1.0) * np.log1p(steepest * steepest)),
-            parameter * bulge * np.exp(-(parameter + 1.0) * np.log1p(bulge)),
-        )
-    return np.inf, np.inf
-
-
-def greatest_relative_slope(profile: int, parameter: float) -> float:
-    """The greatest |dk/d log s|: what a relative error of the squared distance does to an entry at worst."""
-    if profile == Profile.POLYNOMIAL:
-        return parameter
-    if profile > Profile.POLYNOMIAL:
-        return 1.0
-    return float(steepest_slopes.py_func(0.0, profile, parameter)[1])
-
-
-def greatest_slope(profile: int, parameter: float) -> float:
-    """The greatest |dk/dr|: what an error of the distance does to an entry at worst.
-
-    Zero for what is no function of a distance. A user's function of s is taken to be no steeper than one in r.
-    """
-    if profile > Profile.RATIONAL_QUADRATIC:
-        return 1.0 if profile == Profile.USER else 0.0
-    return float(steepest_slopes.py_func(0.0, profile, parameter)[0])
-
-
-def slope_at_zero(profile: int, parameter: float) -> float:
-    """|dk/ds| where s is zero, and nowhere more: what an absolute error of the squared distance does to an entry."""
-    if profile > Profile.RATIONAL_QUADRATIC:
-        return math.inf
-    return {_EXP2: _LN2, _MATERN32: _LN2**2 / 2.0, _MATERN52: _LN2**2 / 6.0, _RATIONAL_QUADRATIC: parameter}.get(
-        profile, math.inf
-    )
+    return types.float64(types.int64, types.float64, types.float64), generate

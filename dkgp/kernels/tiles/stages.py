@@ -1,9 +1,9 @@
 """The stages that a tile goes through, each a function of its own that the loops call by its address.
 
 A distance stage turns the rows and columns of one group of inputs into a tile of negative squared distances, or of dot
-products; an entry stage changes the entries of a tile in place: a profile, or the arithmetic between two tiles. A stage
-is compiled, or fetched from the cache on disk, when a kernel first needs it; the loops know none of them, so that they
-are compiled once and a new profile is one new function here.
+products; an entry stage changes the entries of a tile in place: a profile, which a kernel's own file declares
+(`dkgp.kernels.program.Profile`), or the arithmetic between two tiles. A stage is compiled, or fetched from the cache on
+disk, when a kernel first needs it; the loops know none of them, so that they are compiled once.
 
 Every entry stage is a plain loop over contiguous rows that the compiler turns into full-width vector code. A call is
 made for thousands of entries, so it costs nothing.
@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
+from dkgp.kernels.program import PROFILES
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
 from dkgp.kernels.tiles.code_cache import c_function
-from dkgp.kernels.tiles.math import FAST_MATH, exp2, fma, log2_1p, prefer_full_vectors, stay_apart
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors, stay_apart
 
-__all__ = ["PARAMETERS", "STAGE_NAMES", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address"]
+__all__ = ["PARAMETERS", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address", "stage_names"]
 
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
-_LN2 = float(np.log(2.0))
 
 
 def distance_signature(dtype: DTypeLike) -> Any:
@@ -65,95 +65,6 @@ def products(tile_at, stride, width, count, rows_at, d, columns_at):  # type: ig
     prefer_full_vectors()
     stay_apart()
     fill_products(tile_at, stride, width, count, rows_at, d, columns_at)
-
-
-# Profiles: of the negative squared distance, which is a rounding above zero at worst.
-
-
-def power_of_two(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """2**-s."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    floor = tile.dtype.type(parameters[2])
-    for j in range(width):
-        for i in range(count):
-            tile[j, i] = exp2(tile[j, i], floor)
-
-
-def matern12(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """2**-u, u = sqrt(s)."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    floor, zero = tile.dtype.type(parameters[2]), tile.dtype.type(0.0)
-    for j in range(width):
-        for i in range(count):
-            tile[j, i] = exp2(-np.sqrt(max(-tile[j, i], zero)), floor)
-
-
-def matern32(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """(1 + v) 2**-u, u = sqrt(s), v = u ln 2."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    convert = tile.dtype.type
-    floor, zero, one, ln2 = convert(parameters[2]), convert(0.0), convert(1.0), convert(_LN2)
-    for j in range(width):
-        for i in range(count):
-            u = min(np.sqrt(max(-tile[j, i], zero)), -floor)
-            tile[j, i] = fma(ln2, u, one) * exp2(-u, floor)
-
-
-def matern52(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    convert = tile.dtype.type
-    floor, zero, one, third, ln2 = (
-        convert(parameters[2]), convert(0.0), convert(1.0), convert(1.0 / 3.0), convert(_LN2),
-    )  # fmt: skip
-    for j in range(width):
-        for i in range(count):
-            u = min(np.sqrt(max(-tile[j, i], zero)), -floor)
-            v = ln2 * u
-            tile[j, i] = fma(v, fma(v, third, one), one) * exp2(-u, floor)
-
-
-def rational_quadratic(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """(1 + s)**-a."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    floor, zero, exponent = tile.dtype.type(parameters[2]), tile.dtype.type(0.0), tile.dtype.type(parameters[0])
-    for j in range(width):
-        for i in range(count):
-            tile[j, i] = exp2(-exponent * log2_1p(max(-tile[j, i], zero)), floor)
-
-
-def polynomial(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
-    """(t + c)**p of dot products t, by repeated squaring from the leading bit of p down."""
-    prefer_full_vectors()
-    stay_apart()
-    tile = carray(tile_at, (TILE_COLUMNS, stride))
-    degree, offset = int(parameters[0]), tile.dtype.type(parameters[1])
-    leading = 1
-    while 2 * leading <= degree:
-        leading *= 2
-    base = np.empty(count, tile.dtype)
-    for j in range(width):
-        for i in range(count):
-            base[i] = tile[j, i] + offset
-            tile[j, i] = base[i]
-        bit = leading // 2
-        while bit > 0:
-            for i in range(count):
-                tile[j, i] = tile[j, i] * tile[j, i]
-            if degree & bit:
-                for i in range(count):
-                    tile[j, i] = tile[j, i] * base[i]
-            bit //= 2
 
 
 # Arithmetic: on one tile, or on it and the next one on the stack.
@@ -199,21 +110,51 @@ def multiply(tile_at, stride, width, count, parameters):  # type: ignore[no-unty
             tile[j, i] = tile[j, i] * tile[TILE_COLUMNS + j, i]
 
 
-_DISTANCES: tuple[Callable[..., None], ...] = (differences, expanded, products)
-_ENTRIES: tuple[Callable[..., None], ...] = (
-    power_of_two, matern12, matern32, matern52, rational_quadratic, polynomial, constant, shift, add, multiply,
-)  # fmt: skip
-_STAGES = {function.__name__: function for function in (*_DISTANCES, *_ENTRIES)}
-STAGE_NAMES = tuple(_STAGES)
-_COMPILED: dict[tuple[str, np.dtype[Any]], Any] = {}
+_OWN: dict[str, tuple[Callable[..., None], Callable[[DTypeLike], Any]]] = {
+    **{function.__name__: (function, distance_signature) for function in (differences, expanded, products)},
+    **{function.__name__: (function, entry_signature) for function in (constant, shift, add, multiply)},
+}
+_COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
+
+
+def stage_names() -> tuple[str, ...]:
+    """All stages that can be compiled by name in any process: those of this module, and dkgp's own profiles."""
+    entries = {name: profile.entries for name, profile in PROFILES.items() if profile.entries is not None}
+    return (*_OWN, *(name for name, function in entries.items() if function.__module__.startswith("dkgp.")))
 
 
 def stage_address(name: str, dtype: DTypeLike) -> int:
     """Address of a stage for tiles of a type; compiled, or read from the cache, once in a process."""
-    key = (name, np.dtype(dtype))
+    own = _OWN.get(name)
+    function = own[0] if own else PROFILES[name].entries
+    assert function is not None
+    key = (function, np.dtype(dtype))
     if key not in _COMPILED:
-        function = _STAGES[name]
-        signature = distance_signature(dtype) if function in _DISTANCES else entry_signature(dtype)
+        if own:
+            stage = c_function(function, own[1](dtype), fastmath=FAST_MATH)
+        else:
+            # Division by zero as in NumPy: what looks out for an exception is no vector code.
+            stage = c_function(
+                _profile_stage(function),
+                entry_signature(dtype),
+                inner=function,
+                fastmath=FAST_MATH,
+                error_model="numpy",
+            )
         # Where two threads were at it, the first one's stays: an address lives as long as what it belongs to.
-        _COMPILED.setdefault(key, c_function(function, signature, fastmath=FAST_MATH))
+        _COMPILED.setdefault(key, stage)
     return int(_COMPILED[key].address)
+
+
+def _profile_stage(entries: Callable[..., None]) -> Callable[..., None]:
+    inlined = njit(inline="always")(entries)
+
+    def stage(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
+        prefer_full_vectors()
+        stay_apart()
+        tile = carray(tile_at, (TILE_COLUMNS, stride))
+        floor = tile.dtype.type(parameters[2])
+        for j in range(width):
+            inlined(tile[j, :count], parameters, floor)
+
+    return stage

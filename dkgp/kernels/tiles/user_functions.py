@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import re
 import threading
 import types as python_types
 from collections.abc import Callable, Iterator
@@ -19,17 +18,16 @@ import numpy as np
 from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
-from dkgp.errors import InputError
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.code_cache import c_function
-from dkgp.kernels.tiles.math import prefer_full_vectors, stay_apart
 from dkgp.kernels.tiles.stages import TILE_COLUMNS, distance_signature, entry_signature
+from dkgp.kernels.user import compile_function
+from dkgp.kernels.vector_math import prefer_full_vectors, stay_apart
 
-__all__ = ["function_name", "require_compilable", "user_stage"]
+__all__ = ["user_stage"]
 
 _COMPILED: dict[tuple[str, np.dtype[Any], bool], tuple[Any, Callable[..., Any]]] = {}
 _LOCK = threading.Lock()
-_SHOWN_LINES = 3
 
 
 def user_stage(function: Callable[..., Any], dtype: DTypeLike, *, pair: bool) -> int:
@@ -55,31 +53,11 @@ def user_stage(function: Callable[..., Any], dtype: DTypeLike, *, pair: bool) ->
         return int(_COMPILED[key][0].address)
 
 
-def require_compilable(function: Callable[..., Any], *, pair: bool) -> None:
-    """Refuse a function that no tile could call, before any work; see `user_stage`."""
-    for dtype in (np.float32, np.float64):
-        user_stage(function, dtype, pair=pair)
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """Name of a function in messages."""
-    return str(getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function))
-
-
 def _compile(function: Callable[..., Any], dtype: np.dtype[Any], pair: bool) -> Any:
     number = types.float32 if dtype == np.float32 else types.float64
+    called = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)
     arguments = (types.Array(number, 1, "C"),) * 2 if pair else (number,)
-    try:
-        # Division by zero gives an infinity as in NumPy, and so no loop has to look out for an exception.
-        inner = njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
-        # By itself first: so Numba speaks of the user's lines, not of those around them.
-        inner.compile(arguments)
-    except Exception as error:  # whatever stops the compiler, its own mistakes among it
-        raise _refusal(function, pair, _explanation(error)) from None
-    (overload,) = inner.overloads.values()
-    returned = overload.signature.return_type
-    if not isinstance(returned, types.Float | types.Integer | types.Boolean):
-        raise _refusal(function, pair, f"it returns {returned}, not a real number")
+    inner = compile_function(function, f"the kernel function {called}", arguments)
     stage, signature = (_pair_stage, distance_signature) if pair else (_entry_stage, entry_signature)
     return c_function(stage(_guarded(inner, pair)), signature(dtype), cache=False, error_model="numpy")
 
@@ -104,14 +82,6 @@ def _guarded(function: Any, pair: bool) -> Any:
             return np.nan
 
     return njit(error_model="numpy", nogil=True)(of_rows if pair else of_distance)
-
-
-def _refusal(function: Callable[..., Any], pair: bool, reason: str) -> InputError:
-    expected = "two 1-D arrays" if pair else "one number, the scaled squared distance,"
-    return InputError(
-        f"the kernel function {function_name(function)} cannot be compiled: {reason}. It takes {expected} and returns "
-        "a number; inside, only numbers, arrays and the functions of math and NumPy that Numba knows may be used"
-    )
 
 
 def _entry_stage(function: Any) -> Callable[..., None]:
@@ -140,14 +110,6 @@ def _pair_stage(function: Any) -> Callable[..., None]:
                 tile[j, i] = function(x, y)
 
     return apply
-
-
-def _explanation(error: BaseException) -> str:
-    """Numba's own first lines, without what it says of itself."""
-    text = re.sub(r"\x1b\[[0-9;]*m|\.?\s*Raised from None$", "", str(error))
-    lines = [line.strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("Failed in", "During: ", "File ", "- Resolution"))]
-    return "; ".join(line.rstrip(".:") for line in kept[:_SHOWN_LINES]) or type(error).__name__
 
 
 def _content(function: Callable[..., Any]) -> str:

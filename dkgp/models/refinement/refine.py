@@ -12,12 +12,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import Dataset
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
 from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
@@ -26,33 +26,14 @@ from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, held_out_rows, score_held_out
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.operators.inputs import InputSource
 
 __all__ = ["refine"]
 
 INTERRUPTED = "interrupted"
 
 
-class RefinedDataset(InputSource, Protocol):
-    """A dataset as `refine` needs it: inputs as an operator reads them, targets, and names."""
-
-    @property
-    def chunk_rows(self) -> int:
-        """Rows to read at a time."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the d features kept."""
-
-    def input_rows(self, indices: Any, /) -> FloatArray:
-        """Rows of the standardised inputs: (len(indices), d)."""
-
-    def targets(self, start: int, stop: int, /) -> FloatArray:
-        """Standardised targets of the samples from `start` up to `stop`: (stop - start, p)."""
-
-
 def refine(
-    dataset: RefinedDataset,
+    dataset: Dataset,
     space: RefineSpace,
     executor: BlockExecutor,
     settings: RefineSettings | None = None,
@@ -94,22 +75,25 @@ def refine(
     """
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():
-        run = _Run(dataset, space, executor, settings or RefineSettings(), note, coordinator_input_bytes)
-        return run.run(progress, interrupted)
+        run = _Run(dataset, space, executor, settings or RefineSettings(), coordinator_input_bytes)
+        run.progress, run.note, run.interrupted = progress, note, interrupted
+        return run.run()
 
 
 class _Run:
     def __init__(
         self,
-        dataset: RefinedDataset,
+        dataset: Dataset,
         space: RefineSpace,
         executor: BlockExecutor,
         settings: RefineSettings,
-        note: Callable[[str], None] | None,
         coordinator_input_bytes: int,
     ) -> None:
+        self.progress: StepCallback | None = None
+        self.note: Callable[[str], None] | None = None
+        self.interrupted: Callable[[], bool] | None = None
         self._started = time.perf_counter()
-        self._space, self._settings, self._note = space, settings, note
+        self._space, self._settings = space, settings
         n = dataset.n_samples
         rows = held_out_rows(n, settings.held_out, settings.seed)
         starts = range(0, n, dataset.chunk_rows)
@@ -134,38 +118,30 @@ class _Run:
         self._gain = self._gain_error = 0.0
         self._best = space.first
 
-    def run(self, progress: StepCallback | None, interrupted: Callable[[], bool] | None) -> Refinement:
+    def run(self) -> Refinement:
         first = self._space.first
         p = self._targets.shape[1]
         try:
-            estimate = self._estimate(first, None, interrupted)
+            estimate = self._estimate(first, None)
             start_alpha = estimate.solutions[:, :p].copy()
-            estimate, reason = self._climb(first, estimate, progress, interrupted)
+            estimate, reason = self._climb(first, estimate)
             if np.array_equal(first, self._best):
                 return self._result(None, reason, f"nothing was gained: {reason} at the start")
             if self._held_out is None:
                 return self._result(self._best, reason, "the refined values are kept, not validated")
-            if self._note is not None:
-                self._note(
-                    f"{reason}; predicting {self._n_held_out:,} held-out samples with the old and the new values"
-                )
-            before = self._score(first, start_alpha, interrupted)
-            after = self._score(self._best, estimate.solutions[:, :p], interrupted)
+            if self.note is not None:
+                self.note(f"{reason}; predicting {self._n_held_out:,} held-out samples with the old and the new values")
+            before = self._score(first, start_alpha)
+            after = self._score(self._best, estimate.solutions[:, :p])
             return self._judge(reason, before, after)
         except InterruptedRunError:
             return self._interrupted()
 
-    def _climb(
-        self,
-        first: FloatArray,
-        estimate: GradientEstimate,
-        progress: StepCallback | None,
-        interrupted: Callable[[], bool] | None,
-    ) -> tuple[GradientEstimate, str]:
+    def _climb(self, first: FloatArray, estimate: GradientEstimate) -> tuple[GradientEstimate, str]:
         """Go uphill from the start; the gradient where that ended, and why it did."""
         search = QuasiNewton(self._space.space.bounds, self._space.select(estimate.curvature), self._space.space.free)
         start = point = self._point(first, estimate)
-        self._record(point, estimate, search, progress, accepted=True)
+        self._record(point, estimate, search, accepted=True)
         while point.significance(search.free(point)) > 1.0:
             if len(self._history) > self._settings.steps:
                 return estimate, f"{self._settings.steps} steps were taken"
@@ -173,7 +149,7 @@ class _Run:
                 return estimate, "steps became too short to matter"
             proposed = search.propose(point)
             try:
-                there = self._estimate(proposed, estimate.solutions, interrupted)
+                there = self._estimate(proposed, estimate.solutions)
             except NumericalError:
                 search.retreat()
                 continue
@@ -182,16 +158,14 @@ class _Run:
             if accepted:
                 self._gain, self._gain_error = self._gain + estimated_gain(point, new), gain_error(start, new)
                 point, estimate, self._best = new, there, new.parameters
-            self._record(new, there, search, progress, accepted=accepted)
+            self._record(new, there, search, accepted=accepted)
         return estimate, "the gradient is within its standard error"
 
-    def _estimate(
-        self, parameters: FloatArray, initial: FloatArray | None, interrupted: Callable[[], bool] | None
-    ) -> GradientEstimate:
-        if interrupted is not None and interrupted():
+    def _estimate(self, parameters: FloatArray, initial: FloatArray | None) -> GradientEstimate:
+        if self.interrupted is not None and self.interrupted():
             raise InterruptedRunError("interrupted between two steps")
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
-        estimate = self._estimator(kernel, noise_variance, initial, interrupted)
+        estimate = self._estimator(kernel, noise_variance, initial, self.interrupted)
         self._passes += estimate.column_passes
         self._contractions += estimate.contractions
         return estimate
@@ -201,15 +175,7 @@ class _Run:
         gradient = self._space.select(estimate.gradient) + slope
         return Point(parameters, gradient, self._space.select(estimate.error))
 
-    def _record(
-        self,
-        point: Point,
-        estimate: GradientEstimate,
-        search: QuasiNewton,
-        progress: StepCallback | None,
-        *,
-        accepted: bool,
-    ) -> None:
+    def _record(self, point: Point, estimate: GradientEstimate, search: QuasiNewton, *, accepted: bool) -> None:
         free = search.free(point)
         names = self._space.space.names
         solver = self._space.select(estimate.solver_error)
@@ -233,8 +199,8 @@ class _Run:
             seconds=estimate.seconds,
         )
         self._history.append(step)
-        if progress is not None:
-            progress(step)
+        if self.progress is not None:
+            self.progress(step)
 
     def _judge(self, reason: str, before: HeldOutScore, after: HeldOutScore) -> Refinement:
         """Keep the values that predicted the held-out samples better."""
@@ -251,9 +217,7 @@ class _Run:
         verdict = f"refining did not improve predictions, the values to start from are kept: {figures}"
         return self._result(None, reason, verdict, before, after)
 
-    def _score(
-        self, parameters: FloatArray, initial: FloatArray, interrupted: Callable[[], bool] | None
-    ) -> HeldOutScore:
+    def _score(self, parameters: FloatArray, initial: FloatArray) -> HeldOutScore:
         assert self._held_out is not None
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
         with self._estimator.operator(kernel, noise_variance) as operator:
@@ -263,7 +227,7 @@ class _Run:
                 self._held_out,
                 self._estimator.landmarks,
                 initial=initial,
-                interrupted=interrupted,
+                interrupted=self.interrupted,
             )
         self._passes += score.column_passes
         return score

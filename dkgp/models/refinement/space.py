@@ -114,19 +114,5 @@ class RefineSpace:
     def _tuned(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
         """Each by name, with where it started, in a search before this one if there was one."""
         before = {parameter.name: parameter.start for parameter in self.start.parameters or ()}
-        found = []
-        for index, name in enumerate(self.space.names):
-            lower, upper = np.exp(self.space.bounds[index]).tolist()
-            feature = self.space.features[index]
-            found.append(
-                TunedParameter(
-                    name,
-                    value=math.exp(parameters[index]),
-                    start=before.get(name, math.exp(self.first[index])),
-                    lower=lower,
-                    upper=upper,
-                    feature=None if feature is None else self.feature_names[feature],
-                    fixed=not self.space.free[index],
-                )
-            )
-        return tuple(found)
+        found = self.space.tuned(parameters, self.first, self.feature_names)
+        return tuple(replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in found)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, SquaredExponential, White
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, KernelFamily
 
 __all__ = ["ComposedFamily", "family_bytes", "family_of"]
@@ -72,7 +72,7 @@ class ComposedFamily:
     def __init__(
         self, kernel: Kernel, inputs: FloatArray, *, learn_variance: bool, feature_names: tuple[str, ...]
     ) -> None:
-        if any(isinstance(part, White) for part in kernel.walk()):
+        if not kernel.pairwise:
             raise InputError(
                 "white noise inside a kernel is noise that is learnt anyway; take it out with "
                 "dkgp.kernels.fold_white(kernel, noise_variance)"

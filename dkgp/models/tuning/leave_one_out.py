@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import NumericalError
 from dkgp.models.tuning.dense_algebra import (
     add_outer_products,
@@ -34,45 +33,20 @@ from dkgp.models.tuning.dense_algebra import (
     solve_factored,
     symmetric_product,
 )
-from dkgp.models.tuning.marginal_likelihood import KernelFamily
+from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily
 
-__all__ = ["LeaveOneOut", "fold_predictions"]
-
-FloatArray: TypeAlias = NDArray[np.float64]
-IndexArray: TypeAlias = NDArray[np.int64]
+__all__ = ["LeaveOneOut", "factored", "fold_predictions"]
 
 
-class LeaveOneOut:
-    """The sum of log p(y_i | X, y_-i, theta) and its gradient; theta = (the kernel's log parameters, log s2).
-
-    Parameters
-    ----------
-    family : KernelFamily
-        The kernel and its parameters, on the same n inputs.
-    targets : (n, p) float64
-        Standardised targets; the p columns share the hyperparameters.
-    matrices : sequence of (n, n) float64, optional
-        `n_matrices` arrays in Fortran order to work in.
-    """
+class LeaveOneOut(DenseObjective):
+    """The sum of log p(y_i | X, y_-i, theta)."""
 
     n_matrices = 3
 
-    def __init__(self, family: KernelFamily, targets: FloatArray, matrices: Sequence[FloatArray] | None = None) -> None:
-        n_samples = targets.shape[0]
-        self._family = family
-        self._targets = np.asfortranarray(targets)
-        if matrices is None:
-            matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
-        self._kernel_matrix, self._work, self._weights = matrices[:3]
-
     def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
-        """The value and its gradient, or None where Kbar is not numerically positive definite."""
+        """As of `DenseObjective`."""
         n_samples, n_targets = self._targets.shape
-        noise_variance = math.exp(parameters[-1])
-        self._family.matrix(parameters[:-1], self._kernel_matrix)
-        np.copyto(self._work, self._kernel_matrix)
-        np.einsum("ii->i", self._work)[:] += noise_variance
-
+        self._fill(parameters)
         if not factor(self._work):
             return None
         alpha = solve_factored(self._work, self._targets)
@@ -90,18 +64,29 @@ class LeaveOneOut:
         share = 0.5 * (n_targets + squares / precision) / precision
         fill_upper(self._work)
         self._work *= np.sqrt(share)
-        rank_update(self._weights, self._work, scale=-1.0, keep=0.0)
-        add_outer_products(self._weights, alpha, beta, scale=0.5)
-        noise_gradient = noise_variance * float(np.trace(self._weights))
-        kernel_gradient = self._family.contract(parameters[:-1], self._kernel_matrix, self._weights)
-        return value, np.append(kernel_gradient, noise_gradient)
+        weights = self._more[0]
+        rank_update(weights, self._work, scale=-1.0, keep=0.0)
+        add_outer_products(weights, alpha, beta, scale=0.5)
+        return value, self._slopes(parameters, weights)
+
+
+def factored(family: KernelFamily, parameters: FloatArray, out: FloatArray) -> FloatArray:
+    """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` where there is none."""
+    family.matrix(parameters[:-1], out)
+    np.einsum("ii->i", out)[:] += math.exp(parameters[-1])
+    if not factor(out):
+        raise NumericalError(
+            "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
+            "it cannot be scored. Raise the lower bound of the noise variance"
+        )
+    return out
 
 
 def fold_predictions(
     family: KernelFamily,
     parameters: FloatArray,
     targets: FloatArray,
-    folds: Sequence[IndexArray],
+    folds: Sequence[IntArray],
     matrices: Sequence[FloatArray] | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Predict each fold's targets from all samples outside of it, in closed form.
@@ -132,15 +117,8 @@ def fold_predictions(
     """
     n_samples = targets.shape[0]
     work = np.empty((n_samples, n_samples), order="F") if matrices is None else matrices[0]
-    family.matrix(parameters[:-1], work)
-    np.einsum("ii->i", work)[:] += math.exp(parameters[-1])
     ordered = np.asfortranarray(targets)
-    if not factor(work):
-        raise NumericalError(
-            "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
-            "it cannot be scored. Raise the lower bound of the noise variance"
-        )
-    alpha = solve_factored(work, ordered)
+    alpha = solve_factored(factored(family, parameters, work), ordered)
     invert_factored(work)
     fill_upper(work)
     mean, variance = np.empty_like(ordered), np.empty(n_samples)

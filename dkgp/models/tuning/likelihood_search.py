@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models.tuning.search_space import SearchSpace
 
@@ -31,7 +31,6 @@ __all__ = [
     "starting_points",
 ]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 # All of the targets' variance: the search then discovers signal step by step. From a small noise variance the misfit
 # drives the first steps to where every sample is an island (gamma to infinity), a maximum that nothing leads out of.

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.dense_algebra import rank_update, symmetric_product
 from dkgp.models.tuning.dense_inverse import BLOCK_ROWS, invert
 
-__all__ = ["ArdSquaredExponential", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
+__all__ = ["ArdSquaredExponential", "DenseObjective", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
@@ -156,8 +155,8 @@ class ArdSquaredExponential:
         return math.exp(parameters[-1]) if self._learn_variance else self._held_variance
 
 
-class LogMarginalLikelihood:
-    """log p(Y | X, theta) and its gradient; theta = (the kernel's log parameters, log s2).
+class DenseObjective:
+    """A value and its gradient at theta = (the kernel's log parameters, log s2), by dense algebra on one subset.
 
     Spends its time without the GIL, as far as the family does.
 
@@ -166,12 +165,12 @@ class LogMarginalLikelihood:
     family : KernelFamily
         The kernel and its parameters, on the same n inputs.
     targets : (n, p) float64
-        Standardised targets; the p columns share the hyperparameters, their log likelihoods add up.
+        Standardised targets; the p columns share the hyperparameters, their values add up.
     matrices : sequence of (n, n) float64, optional
         `n_matrices` arrays in Fortran order to work in; allocated once by default and reused by every evaluation.
     """
 
-    n_matrices = 2
+    n_matrices: ClassVar[int]
 
     def __init__(self, family: KernelFamily, targets: FloatArray, matrices: Sequence[FloatArray] | None = None) -> None:
         n_samples = targets.shape[0]
@@ -179,19 +178,33 @@ class LogMarginalLikelihood:
         self._targets = np.asfortranarray(targets)
         if matrices is None:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
-        self._kernel_matrix, self._work = matrices[:2]
+        self._kernel_matrix, self._work, *self._more = matrices
 
     def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
-        """The value and its gradient, or None where Kbar is not numerically positive definite.
+        """The value and its gradient, or None where Kbar is not numerically positive definite."""
+        raise NotImplementedError
 
-        Costs a Cholesky factorisation, the inverse from it and one (n, n) by (n, d + 1) product.
-        """
-        n_samples, n_targets = self._targets.shape
-        noise_variance = math.exp(parameters[-1])
+    def _fill(self, parameters: FloatArray) -> None:
+        """K in the first matrix, Kbar in the second."""
         self._family.matrix(parameters[:-1], self._kernel_matrix)
         np.copyto(self._work, self._kernel_matrix)
-        np.einsum("ii->i", self._work)[:] += noise_variance
+        np.einsum("ii->i", self._work)[:] += math.exp(parameters[-1])
 
+    def _slopes(self, parameters: FloatArray, weights: FloatArray) -> FloatArray:
+        """sum_ij weights_ij dKbar_ij / dtheta for each parameter, by the lower triangle of `weights`: it may change."""
+        noise = math.exp(parameters[-1]) * float(np.trace(weights))
+        return np.append(self._family.contract(parameters[:-1], self._kernel_matrix, weights), noise)
+
+
+class LogMarginalLikelihood(DenseObjective):
+    """log p(Y | X, theta)."""
+
+    n_matrices = 2
+
+    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """As of `DenseObjective`: a Cholesky factorisation, the inverse from it, an (n, n) by (n, d + 1) product."""
+        n_samples, n_targets = self._targets.shape
+        self._fill(parameters)
         inverted = invert(self._work, self._targets)
         if inverted is None:
             return None
@@ -203,11 +216,8 @@ class LogMarginalLikelihood:
         )
         if not math.isfinite(value):
             return None
-        weights = self._work
-        rank_update(weights, alpha, scale=1.0, keep=-float(n_targets))
-        noise_gradient = noise_variance * float(np.trace(weights))
-        kernel_gradient = self._family.contract(parameters[:-1], self._kernel_matrix, weights)
-        return value, 0.5 * np.append(kernel_gradient, noise_gradient)
+        rank_update(self._work, alpha, scale=1.0, keep=-float(n_targets))
+        return value, 0.5 * self._slopes(parameters, self._work)
 
 
 def projected_peak_bytes(

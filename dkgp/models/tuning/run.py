@@ -8,17 +8,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import available_cores, single_threaded_blas
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.kernel_family import family_bytes, family_of
 from dkgp.models.tuning.likelihood_search import (
     LikelihoodSearch,
@@ -32,13 +31,11 @@ from dkgp.models.tuning.marginal_likelihood import KernelFamily, projected_peak_
 from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.scores import check_folds, fold_task, holdout_task, scores_of
 from dkgp.models.tuning.search_space import SearchSpace, search_space
-from dkgp.models.tuning.subsets import SubsetPlan, SubsetSource
+from dkgp.models.tuning.subsets import SubsetPlan, Subsets
 from dkgp.models.tuning.tasks import OBJECTIVES, Objective, TuningContext, evaluate_task, summary_task
 from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
 
 __all__ = ["Choices", "check_tuning", "projected_tuning_bytes", "run_tuning"]
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,15 +56,14 @@ class Choices:
 
 
 def run_tuning(
-    source: SubsetSource,
-    plan: SubsetPlan,
+    source: Subsets,
     feature_names: tuple[str, ...],
     choices: Choices,
     settings: SearchSettings,
     executor: BlockExecutor | None,
 ) -> Hyperparameters:
     """Search, score, and say what was found; parameters and errors are those of `tune`."""
-    started = time.perf_counter()
+    started, plan = time.perf_counter(), source.plan
     kernel, family, space, first = _prepared(plan, feature_names, choices, settings)
     context = TuningContext(
         f"tune-{uuid.uuid4().hex[:12]}",
@@ -119,7 +115,7 @@ def run_tuning(
         objective=choices.objective,
         leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
         log_prior=best.log_prior if space.priors else None,
-        parameters=_parameters(space, best, space.within(first), feature_names),
+        parameters=space.tuned(best.parameters, space.within(first), feature_names),
         scores=scores or None,
         seed=settings.seed,
         feature_names=feature_names,
@@ -175,7 +171,7 @@ class _Rounds:
 
     def run(self, task: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         """Return one result for each subset."""
-        subsets = list(range(self._context.source.n_subsets))
+        subsets = list(range(self._context.source.plan.count))
         if self._executor is None:
             return task(self._context, *arguments, subsets)
         groups = [[index] for index in subsets]
@@ -254,21 +250,3 @@ def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) 
         parts = rounds.run(holdout_task, best.parameters)
         found["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
     return found
-
-
-def _parameters(
-    space: SearchSpace, best: Optimum, first: FloatArray, feature_names: tuple[str, ...]
-) -> tuple[TunedParameter, ...]:
-    values, starts, bounds = np.exp(best.parameters), np.exp(first), np.exp(space.bounds)
-    return tuple(
-        TunedParameter(
-            name=name,
-            value=float(values[position]),
-            start=float(starts[position]),
-            lower=float(bounds[position, 0]),
-            upper=float(bounds[position, 1]),
-            feature=None if feature is None else feature_names[feature],
-            fixed=not bool(space.free[position]),
-        )
-        for position, (name, feature) in enumerate(zip(space.names, space.features, strict=True))
-    )

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.errors import InputError, NumericalError
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError
 from dkgp.models.metrics import NORMAL_95
-from dkgp.models.tuning.dense_algebra import factor, solve_factored, solve_half
-from dkgp.models.tuning.leave_one_out import fold_predictions
+from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
+from dkgp.models.tuning.leave_one_out import factored, fold_predictions
 from dkgp.models.tuning.tasks import TuningContext
 
 __all__ = ["ScoreSums", "check_folds", "cut_folds", "fold_task", "holdout_task", "scores_of"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
-IndexArray: TypeAlias = NDArray[np.int64]
 
 _BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the subset
 
@@ -70,7 +67,7 @@ def check_folds(folds: int | None, n_samples: int) -> None:
         raise InputError(f"folds must be from 2 to the subset's size, {n_samples}; got {folds}")
 
 
-def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IndexArray]:
+def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IntArray]:
     """Random folds of sizes that differ by at most one, each sample in one of them: sorted indices."""
     order = np.random.default_rng([seed, 3, subset]).permutation(n_samples)
     return [np.sort(part) for part in np.array_split(order, folds)]
@@ -84,9 +81,8 @@ def fold_task(
     found = []
     for index in subsets:
         subset = context.subset(index)
-        n = len(subset.inputs)
-        with context.matrices(n).lent() as matrices:
-            parts = cut_folds(n, folds, seed, index)
+        parts = cut_folds(len(subset.inputs), folds, seed, index)
+        with context.matrices(len(subset.inputs)).lent() as matrices:
             mean, variance = fold_predictions(subset.family, parameters, subset.targets, parts, matrices)
         found.append(ScoreSums.of(subset.targets, mean, variance))
     return found
@@ -105,25 +101,17 @@ def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[i
     found = []
     for index in subsets:
         subset = context.subset(index)
-        n = len(subset.inputs)
         kernel, noise_variance = subset.family.kernel(parameters[:-1]), math.exp(parameters[-1])
         mean, variance = np.empty_like(targets), np.empty(len(targets))
-        with context.matrices(n).lent() as matrices:
-            work = matrices[0]
-            subset.family.matrix(parameters[:-1], work)
-            np.einsum("ii->i", work)[:] += noise_variance
-            if not factor(work):
-                raise NumericalError(
-                    "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, "
-                    "so that it cannot be scored. Raise the lower bound of the noise variance"
-                )
-            alpha = solve_factored(work, np.asfortranarray(subset.targets))
-            rows = max(1, n // _BLOCK_SHARE)
+        with context.matrices(len(subset.inputs)).lent() as matrices:
+            lower = factored(subset.family, parameters, matrices[0])
+            alpha = solve_factored(lower, np.asfortranarray(subset.targets))
+            rows = max(1, len(subset.inputs) // _BLOCK_SHARE)
             for start in range(0, len(inputs), rows):
                 block = slice(start, start + rows)
                 cross = np.asfortranarray(kernel(subset.inputs, inputs[block]))
                 mean[block] = cross.T @ alpha
-                solve_half(work, cross)
+                solve_half(lower, cross)
                 explained = np.einsum("ij,ij->j", cross, cross)
                 variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise_variance
         found.append(ScoreSums.of(targets, mean, variance))

@@ -11,18 +11,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
 from dkgp.models.tuning.priors import LogNormal, as_prior
 
 __all__ = ["NOISE_NAME", "NOISE_VARIANCE_BOUNDS", "SearchSpace", "search_space"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 NOISE_NAME = "noise_variance"
 NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
@@ -76,6 +76,20 @@ class SearchSpace:
         """The nearest point that respects bounds and fixed values: (q,)."""
         inside = np.clip(parameters, self.bounds[:, 0], self.bounds[:, 1])
         return np.where(self.free, inside, self.fixed)
+
+    def tuned(
+        self, parameters: FloatArray, starts: FloatArray, feature_names: Sequence[str]
+    ) -> tuple[TunedParameter, ...]:
+        """All q parameters by name, at `parameters` (q,), with where a search began, `starts` (q,): both logarithms."""
+        values, begun, bounds = (np.exp(logs).tolist() for logs in (parameters, starts, self.bounds))
+        features = [None if feature is None else feature_names[feature] for feature in self.features]
+        held = (~self.free).tolist()
+        return tuple(
+            TunedParameter(name, value, start, lower, upper, feature, fixed)
+            for name, value, start, (lower, upper), feature, fixed in zip(
+                self.names, values, begun, bounds, features, held, strict=True
+            )
+        )
 
     def log_prior(self, parameters: FloatArray) -> tuple[float, FloatArray]:
         """Sum of the log densities at all q parameters, and its gradient (q,)."""

@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkgp.data.memory import MemoryArray
+from dkgp.data import Dataset
+from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = [
-    "ArraySubsets",
-    "StoredSubsets",
-    "SubsetPlan",
-    "SubsetSource",
-    "TunedDataset",
-    "as_columns",
-    "draw_subset",
-    "plan_subsets",
-    "require_finite",
-]
-
-FloatArray: TypeAlias = NDArray[np.float64]
-IndexArray: TypeAlias = NDArray[np.int64]
-
-
-class TunedDataset(Protocol):
-    """A dataset as `tune_dataset` needs it: sizes, names, and rows on the standardised scale."""
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples n."""
-
-    @property
-    def chunk_rows(self) -> int:
-        """Rows to read at a time."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the d features kept."""
-
-    def input_rows(self, indices: Any, /) -> FloatArray:
-        """Rows of the standardised inputs: (len(indices), d)."""
-
-    def targets(self, start: int, stop: int, /) -> FloatArray:
-        """Standardised targets of the samples from `start` up to `stop`: (stop - start, p)."""
+__all__ = ["SubsetPlan", "Subsets", "draw_subset", "plan_subsets"]
 
 
 @dataclass(frozen=True)
@@ -82,14 +46,14 @@ class SubsetPlan:
         """True if enough samples are left over by the subsets."""
         return min(self.count * self.size, self.n_samples) + self.holdout <= self.n_samples
 
-    def subset(self, index: int) -> IndexArray:
+    def subset(self, index: int) -> IntArray:
         """Sorted indices of a subset without repeats: (size,) int64."""
         if self._holdout_comes_after:
             return _draw(self.n_samples, self.size, self.count, self.seed)[index]
         rest = np.delete(np.arange(self.n_samples), self.held_out())
         return np.asarray(rest[_draw(len(rest), self.size, self.count, self.seed)[index]])
 
-    def held_out(self) -> IndexArray:
+    def held_out(self) -> IntArray:
         """Sorted indices of the samples in no subset: (holdout,) int64."""
         generator = np.random.default_rng([self.seed, 2])
         if not self._holdout_comes_after:
@@ -146,16 +110,16 @@ def plan_subsets(
     return SubsetPlan(n_samples, size, subsets, seed, held)
 
 
-def draw_subset(n_samples: int, subset: int, seed: int) -> IndexArray:
+def draw_subset(n_samples: int, subset: int, seed: int) -> IntArray:
     """Sorted indices of one random subset without repeats: (min(n, subset),) int64; the same for the same seed."""
     return plan_subsets(n_samples, subset, seed=seed).subset(0)
 
 
-def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IndexArray]:
+def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
     if size >= n_samples:
         return [np.arange(n_samples)] * count
     generator = np.random.default_rng(seed)
-    found: list[IndexArray] = []
+    found: list[IntArray] = []
     while len(found) < count:  # as many disjoint ones as there are, then others
         together = min(count - len(found), n_samples // size)
         drawn = generator.choice(n_samples, size=together * size, replace=False)
@@ -163,98 +127,35 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IndexArray]:
     return found
 
 
-class SubsetSource(Protocol):
-    """Rows of subsets, standardised, readable wherever tasks run. Must pickle to something small."""
-
-    @property
-    def n_subsets(self) -> int:
-        """Number of subsets."""
-
-    def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of a subset."""
-
-    def held_out(self) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of the rows in no subset."""
-
-
 @dataclass(frozen=True)
-class StoredSubsets:
-    """Subsets of a dataset that each process reads for itself."""
+class Subsets:
+    """Rows of a data set's subsets, standardised; each process reads them for itself."""
 
-    dataset: TunedDataset
+    dataset: Dataset
     plan: SubsetPlan
 
-    @property
-    def n_subsets(self) -> int:
-        """Number of subsets."""
-        return self.plan.count
-
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of a subset."""
+        """Inputs (m, d) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.subset(index))
 
     def held_out(self) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of the rows in no subset."""
+        """Inputs (m, d) and targets (m, p) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.held_out())
 
-    def _read(self, indices: IndexArray) -> tuple[FloatArray, FloatArray]:
-        dataset = self.dataset
-        blocks = []
+    def _read(self, indices: IntArray) -> tuple[FloatArray, FloatArray]:
+        dataset, blocks = self.dataset, []
         for start in range(0, dataset.n_samples, dataset.chunk_rows):
             stop = min(start + dataset.chunk_rows, dataset.n_samples)
             first, last = np.searchsorted(indices, [start, stop])
             if first < last:
                 blocks.append(dataset.targets(start, stop)[indices[first:last] - start])
-        return dataset.input_rows(indices), as_columns(np.concatenate(blocks))
+        inputs, targets = dataset.input_rows(indices), np.concatenate(blocks)
+        _require_finite("inputs", inputs)
+        _require_finite("targets", targets)
+        return inputs, targets
 
 
-@dataclass(frozen=True)
-class ArraySubsets:
-    """Subsets of arrays in this process; tasks elsewhere cannot read them."""
-
-    parts: tuple[tuple[MemoryArray, MemoryArray], ...]
-    rest: tuple[MemoryArray, MemoryArray] | None
-
-    @classmethod
-    def of(cls, inputs: FloatArray, targets: FloatArray, plan: SubsetPlan) -> ArraySubsets:
-        """Take the rows of `inputs` (n, d) and `targets` (n, p) that the plan draws."""
-        drawn = [plan.subset(index) for index in range(plan.count)]
-        parts = []
-        for indices in (*drawn, plan.held_out()) if plan.holdout else drawn:
-            x, y = inputs[indices], targets[indices]
-            require_finite("inputs", x)
-            require_finite("targets", y)
-            parts.append((MemoryArray(x), MemoryArray(y)))
-        return cls(tuple(parts[: plan.count]), parts[-1] if plan.holdout else None)
-
-    @property
-    def n_subsets(self) -> int:
-        """Number of subsets."""
-        return len(self.parts)
-
-    def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of a subset."""
-        return _arrays(self.parts[index])
-
-    def held_out(self) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of the rows in no subset."""
-        assert self.rest is not None
-        return _arrays(self.rest)
-
-
-def _arrays(pair: tuple[MemoryArray, MemoryArray]) -> tuple[FloatArray, FloatArray]:
-    inputs, targets = pair
-    return inputs.read(0, inputs.shape[0]), targets.read(0, inputs.shape[0])
-
-
-def as_columns(targets: FloatArray) -> FloatArray:
-    """Targets of shape (n,) or (n, p) as (n, p); `InputError` for another shape."""
-    if targets.ndim not in (1, 2) or (targets.ndim == 2 and targets.shape[1] == 0):
-        raise InputError(f"targets must be of shape (n,) or (n, p); got {targets.shape}")
-    return targets[:, None] if targets.ndim == 1 else targets
-
-
-def require_finite(name: str, values: FloatArray) -> None:
+def _require_finite(name: str, values: FloatArray) -> None:
     """Refuse rows with NaN or infinity; `InputError` names the first."""
     bad = ~np.isfinite(values)
     if bad.any():

@@ -6,34 +6,29 @@ and keeps them, and the matrices it works in, in its cache; both can be had agai
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import process_threads
+from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.leave_one_out import LeaveOneOut
-from dkgp.models.tuning.marginal_likelihood import KernelFamily, LogMarginalLikelihood
-from dkgp.models.tuning.subsets import SubsetSource, require_finite
+from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
+from dkgp.models.tuning.subsets import Subsets
 
 __all__ = ["OBJECTIVES", "Objective", "SubsetSummary", "TuningContext", "evaluate_task", "summary_task"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
 
-OBJECTIVES: dict[Objective, type[LogMarginalLikelihood] | type[LeaveOneOut]] = {
-    "likelihood": LogMarginalLikelihood,
-    "loo": LeaveOneOut,
-}
+OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,6 @@ class _Matrices:
     def __init__(self, n: int, count: int) -> None:
         self._n, self._count = n, count
         self._free: list[list[FloatArray]] = []
-        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -87,15 +81,14 @@ class _Matrices:
     @contextmanager
     def lent(self) -> Iterator[list[FloatArray]]:
         """A set, not initialised, in Fortran order."""
-        with self._lock:
-            matrices = self._free.pop() if self._free else None
-        if matrices is None:
+        try:
+            matrices = self._free.pop()  # a list's `pop` and `append` are whole for threads
+        except IndexError:
             matrices = [np.empty((self._n, self._n), order="F") for _ in range(self._count)]
         try:
             yield matrices
         finally:
-            with self._lock:
-                self._free.append(matrices)
+            self._free.append(matrices)
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ class TuningContext:
     Attributes
     ----------
     run_id : str
-    source : SubsetSource
+    source : Subsets
     kernel : Kernel
         Its structure; its values are where the search starts.
     learn_variance : bool
@@ -114,7 +107,7 @@ class TuningContext:
     """
 
     run_id: str
-    source: SubsetSource
+    source: Subsets
     kernel: Kernel
     learn_variance: bool
     feature_names: tuple[str, ...]
@@ -129,8 +122,6 @@ class TuningContext:
 
         def build() -> _CachedSubset:
             inputs, targets = self.source.rows(index)
-            require_finite("inputs", inputs)
-            require_finite("targets", targets)
             return _CachedSubset(inputs, targets, self.family(inputs))
 
         return worker_cache().get((self.run_id, index), build)

@@ -7,33 +7,28 @@ gradients are summed in the order of the subsets, so that the result has the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset, Standardisation
+from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.run import Choices, run_tuning
-from dkgp.models.tuning.subsets import (
-    ArraySubsets,
-    StoredSubsets,
-    TunedDataset,
-    as_columns,
-    draw_subset,
-    plan_subsets,
-)
+from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets
 from dkgp.models.tuning.tasks import Objective
 
-__all__ = ["TunedDataset", "draw_subset", "tune", "tune_dataset"]
+__all__ = ["draw_subset", "tune", "tune_dataset"]
 
 
-def tune(
-    inputs: ArrayLike,
-    targets: ArrayLike,
+def tune_dataset(
+    dataset: Dataset,
     *,
     kernel: Kernel | str | None = None,
     subset: int = 2000,
@@ -52,16 +47,13 @@ def tune(
     holdout: float | None = None,
     executor: BlockExecutor | None = None,
     progress: ProgressCallback | None = None,
-    feature_names: Sequence[str] | None = None,
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance s2 by maximum likelihood on random subsets.
 
     Parameters
     ----------
-    inputs : (n, d) array_like
-        Standardised inputs.
-    targets : (n,) or (n, p) array_like
-        Standardised targets; several share the hyperparameters.
+    dataset : Dataset
+        The training set, read under its own standardisation; several targets share the hyperparameters.
     kernel : Kernel or str, optional
         A kernel, whose values are where the search starts, or an expression such as "matern32 + linear"
         (`dkgp.kernels.parse_kernel`). By default the squared exponential with one gamma for each feature.
@@ -97,11 +89,9 @@ def tune(
     holdout : float, optional
         Score the result on rows that no subset holds: as many as this fraction of a subset, predicted from each subset.
     executor : BlockExecutor, optional
-        Who evaluates the subsets; not closed. By default this process's threads. Arrays need one in this process.
+        Who evaluates the subsets; not closed. Its workers must reach the store. By default this process's threads.
     progress : callable, optional
         Called with a `TuneProgress` after each evaluation.
-    feature_names : sequence of d str, optional
-        Kept in the result and used in messages; x0, x1, ... by default.
 
     Returns
     -------
@@ -111,9 +101,41 @@ def tune(
     Raises
     ------
     InputError
-        Arrays of unfit shape or with NaN or infinity, names that do not exist, or settings out of range.
+        Subsets with NaN or infinity, names that do not exist, or settings out of range.
     NumericalError
         The kernel matrix was not positive definite at any starting point.
+    """
+    plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
+    settings = SearchSettings(seed, learn_variance, tolerance, restarts, max_evaluations, progress)
+    choices = Choices(kernel, objective, bounds, fixed, priors, start, folds)
+    names = tuple(dataset.feature_names)
+    return run_tuning(Subsets(dataset, plan), names, choices, settings, executor)
+
+
+def tune(
+    inputs: ArrayLike,
+    targets: ArrayLike,
+    *,
+    executor: BlockExecutor | None = None,
+    feature_names: Sequence[str] | None = None,
+    **settings: Any,
+) -> Hyperparameters:
+    """Like `tune_dataset`, on arrays: (n, d) standardised inputs and (n,) or (n, p) standardised targets.
+
+    Parameters
+    ----------
+    inputs, targets : array_like
+    executor : BlockExecutor, optional
+        As for `tune_dataset`; in this process.
+    feature_names : sequence of d str, optional
+        Kept in the result and used in messages; x0, x1, ... by default.
+    settings
+        As for `tune_dataset`.
+
+    Raises
+    ------
+    InputError
+        Arrays of unfit shape, or as `tune_dataset`.
 
     Examples
     --------
@@ -122,70 +144,22 @@ def tune(
     >>> bool(found.gamma[0] > 10.0 * found.gamma[1])
     True
     """
-    all_inputs = np.asarray(inputs, dtype=np.float64)
-    all_targets = as_columns(np.asarray(targets, dtype=np.float64))
+    all_inputs, all_targets = np.asarray(inputs, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if all_inputs.ndim != 2 or all_inputs.shape[1] == 0:
         raise InputError(f"inputs must be of shape (n, d) with at least one feature; got {all_inputs.shape}")
-    if all_targets.shape[0] != all_inputs.shape[0]:
-        raise InputError(
-            f"inputs have {all_inputs.shape[0]} rows, but targets {all_targets.shape[0]}; expected as many"
-        )
+    if all_targets.ndim not in (1, 2) or 0 in all_targets.shape[1:]:
+        raise InputError(f"targets must be of shape (n,) or (n, p); got {all_targets.shape}")
+    if len(all_targets) != len(all_inputs):
+        raise InputError(f"inputs have {len(all_inputs)} rows, but targets {len(all_targets)}; expected as many")
     if executor is not None and not executor.shares_memory:
         raise InputError(
             "workers in other processes cannot read arrays of this one; write the data to a store first (dkgp ingest) "
             "and use tune_dataset, or take an executor in this process"
         )
-    d = all_inputs.shape[1]
+    columns = all_targets[:, None] if all_targets.ndim == 1 else all_targets
+    d, p = all_inputs.shape[1], columns.shape[1]
     names = tuple(f"x{index}" for index in range(d)) if feature_names is None else tuple(feature_names)
     if len(names) != d:
         raise InputError(f"inputs have {d} features, but {len(names)} names are given")
-    plan = plan_subsets(all_inputs.shape[0], subset, subsets=subsets, seed=seed, holdout=holdout)
-    settings = SearchSettings(seed, learn_variance, tolerance, restarts, max_evaluations, progress)
-    choices = Choices(kernel, objective, bounds, fixed, priors, start, folds)
-    return run_tuning(ArraySubsets.of(all_inputs, all_targets, plan), plan, names, choices, settings, executor)
-
-
-def tune_dataset(
-    dataset: TunedDataset,
-    *,
-    kernel: Kernel | str | None = None,
-    subset: int = 2000,
-    subsets: int = 1,
-    objective: Objective = "likelihood",
-    seed: int = 0,
-    learn_variance: bool = False,
-    bounds: Mapping[str, tuple[float, float]] | None = None,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, LogNormal | str] | None = None,
-    start: Hyperparameters | None = None,
-    tolerance: float = 1e-4,
-    restarts: int = 1,
-    max_evaluations: int = 300,
-    folds: int | None = None,
-    holdout: float | None = None,
-    executor: BlockExecutor | None = None,
-    progress: ProgressCallback | None = None,
-) -> Hyperparameters:
-    """Like `tune`, on subsets drawn from a dataset store, which each worker reads for itself.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The training set; read under its own standardisation.
-    kernel, subset, subsets, objective, seed, learn_variance, bounds, fixed, priors, start, tolerance, restarts
-        As for `tune`.
-    max_evaluations, folds, holdout, progress
-        As for `tune`.
-    executor : BlockExecutor, optional
-        Who evaluates the subsets; not closed. Its workers must reach the store.
-
-    Returns
-    -------
-    Hyperparameters
-        The same as `tune` gives for the whole dataset as arrays. Errors as there.
-    """
-    plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
-    settings = SearchSettings(seed, learn_variance, tolerance, restarts, max_evaluations, progress)
-    choices = Choices(kernel, objective, bounds, fixed, priors, start, folds)
-    names = tuple(dataset.feature_names)
-    return run_tuning(StoredSubsets(dataset, plan), plan, names, choices, settings, executor)
+    dataset = assembled_dataset(all_inputs, columns, Standardisation.identity(d, p), names, ("",) * p, "")
+    return tune_dataset(dataset, executor=executor, **settings)

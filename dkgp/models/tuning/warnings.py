@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray
 from dkgp.models.tuning.likelihood_search import Optimum, SearchSettings
 from dkgp.models.tuning.search_space import SearchSpace
 from dkgp.models.tuning.tasks import SubsetSummary
 
 __all__ = ["is_mere_noise", "tuning_warnings"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 
 _LEAST_GAIN_PER_SAMPLE = 0.005  # nats; a signal that explains 1 % of the variance
 _IRRELEVANT = " (the targets hardly depend on a feature whose gamma is that small)"

@@ -14,7 +14,7 @@ import numpy as np
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, LANES, tile_matmat
-from dkgp.kernels.tiles.profiles import profile_rounding, profile_value, steepest_slopes
+from dkgp.kernels.tiles.profiles import BULGE, STEEPEST, VALUE, profile_at
 from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["KDTree", "node_sums", "sum_queries"]
@@ -150,7 +150,7 @@ def _affordable(half, magnitudes, node, allowed):  # type: ignore[no-untyped-def
 
 @cached_njit(nogil=True)
 def _entry_rounding(  # type: ignore[no-untyped-def]
-    nearest, farthest, profile, parameter, largest, coordinate, features, unit
+    nearest, farthest, profile, parameter, rounding, largest, coordinate, features, unit
 ):
     """Bound on the error of one entry of a tile, by the rounding of inputs, their differences, squares and the profile.
 
@@ -159,21 +159,26 @@ def _entry_rounding(  # type: ignore[no-untyped-def]
     """
     shift = 2.0 * unit * np.sqrt(farthest) + 4.0 * _EPS * coordinate
     beyond = max(np.sqrt(nearest) - shift, 0.0)
-    slope, relative = steepest_slopes(beyond, profile, parameter)
-    roundings = profile_rounding(profile) + 2.0
-    return slope * shift + (features + 10) * unit * relative + roundings * unit * largest
+    slope, relative = profile_at(profile[STEEPEST], beyond, parameter), profile_at(profile[BULGE], beyond, parameter)
+    return slope * shift + (features + 10) * unit * relative + (rounding + 2.0) * unit * largest
+
+
+@cached_njit(nogil=True)
+def _value(squared_distance, profile, parameter):  # type: ignore[no-untyped-def]
+    """Kernel value of unit amplitude at one squared distance of scaled inputs."""
+    return profile_at(profile[VALUE], squared_distance, parameter)
 
 
 @cached_njit(nogil=True)
 def _relative_slope(squared_distance, profile, parameter):  # type: ignore[no-untyped-def]
     """The greatest |dk/d log s| anywhere beyond a squared distance s: what its own rounding does to a value."""
-    return steepest_slopes(np.sqrt(squared_distance), profile, parameter)[1]
+    return profile_at(profile[BULGE], np.sqrt(squared_distance), parameter)
 
 
 @cached_njit(nogil=True)
 def sum_queries(  # type: ignore[no-untyped-def]
     queries, points, low, high, first, last, right, coordinate, active, starts, weights, sums, magnitudes, errors,
-    profile, parameter, program, like, out, bounds,
+    profile, parameter, rounding, program, like, out, bounds,
 ):  # fmt: skip
     """Sum the contributions of weighted points to the points of some queries.
 
@@ -193,8 +198,8 @@ def sum_queries(  # type: ignore[no-untyped-def]
         See `node_sums`.
     errors : (t,)
         What pruning may cost an entry of the result.
-    profile, parameter : int, float
-        The kernel as a function of the squared distance (see `profile_value`).
+    profile, parameter, rounding : (3,) int64, float, float
+        The kernel as a function of the squared distance (see `falling_functions`), and its profile's roundings.
     program : (k, PROGRAM_WIDTH) int64
         The same for `tile_matmat`, by differences.
     like : (0,) float32 or float64
@@ -242,7 +247,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
             if starts[first[node]] == starts[last[node]]:
                 continue
             nearest, farthest = _distances(low, high, query, node)
-            largest, smallest = profile_value(nearest, profile, parameter), profile_value(farthest, profile, parameter)
+            largest, smallest = _value(nearest, profile, parameter), _value(farthest, profile, parameter)
             half = 0.5 * (largest - smallest)
             if _affordable(half, magnitudes, node, allowed):
                 taken += 1
@@ -266,7 +271,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
                 fits = fits and spent[t] + near_half[i] * magnitudes[node, t] <= errors[t]
             if fits:
                 taken += 1
-                largest = profile_value(near_nearest[i], profile, parameter)
+                largest = _value(near_nearest[i], profile, parameter)
                 sensitive = largest + _relative_slope(near_nearest[i], profile, parameter)
                 for t in range(targets):
                     constant[t] += (largest - near_half[i]) * sums[node, t]
@@ -303,9 +308,9 @@ def sum_queries(  # type: ignore[no-untyped-def]
             filled = 0
             while i < stop:
                 leaf = first[near[i]]
-                largest = profile_value(near_nearest[i], profile, parameter)
+                largest = _value(near_nearest[i], profile, parameter)
                 entry = _entry_rounding(
-                    near_nearest[i], near_farthest[i], profile, parameter, largest, coordinate, d, unit
+                    near_nearest[i], near_farthest[i], profile, parameter, rounding, largest, coordinate, d, unit
                 )  # fmt: skip
                 for t in range(targets):
                     # A run of FLUSH_COLUMNS products is summed in the tiles' precision.

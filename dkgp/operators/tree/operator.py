@@ -18,6 +18,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.program import Profile
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.profiles import falling_functions
 from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -86,9 +87,8 @@ def _forest(context: BlockContext) -> _Forest:
 def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
     if evaluator.radial is None:
         raise InputError(
-            "tree sums are for one kernel that falls with the distance (squared exponential, Matern, rational "
-            f"quadratic, periodic, times a constant); got one of type {evaluator.kernel.type_name!r}. Use the blocked "
-            "operator"
+            "tree sums are for one kernel that falls with the distance, such as a squared exponential, maybe times a "
+            f"constant; got one of type {evaluator.kernel.type_name!r}. Use the blocked operator"
         )
     return evaluator.radial
 
@@ -108,7 +108,7 @@ def tree_task(
     """
     forest, evaluator = _forest(context), TileEvaluator(context.kernel, precision, expanded=False)
     profile, parameter = _radial(evaluator)
-    program = evaluator.program
+    functions, program = falling_functions(profile), evaluator.program
     tree, targets = forest.tree, weights.shape[1]
     # What came in a message may be read-only, and another type to compiled code.
     weights = np.require(weights, requirements=["C", "W"])
@@ -123,8 +123,8 @@ def tree_task(
         out, bounds = np.empty((targets, rows)), np.zeros(targets)
         evaluated = sum_queries(
             queries, tree.points, tree.low, tree.high, tree.first, tree.last, tree.right, forest.coordinate,
-            active, starts, weights, sums, magnitudes, errors.copy(), int(profile), parameter, program, like, out,
-            bounds,
+            active, starts, weights, sums, magnitudes, errors.copy(), functions, parameter, profile.rounding,
+            program, like, out, bounds,
         )  # fmt: skip
         evaluator.count(evaluated)
         results.append((np.ascontiguousarray(out.T), bounds))
@@ -137,7 +137,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     Parameters
     ----------
     kernel : Kernel
-        One that falls with the distance: squared exponential, Matern, rational quadratic or periodic, maybe scaled.
+        One whose profile falls with the distance, such as a squared exponential, maybe scaled.
     noise_variance : float
     source : InputSource
         Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds

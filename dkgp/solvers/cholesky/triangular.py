@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.tiles.math import FAST_MATH, fma, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.blas import blas
 
 __all__ = ["solve_lower", "solve_lower_transposed"]

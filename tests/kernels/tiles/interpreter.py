@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.dot_product import POLYNOMIAL
+from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Scale, TileProgram
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.user import USER, USER_PAIR
 
 
 def run(program: TileProgram, A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -37,26 +40,24 @@ def _prepared(group: InputGroup, X: np.ndarray) -> np.ndarray:
 
 
 def _leaf(leaf: Leaf, group: InputGroup, A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    if leaf.profile is Profile.USER_PAIR:
+    if leaf.profile is USER_PAIR:
         return np.array([[leaf.function(x, z) for z in B] for x in A])
     if group.product:
         c, p = leaf.parameters[1], leaf.parameters[0]
-        assert leaf.profile is Profile.POLYNOMIAL
+        assert leaf.profile is POLYNOMIAL
         return (A @ B.T + c) ** p
     s = ((A[:, None, :] - B[None, :, :]) ** 2).sum(axis=2)
     u = np.sqrt(s)
     v = u * np.log(2.0)
-    match leaf.profile:
-        case Profile.EXP2:
-            return 2.0**-s
-        case Profile.MATERN12:
-            return 2.0**-u
-        case Profile.MATERN32:
-            return (1.0 + v) * 2.0**-u
-        case Profile.MATERN52:
-            return (1.0 + v + v**2 / 3.0) * 2.0**-u
-        case Profile.RATIONAL_QUADRATIC:
-            return (1.0 + s) ** -leaf.parameters[0]
-        case Profile.USER:
-            return np.vectorize(leaf.function, otypes=[float])(s)
-    raise AssertionError(leaf.profile)
+    if leaf.profile == EXP2:
+        return 2.0**-s
+    if leaf.profile == MATERN12:
+        return 2.0**-u
+    if leaf.profile == MATERN32:
+        return (1.0 + v) * 2.0**-u
+    if leaf.profile == MATERN52:
+        return (1.0 + v + v**2 / 3.0) * 2.0**-u
+    if leaf.profile == RATIONAL_QUADRATIC:
+        return (1.0 + s) ** -leaf.parameters[0]
+    assert leaf.profile == USER
+    return np.vectorize(leaf.function, otypes=[float])(s)

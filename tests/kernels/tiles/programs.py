@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, Step, TileProgram
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.user import USER, USER_PAIR
 
-RADIAL = (Profile.EXP2, Profile.MATERN12, Profile.MATERN32, Profile.MATERN52, Profile.RATIONAL_QUADRATIC)
+RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ProgramKernel:
             if isinstance(step, Leaf):
                 group = self.program.groups[step.group]
                 largest = 1.0
-                if step.profile == Profile.POLYNOMIAL:
+                if step.profile == POLYNOMIAL:
                     norms = [np.sqrt((inputs_of(group, X) ** 2).sum(axis=1)).max(initial=0.0) for X in (A, B)]
                     largest = (norms[0] * norms[1] + abs(step.parameters[1])) ** step.parameters[0]
                 stack.append(largest)
@@ -72,25 +75,25 @@ def inputs_of(group: InputGroup, X: np.ndarray) -> np.ndarray:
 
 
 def evaluated(leaf: Leaf, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if leaf.profile == Profile.USER_PAIR:
+    if leaf.profile == USER_PAIR:
         return np.array([[leaf.function(x, y) for y in b] for x in a]).reshape(len(a), len(b))
-    if leaf.profile == Profile.POLYNOMIAL:
+    if leaf.profile == POLYNOMIAL:
         degree, offset = leaf.parameters
         return (a @ b.T + a.dtype.type(offset)) ** int(degree)
     s = np.zeros((len(a), len(b)), a.dtype)
     for column in range(a.shape[1]):
         s += (a[:, None, column] - b[None, :, column]) ** 2
-    if leaf.profile == Profile.USER:
+    if leaf.profile == USER:
         return np.vectorize(leaf.function, otypes=[float])(s)
     log2 = np.log(a.dtype.type(2.0))
-    if leaf.profile == Profile.RATIONAL_QUADRATIC:
+    if leaf.profile == RATIONAL_QUADRATIC:
         return np.exp(-a.dtype.type(leaf.parameters[0]) * np.log1p(s))
     v = np.sqrt(s) * log2
     return {
-        Profile.EXP2: np.exp(-s * log2),
-        Profile.MATERN12: np.exp(-v),
-        Profile.MATERN32: (1 + v) * np.exp(-v),
-        Profile.MATERN52: (1 + v + v * v / 3) * np.exp(-v),
+        EXP2: np.exp(-s * log2),
+        MATERN12: np.exp(-v),
+        MATERN32: (1 + v) * np.exp(-v),
+        MATERN52: (1 + v + v * v / 3) * np.exp(-v),
     }[leaf.profile]
 
 
@@ -99,9 +102,9 @@ def leaf_kernel(
 ) -> ProgramKernel:
     """One leaf of all features."""
     if not parameters:
-        parameters = {Profile.RATIONAL_QUADRATIC: (1.3,), Profile.POLYNOMIAL: (3.0, 0.7)}.get(profile, ())
+        parameters = {RATIONAL_QUADRATIC: (1.3,), POLYNOMIAL: (3.0, 0.7)}.get(profile, ())
     scales = tuple(np.full(d, 1.0 / np.sqrt(d)) if scale is None else scale)
-    group = InputGroup(tuple(range(d)), scales, product=profile == Profile.POLYNOMIAL)
+    group = InputGroup(tuple(range(d)), scales, product=profile == POLYNOMIAL)
     return ProgramKernel(d, TileProgram((group,), (Leaf(0, profile, parameters),), amplitude))
 
 
@@ -116,16 +119,16 @@ def random_program(rng: np.random.Generator, n_features: int, leaves: int, ampli
     def leaf() -> list[Step]:
         if rng.random() < 0.1:
             return [Constant(float(rng.uniform(-2.0, 2.0)))]
-        profile = Profile(int(rng.integers(6)))
+        profile = (*RADIAL, POLYNOMIAL)[int(rng.integers(6))]
         features = tuple(int(f) for f in np.flatnonzero(rng.random(n_features) < 0.7))
-        periodic = profile != Profile.POLYNOMIAL and rng.random() < 0.3
+        periodic = profile != POLYNOMIAL and rng.random() < 0.3
         scale = tuple(float(s) for s in rng.uniform(0.2, 1.2, len(features)) / np.sqrt(max(len(features), 1)))
         periods = tuple(float(p) for p in rng.uniform(0.5, 3.0, len(features))) if periodic else None
-        groups.append(InputGroup(features, scale, periods, product=profile == Profile.POLYNOMIAL))
+        groups.append(InputGroup(features, scale, periods, product=profile == POLYNOMIAL))
         parameters: tuple[float, ...] = ()
-        if profile == Profile.RATIONAL_QUADRATIC:
+        if profile == RATIONAL_QUADRATIC:
             parameters = (float(10.0 ** rng.uniform(-1.0, 3.0)),)
-        elif profile == Profile.POLYNOMIAL:
+        elif profile == POLYNOMIAL:
             parameters = (float(rng.integers(1, 6)), float(rng.uniform(0.0, 1.0)))
         steps: list[Step] = [Leaf(len(groups) - 1, profile, parameters)]
         if rng.random() < 0.5:

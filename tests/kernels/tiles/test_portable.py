@@ -24,6 +24,8 @@ from tests.targets import (
     vector_code,
 )
 
+pytestmark = pytest.mark.portable
+
 SCRIPT = Path(__file__).with_name("bits.py")
 REPOSITORY = str(Path(dkgp.__file__).resolve().parents[1])
 Report = dict[str, Any]

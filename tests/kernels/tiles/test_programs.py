@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator, parse_kernel
+from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.user import USER
 from tests.kernels.tiles.programs import RADIAL, ProgramKernel, kernel_of, leaf_kernel, random_program
 
 # Relative to the kernel's scale; of a product, times the sum of the weights' absolute values.
 BOUND = {"single": 1e-5, "double": 1e-12}
 DTYPE = {"single": np.float32, "double": np.float64}
 SMALLEST_NORMAL = {"single": 2.0**-126, "double": 2.0**-1022}
-KINDS = (*RADIAL, Profile.POLYNOMIAL)
+KINDS = (*RADIAL, POLYNOMIAL)
 
 
 def check(kernel: ProgramKernel, X: np.ndarray, Z: np.ndarray, precision: str, expanded: bool | None) -> None:
@@ -81,7 +84,7 @@ def test_any_program_agrees_with_plain_numpy(seed, d, leaves, shape, amplitude, 
 @pytest.mark.parametrize("alpha", [1e-2, 1.0, 1e3, 1e6])
 def test_rational_quadratic_of_any_shape(rng: np.random.Generator, precision: str, alpha: float) -> None:
     # As the kernel class scales its inputs: s = r^2 / alpha. 1 + s rounded would lose alpha roundings.
-    kernel = leaf_kernel(Profile.RATIONAL_QUADRATIC, 2, (alpha,), scale=(alpha**-0.5,) * 2)
+    kernel = leaf_kernel(RATIONAL_QUADRATIC, 2, (alpha,), scale=(alpha**-0.5,) * 2)
     X = rng.standard_normal((200, 2)) * 10.0 ** rng.uniform(-4.0, 1.0, (200, 1))
     check(kernel, X, X[:50], precision, False)
 
@@ -125,7 +128,7 @@ def test_a_row_with_itself_is_the_amplitude_to_the_bit(
 
 def test_a_row_with_itself_in_a_sum_and_a_product(rng: np.random.Generator, precision: str) -> None:
     group = InputGroup((0, 1), (0.7, 1.1))
-    one, other = Leaf(0, Profile.MATERN32), Leaf(0, Profile.RATIONAL_QUADRATIC, (2.0,))
+    one, other = Leaf(0, MATERN32), Leaf(0, RATIONAL_QUADRATIC, (2.0,))
     X = rng.standard_normal((40, 2))
     for steps, expected in (
         ((one, Scale(0.3), other, Scale(0.25), Add()), DTYPE[precision](0.3) + DTYPE[precision](0.25)),
@@ -144,7 +147,7 @@ def test_far_points_are_next_to_nothing_and_never_denormal(
 ) -> None:
     far = np.concatenate([np.linspace(0.0, 60.0, 501), np.logspace(1.8, 15.0, 499)])[:, None]
     # The rational quadratic has no far: its power is made a large one.
-    kernel = leaf_kernel(profile, 1, (200.0,) if profile == Profile.RATIONAL_QUADRATIC else ())
+    kernel = leaf_kernel(profile, 1, (200.0,) if profile == RATIONAL_QUADRATIC else ())
     evaluator = TileEvaluator(kernel, precision, expanded=expanded)
     found = evaluator.tile(evaluator.prepare(far), evaluator.prepare([[0.0]]))[:, 0].astype(float)
     assert np.isfinite(found).all()
@@ -155,7 +158,7 @@ def test_far_points_are_next_to_nothing_and_never_denormal(
 @pytest.mark.parametrize("factors", [2, 3, 4])
 def test_products_of_far_points_are_not_denormal_either(precision: str, factors: int) -> None:
     groups = [InputGroup((0,), (1.0 + number,)) for number in range(factors)]
-    leaves = [Leaf(number, (Profile.MATERN32, Profile.EXP2)[number % 2]) for number in range(factors)]
+    leaves = [Leaf(number, (MATERN32, EXP2)[number % 2]) for number in range(factors)]
     steps = [leaves[0], *(step for leaf in leaves[1:] for step in (leaf, Multiply()))]
     evaluator = TileEvaluator(kernel_of(1, groups, *steps), precision)
     found = evaluator.tile(evaluator.prepare(np.linspace(0.0, 2000.0, 999)[:, None]), evaluator.prepare([[0.0]]))
@@ -173,7 +176,7 @@ def exact_inputs(rng: np.random.Generator, n: int, d: int, precision: str) -> np
 @pytest.mark.parametrize("d", [1, 3, 20, 90])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 def test_entry_error_bounds_every_entry(rng: np.random.Generator, profile: Profile, d: int, precision: str) -> None:
-    for parameters in {Profile.RATIONAL_QUADRATIC: [(0.5,), (2.0,), (30.0,)]}.get(profile, [()]):
+    for parameters in {RATIONAL_QUADRATIC: [(0.5,), (2.0,), (30.0,)]}.get(profile, [()]):
         kernel = leaf_kernel(profile, d, parameters, scale=np.ones(d), amplitude=1.5)
         evaluator = TileEvaluator(kernel, precision, expanded=False)
         X, Z = exact_inputs(rng, 300, d, precision), exact_inputs(rng, 100, d, precision)
@@ -183,7 +186,7 @@ def test_entry_error_bounds_every_entry(rng: np.random.Generator, profile: Profi
         unit = float(np.finfo(DTYPE[precision]).eps) * kernel.scale(X, Z)
         assert off <= evaluator.entry_error * unit
         # And it is of use: no more than some tens of roundings beyond its share of each input, a power of a polynomial.
-        assert evaluator.entry_error <= 20.0 + (0.5 if profile != Profile.POLYNOMIAL else 4.0) * (d + 10)
+        assert evaluator.entry_error <= 20.0 + (0.5 if profile != POLYNOMIAL else 4.0) * (d + 10)
 
 
 @given(seed=st.integers(0, 2**32 - 1), leaves=st.integers(2, 5), precision=st.sampled_from(["single", "double"]))
@@ -213,7 +216,7 @@ def test_row_errors_bound_entries_of_inputs_far_out(
         evaluator = TileEvaluator(kernel, precision, expanded=expanded)
         off = np.abs(evaluator.tile(*[evaluator.prepare(X)] * 2) - kernel(X, X, np.longdouble))
         errors = evaluator.row_errors(X)
-        if profile != Profile.POLYNOMIAL:  # its scale is each pair's own
+        if profile != POLYNOMIAL:  # its scale is each pair's own
             assert (off <= eps * 1.5 * (errors[:, None] + errors)).all()
         assert (errors >= 0.5 * evaluator.entry_error).all()
         assert errors.max() <= 60.0 * (1.0 + far + (far * far if expanded else 0.0)) * d
@@ -238,7 +241,7 @@ def test_a_centre_is_taken_off_where_only_differences_matter(rng: np.random.Gene
 
 def test_steep_profiles_keep_to_differences(rng: np.random.Generator, precision: str) -> None:
     X = rng.standard_normal((50, 40))
-    for profile, differs in ((Profile.MATERN12, False), (Profile.MATERN32, True)):
+    for profile, differs in ((MATERN12, False), (MATERN32, True)):
         tiles = []
         for expanded in (False, True):
             evaluator = TileEvaluator(leaf_kernel(profile, 40), precision, expanded=expanded)
@@ -249,7 +252,7 @@ def test_steep_profiles_keep_to_differences(rng: np.random.Generator, precision:
 def test_gentle_profiles_take_the_expanded_form_on_shorter_length_scales(rng: np.random.Generator) -> None:
     # What counts is how much of the entry a lost digit of the distance costs: a sixth of it for Matern 5/2.
     X = rng.standard_normal((50, 40))
-    for profile, chosen in ((Profile.EXP2, False), (Profile.MATERN52, True)):
+    for profile, chosen in ((EXP2, False), (MATERN52, True)):
         tiles = {}
         for expanded in (None, False, True):
             evaluator = TileEvaluator(leaf_kernel(profile, 40, scale=(1.5,) * 40), "single", expanded=expanded)
@@ -260,17 +263,17 @@ def test_gentle_profiles_take_the_expanded_form_on_shorter_length_scales(rng: np
 
 def test_squared_exponentials_that_are_multiplied_are_one(rng: np.random.Generator, precision: str) -> None:
     groups = [InputGroup((0, 1), (0.7, 1.1)), InputGroup((2,), (0.9,), (1.5,)), InputGroup((1,), (0.3,))]
-    steps = (Leaf(0, Profile.EXP2), Leaf(1, Profile.EXP2), Multiply(), Scale(0.5), Leaf(2, Profile.EXP2), Multiply())
+    steps = (Leaf(0, EXP2), Leaf(1, EXP2), Multiply(), Scale(0.5), Leaf(2, EXP2), Multiply())
     kernel = kernel_of(3, groups, *steps, amplitude=3.0)
     X = rng.standard_normal((90, 3))
     check(kernel, X, X[:20], precision, None)
     evaluator = TileEvaluator(kernel, precision)
-    assert evaluator.radial == (Profile.EXP2, 0.0)
+    assert evaluator.radial == (EXP2, 0.0)
     assert (evaluator.inputs, evaluator.amplitude) == (2 + 2 + 1, 1.5)
 
 
 def test_periodic_inputs_far_from_the_origin(rng: np.random.Generator, precision: str) -> None:
-    kernel = kernel_of(1, [InputGroup((0,), (1.2,), (0.5,))], Leaf(0, Profile.EXP2))
+    kernel = kernel_of(1, [InputGroup((0,), (1.2,), (0.5,))], Leaf(0, EXP2))
     X = rng.standard_normal((40, 1))
     evaluator = TileEvaluator(kernel, precision)
     # Whole periods away, exactly.
@@ -280,7 +283,7 @@ def test_periodic_inputs_far_from_the_origin(rng: np.random.Generator, precision
 
 
 def test_a_group_without_features_is_a_constant(rng: np.random.Generator, precision: str, expanded: bool) -> None:
-    for profile, value in ((Profile.EXP2, 1.0), (Profile.MATERN12, 1.0), (Profile.POLYNOMIAL, 0.7**3)):
+    for profile, value in ((EXP2, 1.0), (MATERN12, 1.0), (POLYNOMIAL, 0.7**3)):
         evaluator = TileEvaluator(leaf_kernel(profile, 0, scale=()), precision, expanded=expanded)
         A = evaluator.prepare(np.empty((20, 0)))
         np.testing.assert_allclose(evaluator.tile(A, A), np.full((20, 20), value), rtol=1e-6)
@@ -303,10 +306,10 @@ def test_forms_can_read_each_others_features(rng: np.random.Generator, precision
 
 
 def test_features_of_another_kernel_or_precision_are_refused(rng: np.random.Generator) -> None:
-    evaluator = TileEvaluator(leaf_kernel(Profile.MATERN32, 3), "single")
+    evaluator = TileEvaluator(leaf_kernel(MATERN32, 3), "single")
     own = evaluator.prepare(np.zeros((4, 3)))
-    narrow = TileEvaluator(leaf_kernel(Profile.MATERN32, 2), "single").prepare(np.zeros((4, 2)))
-    double = TileEvaluator(leaf_kernel(Profile.MATERN32, 3), "double").prepare(np.zeros((4, 3)))
+    narrow = TileEvaluator(leaf_kernel(MATERN32, 2), "single").prepare(np.zeros((4, 2)))
+    double = TileEvaluator(leaf_kernel(MATERN32, 3), "double").prepare(np.zeros((4, 3)))
     for other, found in ((narrow, "2 in float32"), (double, "3 in float64")):
         for call in (
             lambda a, b: evaluator.tile(a, b),
@@ -333,19 +336,18 @@ PLAIN, DOTS = InputGroup((0,), (1.0,)), InputGroup((0,), (1.0,), product=True)
     ("groups", "steps", "message"),
     [
         ([PLAIN], (), "must leave one tile on the stack; this one leaves 0"),
-        ([PLAIN], (Leaf(0, Profile.EXP2), Leaf(0, Profile.EXP2)), "leaves 2"),
-        ([PLAIN], (Leaf(0, Profile.EXP2), Add()), r"Add\(\) needs 2 tiles on the stack; there are 1"),
+        ([PLAIN], (Leaf(0, EXP2), Leaf(0, EXP2)), "leaves 2"),
+        ([PLAIN], (Leaf(0, EXP2), Add()), r"Add\(\) needs 2 tiles on the stack; there are 1"),
         ([PLAIN], (Scale(2.0),), "needs 1 tiles on the stack; there are 0"),
-        ([PLAIN], (Leaf(1, Profile.EXP2),), "a leaf reads group 1 of a tile program that has 1"),
-        ([PLAIN], (Leaf(0, Profile.RATIONAL_QUADRATIC),), r"RATIONAL_QUADRATIC takes 1 parameters; got \(\)"),
-        ([PLAIN], (Leaf(0, Profile.POLYNOMIAL, (2.0, 1.0)),), "POLYNOMIAL was given a group with product=False"),
-        ([DOTS], (Leaf(0, Profile.EXP2),), "EXP2 was given a group with product=True"),
-        ([DOTS], (Leaf(0, Profile.POLYNOMIAL, (1.5, 1.0)),), "a whole number from 1; got 1.5"),
-        ([PLAIN], (Leaf(0, Profile.USER),), "USER needs a function; got None"),
-        ([InputGroup((2,), (1.0,))], (Leaf(0, Profile.EXP2),), r"group 0 .* reads features \(2,\) of 2"),
-        ([InputGroup((0, 1), (1.0,))], (Leaf(0, Profile.EXP2),), "group 0 .* needs a scale"),
-        ([InputGroup((0,), (0.0,))], (Leaf(0, Profile.EXP2),), "must be finite and positive"),
-        ([InputGroup((0,), (1.0,), (math.inf,))], (Leaf(0, Profile.EXP2),), "must be finite and positive"),
+        ([PLAIN], (Leaf(1, EXP2),), "a leaf reads group 1 of a tile program that has 1"),
+        ([PLAIN], (Leaf(0, RATIONAL_QUADRATIC),), r"rational_quadratic takes 1 parameters; got \(\)"),
+        ([PLAIN], (Leaf(0, POLYNOMIAL, (2.0, 1.0)),), "polynomial was given a group with product=False"),
+        ([DOTS], (Leaf(0, EXP2),), "power_of_two was given a group with product=True"),
+        ([PLAIN], (Leaf(0, USER),), "user needs a function; got None"),
+        ([InputGroup((2,), (1.0,))], (Leaf(0, EXP2),), r"group 0 .* reads features \(2,\) of 2"),
+        ([InputGroup((0, 1), (1.0,))], (Leaf(0, EXP2),), "group 0 .* needs a scale"),
+        ([InputGroup((0,), (0.0,))], (Leaf(0, EXP2),), "must be finite and positive"),
+        ([InputGroup((0,), (1.0,), (math.inf,))], (Leaf(0, EXP2),), "must be finite and positive"),
     ],
 )
 def test_malformed_programs_are_refused(groups, steps, message: str) -> None:

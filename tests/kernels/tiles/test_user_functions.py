@@ -17,8 +17,10 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator
-from dkgp.kernels.program import Add, InputGroup, Leaf, Multiply, Profile, Scale
+from dkgp.kernels.program import Add, InputGroup, Leaf, Multiply, Scale
+from dkgp.kernels.stationary import MATERN52
 from dkgp.kernels.tiles import user_functions
+from dkgp.kernels.user import USER, USER_PAIR
 from tests.kernels.tiles.programs import ProgramKernel, kernel_of
 from tests.kernels.tiles.test_programs import check, require_row_bits
 
@@ -53,7 +55,7 @@ def by_arrays(x: np.ndarray, y: np.ndarray) -> float:
 
 def alone(function: Any, d: int = 3, *, pair: bool = False) -> ProgramKernel:
     group = InputGroup(tuple(range(d)), (0.6,) * d)
-    return kernel_of(d, [group], Leaf(0, Profile.USER_PAIR if pair else Profile.USER, (), function), amplitude=1.3)
+    return kernel_of(d, [group], Leaf(0, USER_PAIR if pair else USER, (), function), amplitude=1.3)
 
 
 @pytest.mark.parametrize("function", [cauchy, wendland, damped], ids=lambda f: f.__name__)
@@ -82,8 +84,8 @@ def test_functions_of_two_rows(rng: np.random.Generator, function: Any, d: int, 
 def test_beside_other_kernels(rng: np.random.Generator, precision: str) -> None:
     groups = [InputGroup((0, 1), (0.5, 0.8)), InputGroup((2,), (0.4,)), InputGroup((0, 2), (1.0, 0.3))]
     steps = (
-        Leaf(0, Profile.USER, (), cauchy), Leaf(1, Profile.MATERN52), Multiply(), Scale(0.7),
-        Leaf(2, Profile.USER_PAIR, (), cosine), Leaf(2, Profile.USER, (), wendland), Multiply(), Add(),
+        Leaf(0, USER, (), cauchy), Leaf(1, MATERN52), Multiply(), Scale(0.7),
+        Leaf(2, USER_PAIR, (), cosine), Leaf(2, USER, (), wendland), Multiply(), Add(),
     )  # fmt: skip
     X = rng.standard_normal((60, 3))
     check(kernel_of(3, groups, *steps), X, X[:20], precision, None)
@@ -277,9 +279,4 @@ def test_what_cannot_be_compiled_is_told(function: Any, pair: bool, why: str) ->
 )
 def test_what_is_no_plain_function_is_told(function: Any) -> None:
     with pytest.raises(InputError, match="cannot be compiled: "):
-        user_functions.require_compilable(function, pair=False)
-
-
-def test_a_function_that_can_be_compiled_is_let_through() -> None:
-    user_functions.require_compilable(cauchy, pair=False)
-    user_functions.require_compilable(cosine, pair=True)
+        user_functions.user_stage(function, np.float64, pair=False)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.data import dataset_from_arrays
+from dkgp.data import dataset_from_arrays, memory_dataset
 from dkgp.errors import ClusterError, InputError
-from dkgp.models.tuning.subsets import ArraySubsets, StoredSubsets, draw_subset, plan_subsets
+from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets
 
 
 def test_one_subset_is_a_plain_draw_without_repeats() -> None:
@@ -93,14 +93,13 @@ def test_too_few_samples_are_refused() -> None:
         plan_subsets(4, 4, holdout=0.7)
 
 
-def test_stores_and_arrays_hold_the_same_rows(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_stores_and_memory_hold_the_same_rows(rng: np.random.Generator, tmp_path: Path) -> None:
     inputs, targets = rng.standard_normal((70, 3)), rng.standard_normal((70, 2))
     dataset = dataset_from_arrays(tmp_path / "data.zarr", inputs, targets)
     plan = plan_subsets(70, 20, subsets=2, holdout=0.5, seed=5)
     all_inputs, all_targets = dataset.inputs(0, 70), dataset.targets(0, 70)
-    arrays = ArraySubsets.of(all_inputs, all_targets, plan)
-    stored: StoredSubsets = pickle.loads(pickle.dumps(StoredSubsets(dataset, plan)))
-    assert arrays.n_subsets == stored.n_subsets == 2
+    arrays = Subsets(memory_dataset(inputs, targets), plan)
+    stored: Subsets = pickle.loads(pickle.dumps(Subsets(dataset, plan)))
     for index in range(2):
         for held, expected in zip(stored.rows(index), arrays.rows(index), strict=True):
             np.testing.assert_array_equal(held, expected)
@@ -110,11 +109,11 @@ def test_stores_and_arrays_hold_the_same_rows(rng: np.random.Generator, tmp_path
 
 
 def test_arrays_do_not_travel(rng: np.random.Generator) -> None:
-    arrays = ArraySubsets.of(rng.standard_normal((30, 50)), rng.standard_normal((30, 1)), plan_subsets(30, 25))
+    arrays = Subsets(memory_dataset(rng.standard_normal((300, 5)), rng.standard_normal(300)), plan_subsets(300, 250))
     message = pickle.dumps(arrays)
-    assert len(message) < 1000
+    assert len(message) < 2000
     rows = arrays.rows(0)[0]
     np.testing.assert_array_equal(pickle.loads(message).rows(0)[0], rows)
     del arrays
-    with pytest.raises(ClusterError, match="ingest the data first"):
+    with pytest.raises(ClusterError, match="in another process's memory"):
         pickle.loads(message).rows(0)

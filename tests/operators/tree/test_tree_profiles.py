@@ -13,6 +13,8 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.user import USER
 from dkgp.operators import ArrayInputs
 from dkgp.operators.tree.operator import TreeKernelOperator
 from tests.kernels.tiles.programs import ProgramKernel
@@ -21,12 +23,12 @@ NOISE_VARIANCE = 0.05
 EXECUTOR = LocalExecutor(2)
 
 RADIAL_LEAVES = {
-    "matern12": (Profile.MATERN12, ()),
-    "matern32": (Profile.MATERN32, ()),
-    "matern52": (Profile.MATERN52, ()),
-    "rational quadratic": (Profile.RATIONAL_QUADRATIC, (1.4,)),
-    "steep rational quadratic": (Profile.RATIONAL_QUADRATIC, (1e4,)),
-    "flat rational quadratic": (Profile.RATIONAL_QUADRATIC, (0.1,)),
+    "matern12": (MATERN12, ()),
+    "matern32": (MATERN32, ()),
+    "matern52": (MATERN52, ()),
+    "rational quadratic": (RATIONAL_QUADRATIC, (1.4,)),
+    "steep rational quadratic": (RATIONAL_QUADRATIC, (1e4,)),
+    "flat rational quadratic": (RATIONAL_QUADRATIC, (0.1,)),
 }
 
 
@@ -71,7 +73,7 @@ def test_other_profiles_keep_to_their_bound(
 
 @pytest.mark.parametrize(
     ("profile", "parameters", "scale"),
-    [(Profile.MATERN32, (), 200.0), (Profile.MATERN52, (), 200.0), (Profile.RATIONAL_QUADRATIC, (30.0,), 40.0)],
+    [(MATERN32, (), 200.0), (MATERN52, (), 200.0), (RATIONAL_QUADRATIC, (30.0,), 40.0)],
 )
 def test_other_profiles_are_pruned_too(
     two_threads: LocalExecutor, rng: np.random.Generator, profile: Profile, parameters: Any, scale: float
@@ -89,7 +91,7 @@ def test_periodic_inputs_lie_on_a_circle(two_threads: LocalExecutor, rng: np.ran
     X = rng.uniform(0.0, 50.0, (2000, 2))
     V = rng.uniform(-1.0, 1.0, (2000, 1))
     group = InputGroup((0, 1), (6.0, 6.0), (7.0, 11.0))
-    kernel = WithDiagonal(2, TileProgram((group,), (Leaf(0, Profile.EXP2),), 2.0))
+    kernel = WithDiagonal(2, TileProgram((group,), (Leaf(0, EXP2),), 2.0))
     with TreeKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(X), two_threads, error=1e-6) as operator:
         found = operator.matmat(V)
         assert operator.kernel_evaluations < 0.8 * 2000**2
@@ -108,10 +110,10 @@ def test_a_kernel_that_looks_at_nothing_sums_the_weights(two_threads: LocalExecu
 @pytest.mark.parametrize(
     ("groups", "steps"),
     [
-        ([(0,), (1,)], (Leaf(0, Profile.EXP2), Leaf(1, Profile.MATERN32), Add())),
-        ([(0,), (1,)], (Leaf(0, Profile.MATERN32), Leaf(1, Profile.MATERN32), Multiply())),
-        ([(0,)], (Leaf(0, Profile.EXP2), Constant(1.0), Add())),
-        ([(0,)], (Leaf(0, Profile.USER, (), lambda s: 1.0 / (1.0 + s)),)),
+        ([(0,), (1,)], (Leaf(0, EXP2), Leaf(1, MATERN32), Add())),
+        ([(0,), (1,)], (Leaf(0, MATERN32), Leaf(1, MATERN32), Multiply())),
+        ([(0,)], (Leaf(0, EXP2), Constant(1.0), Add())),
+        ([(0,)], (Leaf(0, USER, (), lambda s: 1.0 / (1.0 + s)),)),
     ],
 )
 def test_kernels_without_one_falling_profile_are_refused(two_threads: LocalExecutor, groups: Any, steps: Any) -> None:

@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.kernel_text import kernel_text
 from dkgp.commands.reporting.tables.layout import Rows, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
+from dkgp.kernels import kernel_text
 
 __all__ = ["tables"]
 

@@ -16,8 +16,7 @@ from dkgp.bench.papers.tables import said
 from dkgp.commands.info import InfoJob, run_info
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
-from dkgp.commands.reporting.tables.kernel_text import kernel_text
-from dkgp.kernels import SquaredExponential, parse_kernel
+from dkgp.kernels import SquaredExponential, kernel_text, parse_kernel
 from dkgp.models import Hyperparameters, write_hyperparameters
 
 NAMES = ["lat", "lon", "day"]
