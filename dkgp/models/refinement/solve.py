@@ -1,4 +1,4 @@
-"""Two things beside conjugate gradients that a refinement needs: landmarks that are kept, a solution that is remembered.
+"""Landmarks that are kept, and a solution that is remembered: what a refinement adds to conjugate gradients.
 
 Kbar [alpha, V] = [y, Z], the systems of a likelihood gradient, are solved together by the solver that trains
 (`dkgp.solvers.ConjugateGradient`), whose directions all right-hand sides share.

@@ -94,7 +94,7 @@ def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
 
 
 def samples_drawn_from(rank: int) -> int:
-    """How many samples up to `rank` landmarks are chosen from, where there are as many."""
+    """Samples that up to `rank` landmarks are chosen from, where there are as many."""
     return max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))
 
 

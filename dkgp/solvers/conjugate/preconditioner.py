@@ -31,7 +31,7 @@ class Preconditioner(Protocol):
 
 
 class Preconditioning(Protocol):
-    """How a solver's preconditioner is made: settings, and the making."""
+    """Settings of a solver's preconditioner, and the making of it."""
 
     def resolved(self, n: int, d: int, p: int = 1) -> Preconditioning:
         """Return the settings with every automatic choice made."""
