@@ -78,10 +78,10 @@ format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP) ## Build the documentation site, into docs-output/index.html; a warning is an error
+docs: $(STAMP) ## Build the documentation site, into docs-output/html; a warning is an error
 	@rm -rf docs/generated
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/.doctrees . $(DOCS_OUTPUT)
-	@echo "$(DOCS_OUTPUT)/index.html"
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/doctrees . $(DOCS_OUTPUT)/html
+	@echo "$(DOCS_OUTPUT)/html/index.html"
 
 bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, variances, Dask overhead
 	@mkdir -p $(BENCH_OUTPUT)

@@ -33,7 +33,7 @@ class Extra:
     module: str
 
     def is_there(self) -> bool:
-        """Whether it is installed; it is not imported for the answer."""
+        """True if it is installed; it is not imported for the answer."""
         return find_spec(self.module) is not None
 
     def require(self, purpose: str) -> Any:
@@ -108,7 +108,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name by which users call it."""
 
 
 T = TypeVar("T", bound=Named)

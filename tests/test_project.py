@@ -167,6 +167,19 @@ def test_files_fit_in_one_reading() -> None:
         assert n_lines <= LONGEST_FILE_LINES, f"{path} has {n_lines} lines; split it where its story changes"
 
 
+def test_docstrings_open_with_what_the_thing_is_or_does() -> None:
+    """With a noun, a verb, or "True if": not with a question."""
+    asking = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sources(PACKAGE)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in asking
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str, Any]) -> None:
     pinned: dict[str, Version] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():

@@ -44,7 +44,7 @@ class FeatureCache:
 
     @property
     def budget_bytes(self) -> int:
-        """What values may take together."""
+        """Bytes that values may take together."""
         return int(self._values.n)
 
     @budget_bytes.setter

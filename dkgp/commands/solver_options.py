@@ -181,7 +181,7 @@ class SolverOptions:
         )
 
     def needs(self, need: Need) -> bool:
-        """Whether the solver asks for something of its surroundings."""
+        """True if the solver asks for something of its surroundings."""
         return self.solver in solvers_that_need(need)
 
     def check(self) -> None:

@@ -47,15 +47,8 @@ class Workspace:
 class FittedModel:
     """A model with what belongs to it.
 
-    Parameters
-    ----------
-    record : ModelRecord
-    dataset : Dataset or None
-        The training set; None where the model came without it.
-    gradient : (n, p) float64 or None
-        Kbar alpha - y.
-    workspace : Workspace
-        Where the model goes when others have to read it.
+    Where it came without its training set, `dataset` and `gradient`, Kbar alpha - y (n, p), are None. The workspace is
+    where the model goes when others have to read it.
     """
 
     def __init__(

@@ -67,20 +67,9 @@ def lazy_predictions(
 ) -> dict[str, Any]:
     """Predict at a dask array without computing anything.
 
-    Parameters
-    ----------
-    fitted : FittedModel
-    source : PredictorSource
-        Of that model.
-    inputs : (n, d) dask array
-        Its row chunks are kept; across it is put into one.
-    quantities : tuple of str
-        Keys of `QUANTITIES`.
-
-    Returns
-    -------
-    dict of str to (n, p) dask array
-        All of the same tasks: what is computed together is computed once.
+    `inputs` are a dask array (n, d): its row chunks are kept, across it is put into one; `quantities` are keys of
+    `QUANTITIES`. Returned are (n, p) dask arrays by name, all of the same tasks: what is computed together is computed
+    once.
 
     Raises
     ------

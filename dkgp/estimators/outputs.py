@@ -57,22 +57,8 @@ def predictions(
 ) -> Any:
     """Predict, lazily where the inputs are.
 
-    Parameters
-    ----------
-    fitted : FittedModel
-    table : Table
-        Inputs.
-    asked : tuple of str
-        "mean", then any of "std", "variance" and "bounds".
-    settings : VarianceSettings
-    several : bool
-        Whether there is a dimension for targets.
-    client : distributed.Client, optional
-        Who computes what is not lazy.
-
-    Returns
-    -------
-    What was asked: the mean alone, or a tuple.
+    What is `asked` for is "mean", then any of "std", "variance" and "bounds": the mean alone is returned, or a tuple.
+    With `several` there is a dimension for targets; a `client` computes what is not lazy.
     """
     names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
     with_variance = any(name not in ("mean", "mean_error") for name in names)

@@ -88,11 +88,7 @@ def read_samples(X: Any, y: Any) -> Table:
 def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
     """Inputs that are not plain, to predict at.
 
-    Parameters
-    ----------
-    X
-    names : sequence of str or None
-        The features wanted of what has names, in order; None for all.
+    `names` are the features wanted of what has names, in order; None for all.
 
     Raises
     ------

@@ -23,20 +23,8 @@ __all__ = ["given_names", "new_samples", "plain_inputs", "reads_memory", "traini
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
     """Make a training set, and tell the estimator what scikit-learn wants known of it.
 
-    Parameters
-    ----------
-    estimator : GPRegressor
-        Gets `n_features_in_` and, where there are names, `feature_names_in_`.
-    X, y
-        As for `GPRegressor.fit`.
-    workspace : Workspace
-        Where a store goes, where there has to be one.
-
-    Returns
-    -------
-    dataset : Dataset
-    several : bool
-        Whether predictions have a dimension for targets.
+    The estimator gets `n_features_in_` and, where there are names, `feature_names_in_`; a store goes to the workspace,
+    where there has to be one. Returned is also whether predictions have a dimension for targets.
     """
     if is_plain(X):
         table = _plain_samples(estimator, X, y)

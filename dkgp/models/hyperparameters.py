@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -187,7 +187,7 @@ class Hyperparameters:
             kernel=kernel_from_json(kernel),
             noise_variance=document["noise_variance"],
             parameters=_parameters(document),
-            scores=_scores(document),
+            scores=_checked(document, "scores", _is_table, "an object of objects"),
             feature_names=_names(document, "feature_names"),
             warnings=_names(document, "warnings") or (),
             **{name: _optional(document, name, kind) for name, kind in _OPTIONAL.items()},
@@ -279,41 +279,41 @@ def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, ob
     return found
 
 
-def _optional(document: Mapping[str, Any], name: str, kind: type) -> Any:
+def _checked(document: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str) -> Any:
     value = document.get(name)
-    if value is None:
-        return None
+    if value is not None and not fits(value):
+        raise InputError(f'"{name}" must be {expected}; got {value!r}')
+    return value
+
+
+def _optional(document: Mapping[str, Any], name: str, kind: type) -> Any:
     accepted = (int, float) if kind is float else (kind,)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise InputError(f'"{name}" must be of type {kind.__name__}; got {value!r}')
-    return kind(value)
+    value = _checked(
+        document,
+        name,
+        lambda found: isinstance(found, accepted) and (kind is bool or not isinstance(found, bool)),
+        f"of type {kind.__name__}",
+    )
+    return None if value is None else kind(value)
 
 
 def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    value = document.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InputError(f'"{name}" must be a list of strings; got {value!r}')
-    return tuple(value)
+    value = _checked(
+        document,
+        name,
+        lambda found: isinstance(found, list) and all(isinstance(item, str) for item in found),
+        "a list of strings",
+    )
+    return None if value is None else tuple(value)
 
 
 def _parameters(document: Mapping[str, Any]) -> tuple[TunedParameter, ...] | None:
-    value = document.get("parameters")
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise InputError(f'"parameters" must be a list; got {value!r}')
-    return tuple(TunedParameter.from_json(item) for item in value)
+    value = _checked(document, "parameters", lambda found: isinstance(found, list), "a list")
+    return None if value is None else tuple(TunedParameter.from_json(item) for item in value)
 
 
-def _scores(document: Mapping[str, Any]) -> dict[str, dict[str, float | int]] | None:
-    value = document.get("scores")
-    if value is None:
-        return None
-    if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
-        raise InputError(f'"scores" must be an object of objects; got {value!r}')
-    return value
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, dict) for item in value.values())
 
 
 def _quoted(names: Sequence[str]) -> str:

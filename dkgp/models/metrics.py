@@ -48,13 +48,8 @@ class CoverageCurve:
 class _Variances:
     """Reads variances as the targets want them: of observations, or of the function.
 
-    Attributes
-    ----------
-    prediction : Prediction
-    shift : (p,) float64
-        Added to what is stored: the noise variance, its negative, or zero; in the targets' own units squared.
-    floor : (p,) float64
-        What is left at least.
+    `shift` (p,) is added to what is stored: the noise variance, its negative, or zero, in the targets' own units
+    squared; `floor` (p,) is what is left at least.
     """
 
     prediction: Prediction

@@ -32,7 +32,7 @@ _ADAPTERS: dict[tuple[type[Any], tuple[str, ...]], TypeAdapter[Any]] = {}
 
 
 class _RefusedError(ValueError):
-    """What a dataclass itself has against its values; pydantic hands on a `ValueError` only."""
+    """A dataclass's own objection to its values; pydantic hands on a `ValueError` only."""
 
     def __init__(self, error: DkgpError) -> None:
         self.error = error
@@ -135,7 +135,7 @@ def _nested(annotation: Any) -> type[Any] | None:
 
 
 def _in_words(error: ValidationError, kind: type[Any], what: str) -> DkgpError:
-    """What is wrong: unknown fields before wrong types, these before what the dataclass has against its values."""
+    """Say what is wrong: unknown fields before wrong types, these before a dataclass's own objections."""
     found: dict[str, list[str]] = {}
     got: dict[str, str] = {}
     refused: DkgpError | None = None

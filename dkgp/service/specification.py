@@ -1,4 +1,4 @@
-"""What a job is: a command and its options in JSON, read into the dataclass that the command line makes.
+"""Specifications of jobs: a command and its options in JSON, read into the command line's own dataclass.
 
 Types are checked by `dkgp.service.reading`; ranges by the code that the command itself runs before it works. What needs
 the data (a store that is not there, features that do not fit) is found when the job runs.

@@ -17,7 +17,7 @@ __all__ = ["Checkpointing", "Checkpoints", "Interruption"]
 
 @dataclass
 class Checkpointing:
-    """Where and how often a solve saves its state, and what it must belong to.
+    """Settings of a solve's checkpoints: the place, how often, and what they must belong to.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Checkpoints:
 
     @property
     def url(self) -> str | None:
-        """Where they are."""
+        """Place of the checkpoints; None where there are none."""
         return None if self._settings is None else self._settings.store.url
 
     def latest(self) -> Checkpoint | None:

@@ -28,7 +28,7 @@ State = TypeVar("State", bound=SolverState)
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve returns.
+    """The result of a solve.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether the tolerance was met."""
+        """True if the tolerance was met."""
         return self.reason.converged
 
 

@@ -49,7 +49,7 @@ class PrecisionPolicy:
         self._start_objective = self._true_objective = start.objective
 
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
-        """Whether the recursion's numbers cannot be true: not finite, or an objective above the start's."""
+        """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
         highest = self._start_objective + 1e-6 * abs(self._start_objective) + 1e-9 * state.rhs.size
         return not (math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest)
 
@@ -73,14 +73,14 @@ class PrecisionPolicy:
         return fresh
 
     def drifted(self, state: SolverState, progress: Progress) -> bool:
-        """Whether float32 rounding has grown to a tenth of the gradient."""
+        """True once float32 rounding has grown to a tenth of the gradient."""
         if self._typical_entry is None:
             self._typical_entry = self._operator.typical_entry()
         drift = DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
         return drift > LARGEST_DRIFT_SHARE * progress.gradient_inf_norm
 
     def must_verify(self, state: SolverState) -> bool:
-        """Whether a float64 product is needed to tell where the solve stands.
+        """True if a float64 product is needed to tell where the solve stands.
 
         The errors of an approximate operator's products have added up in the recursion; those of one are bounded.
         """

@@ -152,6 +152,8 @@ class RiskState(SolverState):
         return Progress(
             iteration=self.iteration,
             column_passes=self.columns / operator.n,
+            kernel_evaluations=0,
+            seconds=0.0,
             gradient_inf_norm=float(np.max(np.abs(self.gradient))),
             gradient_norm=float(np.max(norms)),
             relative_residual=float(np.max(ratio(norms, scale))),

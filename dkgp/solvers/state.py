@@ -106,7 +106,7 @@ class SolverState:
         self.exact = True
 
     def measured(self, operator: KernelOperator) -> Progress:
-        """Return where the solve stands; what it has taken, in seconds and kernel entries, is the driver's to add."""
+        """Return where the solve stands; seconds and kernel entries are the record's to count."""
         largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
         norms, scale = np.sqrt(squares), self._scale
         # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
@@ -118,6 +118,8 @@ class SolverState:
         return Progress(
             iteration=self.iteration,
             column_passes=self.columns / operator.n,
+            kernel_evaluations=0,
+            seconds=0.0,
             gradient_inf_norm=float(largest),
             gradient_norm=float(np.max(norms, initial=0.0)),
             relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Progress:
     """State of a solve after a round; one structured record.
 
@@ -61,8 +61,8 @@ class Progress:
 
     iteration: int
     column_passes: float
-    kernel_evaluations: int = 0
-    seconds: float = 0.0
+    kernel_evaluations: int
+    seconds: float
     gradient_inf_norm: float
     gradient_norm: float
     relative_residual: float

@@ -138,7 +138,7 @@ def silent_port() -> int:
 )
 def test_an_unreachable_scheduler_is_bad_input_within_seconds(address: str) -> None:
     started = time.monotonic()
-    options = ClusterOptions(scheduler=address, connect_timeout_seconds=1.0)
+    options = ClusterOptions(scheduler=address, connect_timeout_seconds=0.5)
     with (
         pytest.raises(UnreachableSchedulerError, match="no scheduler answered at") as caught,
         open_executor(options, 1),
@@ -152,7 +152,7 @@ def test_an_unreachable_scheduler_is_bad_input_within_seconds(address: str) -> N
 
 def test_a_scheduler_that_never_answers_is_given_up(silent_port: int) -> None:
     started = time.monotonic()
-    options = ClusterOptions(scheduler=f"tcp://127.0.0.1:{silent_port}", connect_timeout_seconds=1.0)
+    options = ClusterOptions(scheduler=f"tcp://127.0.0.1:{silent_port}", connect_timeout_seconds=0.5)
     with pytest.raises(UnreachableSchedulerError), open_executor(options, 1):
         pass
     assert time.monotonic() - started < 6.0

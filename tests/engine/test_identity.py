@@ -43,7 +43,8 @@ def test_worker_processes(problem: Problem, reference: Bits, workers: int, resid
         assert bits(problem.train(executor, resident=resident)) == reference
 
 
-@OUT_OF_CORE_IS_SLOW
+@pytest.mark.slow
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "out_of_core"])
 def test_scheduler_and_workers_started_by_hand(
     problem: Problem, reference: Bits, manual_cluster: Callable[..., ManualCluster], resident: bool
 ) -> None:

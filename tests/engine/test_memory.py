@@ -59,6 +59,7 @@ def test_small(train: Train) -> None:
     assert_projected(train(20_000, 8, *FIXED, "--max-passes", 0.2, "--cluster", "none"))
 
 
+@pytest.mark.slow
 def test_blocks_that_may_grow_are_planned_for_at_their_largest(train: Train) -> None:
     document = train(6_000, 4, "--block-size", 250, "--largest-block-size", 3000, "--max-passes", 0.1)
     fixed = 2 * 4 * 3000**2  # a float64 triangle, or two in float32, at the least

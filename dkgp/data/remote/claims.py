@@ -56,14 +56,7 @@ class Claim:
     def take(cls, url: str, kind: str, *, over: bool) -> Claim:
         """Claim a place. Check before that it may be written to: who checked at the same time is told here.
 
-        Parameters
-        ----------
-        url
-            The store.
-        kind
-            Of store, for whoever finds the claim alone.
-        over
-            Whether to take the place from whoever has it now.
+        `kind` is the store's, for whoever finds the claim alone; `over` takes the place from whoever has it now.
 
         Raises
         ------

@@ -46,12 +46,7 @@ def backend(url: str, asynchronous: bool = False) -> tuple[Any, str]:
 
     fsspec keeps one for each process (and, asynchronous, for each thread), so that a forked process gets its own.
 
-    Parameters
-    ----------
-    url
-        As `normalise_url` returns it.
-    asynchronous
-        For use inside another event loop, such as Zarr's.
+    `url` is as `normalise_url` returns it; an asynchronous one is for use inside another event loop, such as Zarr's.
 
     Raises
     ------
@@ -169,12 +164,8 @@ async def put_async(
 
     Parameters
     ----------
-    file_system, path
-        As from `backend`.
-    url
-        The address, for messages.
-    data
-        The content.
+    file_system, path, url, data
+        As from `backend`, the address for messages, and the content.
     guard
         Awaited before something else than `data` is replaced, after that was looked at; raises where the caller
         has lost the right to.

@@ -248,12 +248,7 @@ def remove_tree(location: Location) -> None:
 def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
     """Remove what lies in a store, if the claim is still the place's; what another writer has taken over stays.
 
-    Parameters
-    ----------
-    claim
-        The writer's.
-    keep_claim
-        Whether the place stays claimed: to write a store where another one was.
+    With `keep_claim` the place stays claimed: to write a store where another one was.
 
     Raises
     ------

@@ -27,12 +27,8 @@ zarr.config.update_defaults({"async": {"concurrency": 4}})
 def zarr_place(url: str, claim: Claim | None = None) -> Any:
     """A place as Zarr and xarray take it: the path of a local one, a guarded store of its own for a remote one.
 
-    Parameters
-    ----------
-    url
-        Of a store, or of a group or array in one.
-    claim
-        The writer's; None for readers, and where no two writers can meet.
+    `url` is that of a store, or of a group or array in one; `claim` the writer's, None for readers and where no two
+    writers can meet.
     """
     address = normalise_url(url)
     if is_local(address):
@@ -43,19 +39,7 @@ def zarr_place(url: str, claim: Claim | None = None) -> Any:
 
 
 class RemoteStore(WrapperStore[FsspecStore]):
-    """See the module.
-
-    Parameters
-    ----------
-    store
-        Does the work.
-    url
-        Its address.
-    claim
-        The writer's, if any.
-    root
-        The path of the claim's store in the file system.
-    """
+    """See the module. Of `store`, at the address `url`, `root` is the path of the claim's store in the file system."""
 
     def __init__(self, store: FsspecStore, url: str = "", claim: Claim | None = None, root: str = "") -> None:
         super().__init__(store)

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """How samples are kept in files or folders of one sort.
+    """A form in which files or folders keep samples.
 
     Attributes
     ----------

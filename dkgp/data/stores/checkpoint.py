@@ -78,19 +78,9 @@ class CheckpointStore:
         On object stores the content is held in memory once more while it is sent, and is looked for afterwards: a
         store that has lost it gets it again.
 
-        Parameters
-        ----------
-        sequence_number
-            Not negative, growing from one checkpoint to the next. Checkpoints with a higher number are dropped:
-            they belong to a run that was given up.
-        arrays
-            Name -> array of numbers, of any shape.
-        metadata
-            JSON.
-
-        Returns
-        -------
-        The address of the checkpoint.
+        `arrays` are of numbers, of any shape, by name; `metadata` is JSON. Sequence numbers grow from 0 on: checkpoints
+        with a higher one belong to a run that was given up, and are dropped.
+        Returns the address of the checkpoint.
 
         Raises
         ------

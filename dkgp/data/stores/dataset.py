@@ -97,16 +97,7 @@ class Dataset:
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Inputs of the samples [start, stop).
 
-        Parameters
-        ----------
-        start, stop
-            0 <= start <= stop <= n.
-        standardised
-            Whether to apply the standardisation; if not, the values are in the units of the source.
-
-        Returns
-        -------
-        (stop - start, d) float64
+        Shape (stop - start, d) float64, standardised or else in the units of the source.
 
         Raises
         ------
@@ -161,14 +152,8 @@ class Dataset:
     ) -> Dataset:
         """The same data with the features and the map of another training set, matched by name.
 
-        Parameters
-        ----------
-        feature_names
-            The kept features of the training set (or model), in its order.
-        target_names
-            Its targets. Where this store has none of them, the result has no targets.
-        standardisation
-            Its map.
+        `feature_names` are the kept features of that training set (or model), in its order, `target_names` its targets:
+        where this store has none of them, the result has no targets.
 
         Raises
         ------

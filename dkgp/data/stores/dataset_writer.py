@@ -116,12 +116,7 @@ class DatasetWriter:
     def append(self, inputs: ArrayLike, targets: ArrayLike | None = None) -> None:
         """Add samples.
 
-        Parameters
-        ----------
-        inputs
-            Raw, shape (rows, d_raw).
-        targets
-            Raw, shape (rows, p) or (rows,) for one target.
+        Raw `inputs` (rows, d_raw), and raw `targets` (rows, p), or (rows,) for one target.
 
         Raises
         ------
@@ -149,11 +144,8 @@ class DatasetWriter:
     def finish(self, standardisation: Standardisation | None = None) -> Dataset:
         """Write what is left and the manifest; the store can be opened from here on.
 
-        Parameters
-        ----------
-        standardisation
-            The map to store, such as the training set's for test data; by default it is computed from these samples,
-            and features that are constant are dropped.
+        The map to store may be given, such as the training set's for test data; by default it is computed from these
+        samples, and features that are constant are dropped.
 
         Raises
         ------

@@ -80,16 +80,9 @@ class FactorWriter:
         One run writes a factor at a time: an unfinished factor that is found here is removed, and whoever was writing
         it gets a `StoreError`. A finished one stays in use until this one is committed.
 
-        Parameters
-        ----------
-        model_url
-            The model's store: local path or fsspec URL.
-        metadata
-            JSON that says how the factor was made. "fingerprint", the model's data's, must be there.
-        n, rank
-            Number of the model's samples, and of landmarks.
-        chunk_rows
-            Rows of a chunk of the columns; default 8 to 16 MiB.
+        `metadata`, JSON, says how the factor was made, and holds the "fingerprint" of the model's data; `n` is the
+        model's number of samples, `rank` that of landmarks. A chunk of columns has `chunk_rows` rows, 8 to 16 MiB by
+        default.
 
         Raises
         ------
@@ -146,14 +139,7 @@ class FactorWriter:
         """Write rows of the columns.
 
         Rows may be written in any order and from any process, as long as no two writers share a chunk, and may be
-        written again.
-
-        Parameters
-        ----------
-        start
-            First row, a multiple of `chunk_rows`.
-        block
-            (rows, R); rows is a multiple of `chunk_rows` unless the block reaches the last row.
+        written again. `start` and the number of rows are multiples of `chunk_rows`, but for the last rows.
 
         Raises
         ------
@@ -179,14 +165,7 @@ class FactorWriter:
     ) -> FactorRecord:
         """Write the small arrays and the manifest; the factor can be opened from here on, and replaces any before it.
 
-        Parameters
-        ----------
-        indices
-            The landmarks' rows, (R,), distinct.
-        lower, gram_lower
-            (R, R).
-        residual_diagonal
-            (n,).
+        `indices` are the landmarks' rows (R,), distinct; `lower` and `gram_lower` are (R, R), `residual_diagonal` (n,).
 
         Raises
         ------
@@ -197,22 +176,15 @@ class FactorWriter:
         StorageError
             The storage refused; all that was written of the factor is removed.
         """
-        small = {
-            "indices": _landmarks(indices, self.rank, self.n),
-            "lower": np.asarray(lower, dtype=np.float64),
-            "gram_lower": np.asarray(gram_lower, dtype=np.float64),
-            "residual_diagonal": np.asarray(residual_diagonal, dtype=np.float64),
-        }
+        small: dict[str, NDArray[Any]] = {"indices": _landmarks(indices, self.rank, self.n)}
+        for name, values in (("lower", lower), ("gram_lower", gram_lower), ("residual_diagonal", residual_diagonal)):
+            small[name] = np.asarray(values, dtype=np.float64)
         for name, values in small.items():
             if values.shape != self._arrays[name].shape:
                 raise InputError(f"'{name}' has shape {values.shape}; expected {self._arrays[name].shape}.")
             _require_finite(name, values, 0)
         self._require_unfinished()
-        content = {
-            "model": self._model_checksum,
-            "written_nanoseconds": time.time_ns(),
-            "metadata": self.metadata,
-        }
+        content = {"model": self._model_checksum, "written_nanoseconds": time.time_ns(), "metadata": self.metadata}
         with self._removed_on_failure():
             for name, values in small.items():
                 self._arrays[name].write(0, values)
@@ -286,40 +258,32 @@ class FactorRecord:
 
     def lower(self) -> FloatArray:
         """(R, R) float64. `StoreError` where a chunk is missing or damaged, as for all reads."""
-        return self._read("lower", 0, self.rank)
+        return self._read("lower")
 
     def gram_lower(self) -> FloatArray:
         """(R, R) float64."""
-        return self._read("gram_lower", 0, self.rank)
+        return self._read("gram_lower")
 
     def residual_diagonal(self) -> FloatArray:
         """(n,) float64."""
-        return self._read("residual_diagonal", 0, self.n)
+        return self._read("residual_diagonal")
 
     def columns(self, start: int, stop: int) -> FloatColumns:
         """Rows [start, stop) of the columns, (stop - start, R) float32."""
         return self._read("columns", start, stop)
 
-    def _read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+    def _read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        array = self._arrays[name]
         with _advice(self.url):
-            return self._arrays[name].read_as_stored(start, stop)
+            return array.read_as_stored(start, array.shape[0] if stop is None else stop)
 
 
 def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None:
     """Open the factor that is kept with a model.
 
-    Parameters
-    ----------
-    model_url
-        The model's store: local path or fsspec URL.
-    fingerprint
-        Of the model's data.
-
-    Returns
-    -------
-    The factor, or None where there is none that may be used: none was kept, its writing never ended, or it was made for
-    another fingerprint, or for another model than the one that is there now (other kernel, noise variance or data).
-    Such a factor is never returned; the next one to be committed replaces it.
+    None where there is none that may be used: none was kept, its writing never ended, or it was made for another
+    `fingerprint` of the model's data, or for another model than the one that is there now (other kernel, noise variance
+    or data). Such a factor is never returned; the next one to be committed replaces it.
 
     Raises
     ------

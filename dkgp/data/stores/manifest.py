@@ -101,18 +101,8 @@ class WrittenArray(Protocol):
 def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], claim: Claim | None = None) -> None:
     """Write the manifest of a store whose arrays are complete. The store exists from here on.
 
-    Parameters
-    ----------
-    url
-        The store.
-    kind
-        "dataset", "model", "prediction" or "variance factor".
-    metadata
-        What the store wants to remember; JSON.
-    arrays
-        All of them.
-    claim
-        The writer's, where the place is one that two writers could share.
+    `kind` is "dataset", "model", "prediction" or "variance factor", `metadata` the JSON that the store wants to
+    remember, `arrays` are all of its arrays; `claim` is the writer's, where two writers could share the place.
 
     Raises
     ------

@@ -68,6 +68,10 @@ class MemoryArray(Resident):
         return self._values[np.asarray(indices, dtype=np.intp)]
 
 
+def _row_array(rows: RowArray | FloatArray) -> RowArray:
+    return MemoryArray(rows) if isinstance(rows, np.ndarray) else rows
+
+
 class _InputsOf:
     """The standardised inputs of a data set as a row array."""
 
@@ -111,23 +115,24 @@ class AssembledDataset(Dataset):
 
     def __init__(
         self,
-        inputs: RowArray,
-        targets: RowArray,
+        inputs: RowArray | FloatArray,
+        targets: RowArray | FloatArray,
         standardisation: Standardisation,
         raw_feature_names: tuple[str, ...],
         target_names: tuple[str, ...],
         *,
-        url: str,
+        origin: str = " in memory",
         fingerprint: str,
-        chunk_rows: int,
+        chunk_rows: int | None = None,
     ) -> None:
-        self.url = url
+        n, d = inputs.shape
+        self.url = f"{n} samples{origin}"
         self.raw_feature_names, self.target_names = raw_feature_names, target_names
         self.standardisation = standardisation
         self.fingerprint = fingerprint
-        self.n_samples = int(inputs.shape[0])
-        self.chunk_rows = chunk_rows
-        self.standard_inputs, self.standard_targets = inputs, targets
+        self.n_samples = int(n)
+        self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
+        self.standard_inputs, self.standard_targets = _row_array(inputs), _row_array(targets)
         self._input_columns = self._target_columns = None
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
@@ -181,11 +186,10 @@ def memory_dataset(
     for values in (inputs, targets):
         digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
     return AssembledDataset(
-        MemoryArray(standardisation.inputs(inputs)),
-        MemoryArray(standardisation.targets(targets)),
+        standardisation.inputs(inputs),
+        standardisation.targets(targets),
         standardisation,
         *names,
-        url=f"{len(inputs)} samples in memory",
         fingerprint=digest.hexdigest(),
         chunk_rows=default_chunk_rows(len(inputs), d + p),
     )
@@ -193,17 +197,9 @@ def memory_dataset(
 
 def standardised_inputs(inputs: FloatArray, feature_names: Sequence[str]) -> Dataset:
     """A data set of inputs (n, d) to predict at, in memory and standardised already. It has no targets."""
-    d = inputs.shape[1]
-    return AssembledDataset(
-        MemoryArray(inputs),
-        MemoryArray(np.empty((len(inputs), 0))),
-        Standardisation.identity(d, 0),
-        tuple(feature_names),
-        (),
-        url=f"{len(inputs)} samples in memory",
-        fingerprint="",
-        chunk_rows=default_chunk_rows(len(inputs), d),
-    )
+    n, d = inputs.shape
+    identity = Standardisation.identity(d, 0)
+    return AssembledDataset(inputs, np.empty((n, 0)), identity, tuple(feature_names), (), fingerprint="")
 
 
 def assembled_dataset(
@@ -224,16 +220,14 @@ def assembled_dataset(
     raw_names = tuple(raw_feature_names or ()) or tuple(
         next(kept) if keep else f"(constant {index})" for index, keep in enumerate(standardisation.kept)
     )
-    n, d = inputs.shape
     return AssembledDataset(
-        MemoryArray(inputs) if isinstance(inputs, np.ndarray) else inputs,
-        MemoryArray(targets) if isinstance(targets, np.ndarray) else targets,
+        inputs,
+        targets,
         standardisation,
         raw_names,
         tuple(target_names),
-        url=f"{n} samples of a model",
+        origin=" of a model",
         fingerprint=fingerprint,
-        chunk_rows=default_chunk_rows(n, d + len(target_names)),
     )
 
 
@@ -273,13 +267,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
 
     Its fingerprint is that of the data set it was and of what was added.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    X : (m, d_raw) array_like
-        Raw inputs, in the order of `dataset.raw_feature_names`.
-    y : (m,) or (m, p) array_like
-        Raw targets.
+    `X` are raw inputs (m, d_raw), in the order of `dataset.raw_feature_names`, `y` raw targets (m,) or (m, p).
 
     Raises
     ------
@@ -302,7 +290,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
         standardisation,
         dataset.raw_feature_names,
         dataset.target_names,
-        url=f"{dataset.n_samples + len(inputs)} samples, the last of them in memory",
+        origin=", the last of them in memory",
         fingerprint=digest.hexdigest(),
         chunk_rows=dataset.chunk_rows,
     )

@@ -100,12 +100,8 @@ class PredictionWriter(_Planned):
         ----------
         url
             Local path or fsspec URL.
-        n_samples
-            Number of samples predicted.
-        target_names
-            At least one.
-        variables
-            Of `VARIABLES`.
+        n_samples, target_names, variables
+            How many samples are predicted, of which targets, and what of `VARIABLES`.
         chunk_rows
             Rows of a chunk, and so the smallest region; default about 8192 to 16384.
         attributes
@@ -170,15 +166,8 @@ class PredictionWriter(_Planned):
         """Write one region and record that it is done.
 
         Regions may be written in any order and from any process, as long as no two of them share a chunk. A region
-        may be written again.
-
-        Parameters
-        ----------
-        start
-            First row, a multiple of `chunk_rows`.
-        arrays
-            Variable -> values of shape (rows, p), or (rows,) for one target; rows is a multiple of `chunk_rows`
-            unless the region reaches the last sample. Not all the variables need to come at once.
+        may be written again. `start` and the number of rows are multiples of `chunk_rows`, but for the last rows;
+        `arrays` have shape (rows, p), or (rows,) for one target. Not all the variables need to come at once.
 
         Raises
         ------

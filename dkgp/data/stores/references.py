@@ -31,10 +31,7 @@ _limits: list[Callable[[str], None]] = []
 def limited_references(check: Callable[[str], None]) -> Iterator[None]:
     """Have a check see every place that a store names, before it is opened, in all threads of this process.
 
-    Parameters
-    ----------
-    check : callable
-        Takes the place; raises what is to be raised where it may not be read.
+    The check takes the place, and raises what is to be raised where it may not be read.
     """
     _limits.append(check)
     try:
@@ -72,12 +69,7 @@ def _why_not(url: object) -> str | None:
 def require_reference(url: object, store: str) -> str:
     """Return the place that a store names, in dkgp's spelling, or refuse to open it.
 
-    Parameters
-    ----------
-    url
-        As it stands in the store.
-    store
-        Where the store is, for messages.
+    `url` is as it stands in the store, which lies at `store`.
 
     Raises
     ------

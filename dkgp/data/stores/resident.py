@@ -1,4 +1,4 @@
-"""What stays in the memory of one process, and travels as a token that only this process can redeem.
+"""Values that stay in the memory of one process, and travel as a token that only this process can redeem.
 
 Tasks of an in-process cluster share it; a task that strays to another process says so instead of shipping it.
 """

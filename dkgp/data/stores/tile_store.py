@@ -190,16 +190,10 @@ def _checksum(name: str, array: NDArray[Any], payload: memoryview) -> int:
 
 
 def _read_local(place: str, payload: memoryview) -> tuple[bytes, int]:
-    with open(place, "rb", buffering=0) as file:
+    with open(place, "rb") as file:
         header = file.read(TILE_HEADER_BYTES)
-        size = os.fstat(file.fileno()).st_size
-        filled = 0
-        while filled < len(payload):
-            read = file.readinto(payload[filled:])
-            if not read:
-                break
-            filled += read
-    return header, size
+        file.readinto(payload)
+        return header, os.fstat(file.fileno()).st_size
 
 
 def _read_remote(place: str, payload: memoryview) -> tuple[bytes, int]:

@@ -1,4 +1,4 @@
-"""Whether a store may be written at a place, asked before any work is done; and its beginning, all or nothing."""
+"""Checks that a store may be written at a place, made before any work; and its beginning, all or nothing."""
 
 from __future__ import annotations
 

@@ -193,9 +193,15 @@ class _Term:
     tree: _Tree | None = None
 
 
-@lru_cache(maxsize=512)
 def encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> EncodedProgram:
     """Encode a kernel, once in a process as a rule: every task of a solve asks for the same few."""
+    found = _encoded(kernel, dtype, expanded)
+    # A table of its own where a user's function is in it: what that reads may have changed, and its stage with it.
+    return found if all(isinstance(stage.name, str) for stage in found.stages) else replace(found)
+
+
+@lru_cache(maxsize=512)
+def _encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> EncodedProgram:
     return encode(kernel.tile_program(), dtype, expanded, kernel.n_features)
 
 

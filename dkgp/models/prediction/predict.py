@@ -263,7 +263,7 @@ def predict(
 
 @dataclass(frozen=True)
 class _Region:
-    """What is said of a region once it is stored: the largest error of a mean, and how wide intervals are."""
+    """The record of a region that is stored: the largest error of a mean, and how wide intervals are."""
 
     bound: float
     gaps: GapTally | None

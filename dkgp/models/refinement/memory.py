@@ -55,10 +55,7 @@ class RefineMemory:
     def require(self, budget_bytes: int) -> None:
         """Refuse where the projection exceeds the budget.
 
-        Raises
-        ------
-        MemoryBudgetError
-            Names the parts and the knobs.
+        `MemoryBudgetError` names the parts and the knobs.
         """
         if self.coordinator_bytes <= budget_bytes:
             return
@@ -90,26 +87,11 @@ def plan_refinement(
 ) -> RefineMemory:
     """Project the peak of a refinement.
 
-    Parameters
-    ----------
-    n, d, p : int
-        Samples, features, targets.
-    settings : RefineSettings
-    resident_bytes : int
-        What this process holds now.
-    shares_process : bool
-        Whether the workers share it.
-    threads : int
-        Tasks that run at once in one process.
-    holds_inputs : bool
-        Whether the coordinator holds all inputs.
-    cache_bytes : int
-        Budget of a worker's cache.
+    `resident_bytes` is what this process holds now, `shares_process` whether the workers share it; `threads` tasks run
+    at once in one process; `holds_inputs` is whether the coordinator holds all inputs, `cache_bytes` the budget of a
+    worker's cache.
 
-    Raises
-    ------
-    InputError
-        A rank that does not fit the memory that the settings give the preconditioner.
+    Raises `InputError` for a rank that does not fit the memory that the settings give the preconditioner.
     """
     rank = int(settings.preconditioner().resolved(n, d).rank)
     t = p + settings.probes

@@ -8,16 +8,12 @@ it, since the probes behind them are frozen. A step that goes past the maximum b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkgp.operators.base import FloatArray
+from dkgp.data.types import BoolArray, FloatArray
 
 __all__ = ["Point", "QuasiNewton", "estimated_gain", "gain_error"]
-
-BoolArray: TypeAlias = NDArray[np.bool_]
 
 # In logarithms: no hyperparameter changes by more than a factor of 1.65 in a step.
 RADIUS = 0.5
@@ -36,10 +32,7 @@ LEAST_CURVATURE_SHARE = 0.2
 class Point:
     """A point of the search, in logarithms.
 
-    Attributes
-    ----------
-    parameters, gradient, error : (q,) float64
-        `error` is that of the gradient's components.
+    The parameters, the gradient and the errors of its components, (q,) each.
     """
 
     parameters: FloatArray

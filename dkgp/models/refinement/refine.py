@@ -51,20 +51,12 @@ def refine(
         The training set; read by range, under its own standardisation.
     space : RefineSpace
         Where to start, and what may move.
-    executor : BlockExecutor
-    settings : RefineSettings, optional
-    progress : callable, optional
-        Called with a `RefineStep` after each evaluation.
-    note : callable, optional
-        Called with a line on what is being done.
+    progress, note : callable, optional
+        Called with a `RefineStep` after each evaluation, and with a line on what is being done.
     interrupted : callable, optional
         Asked between passes; when it answers true the best so far is returned, not validated.
     coordinator_input_bytes : int
         See `BlockedKernelOperator`.
-
-    Returns
-    -------
-    Refinement
 
     Raises
     ------

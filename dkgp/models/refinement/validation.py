@@ -135,7 +135,7 @@ class HeldOutScore:
 def means_task(
     context: BlockContext, inputs: FloatArray, alpha: dict[int, FloatArray], blocks: list[int]
 ) -> list[FloatArray]:
-    """K(x, X_block) @ alpha_block for the rows of `inputs`: (h, p) for each block."""
+    """k(x, X_block) @ alpha_block for the rows of `inputs`: (h, p) for each block."""
     evaluator = context.evaluator("double")
     rows = evaluator.prepare(inputs)
     return [evaluator.matmat(rows, context.block_features(block, "double"), alpha[block]) for block in blocks]

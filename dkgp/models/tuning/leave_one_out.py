@@ -91,24 +91,9 @@ def fold_predictions(
 ) -> tuple[FloatArray, FloatArray]:
     """Predict each fold's targets from all samples outside of it, in closed form.
 
-    Parameters
-    ----------
-    family : KernelFamily
-        On n inputs.
-    parameters : (parameters,) float64
-        Logarithms, the noise variance's last.
-    targets : (n, p) float64
-    folds : sequence of (m,) int64
-        Indices of samples; together each sample once.
-    matrices : sequence of (n, n) float64, optional
-        One array in Fortran order to work in.
-
-    Returns
-    -------
-    (n, p) float64
-        Predictive means.
-    (n,) float64
-        Predictive variances of a new observation, noise included.
+    `parameters` are logarithms, the noise variance's last; `folds` are indices of samples, together each sample once;
+    `matrices` are one array (n, n) in Fortran order to work in. Returned are predictive means (n, p), and predictive
+    variances of a new observation (n,), noise included.
 
     Raises
     ------

@@ -89,16 +89,8 @@ class SearchSettings:
 class Optimum:
     """The best point of a search.
 
-    Attributes
-    ----------
-    parameters : (q,) float64
-        Logarithms of all parameters, those held fixed included.
-    value : float
-        Of the objective, priors included.
-    log_likelihood, log_prior : float
-        Its two parts.
-    converged : bool
-        Whether the tolerance was met there.
+    `parameters` (q,) are the logarithms of all, those held fixed included; `value`, the objective's, is the sum of
+    `log_likelihood` and `log_prior`; `converged` says whether the tolerance was met there.
     """
 
     parameters: FloatArray
@@ -115,13 +107,8 @@ class _SearchEndedError(Exception):
 class LikelihoodSearch:
     """Searches from one starting point after another and remembers the best point seen.
 
-    Parameters
-    ----------
-    likelihood : callable
-        (value, gradient) of the log likelihood at given log parameters (q,), or None where it does not exist.
-    space : SearchSpace
-        What may be moved, and where to.
-    settings : SearchSettings
+    `likelihood` gives (value, gradient) of the log likelihood at log parameters (q,), or None where it does not exist;
+    `space` says what may be moved, and where to.
 
     Attributes
     ----------

@@ -25,14 +25,8 @@ _BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the su
 class ScoreSums:
     """Sums over predictions, which add up over subsets.
 
-    Attributes
-    ----------
-    count : int
-        Predicted values, targets times samples.
-    squared_error, log_loss : float
-        Of standardised targets; the log loss is the negative log predictive density in nats.
-    covered : int
-        Values within their central 95 % interval.
+    `count` values are predicted, targets times samples, and `covered` of them lie within their central 95 % interval.
+    Errors are of standardised targets; `log_loss` is the negative log predictive density in nats.
     """
 
     count: int

@@ -111,13 +111,8 @@ def search_space(
 ) -> SearchSpace:
     """Return the space of a family's parameters and the noise variance.
 
-    Parameters
-    ----------
-    family : KernelFamily
-    feature_names : sequence of d str
-    bounds, fixed, priors : mapping, optional
-        By name or pattern: (lower, upper), a value, a prior; on the parameters themselves, not on logarithms. Where
-        several patterns fit one name the last one counts.
+    `bounds`, `fixed` and `priors` are by name or pattern: (lower, upper), a value, a prior; on the parameters
+    themselves, not on logarithms. Where several patterns fit one name the last one counts.
 
     Raises
     ------

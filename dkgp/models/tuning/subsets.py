@@ -17,17 +17,7 @@ __all__ = ["SubsetPlan", "Subsets", "draw_subset", "plan_subsets"]
 class SubsetPlan:
     """The plan by which samples are drawn; a few numbers from which each process draws the same ones.
 
-    Attributes
-    ----------
-    n_samples : int
-        Of the data.
-    size : int
-        Samples of each subset.
-    count : int
-        Number of subsets.
-    seed : int
-    holdout : int
-        Samples held out of all subsets.
+    Of the data's `n_samples`, `count` subsets have `size` samples each, and `holdout` samples are in none of them.
     """
 
     n_samples: int
@@ -69,18 +59,8 @@ def plan_subsets(
 ) -> SubsetPlan:
     """Plan the draw.
 
-    Parameters
-    ----------
-    n_samples : int
-        Of the data.
-    subset : int
-        Samples of each subset; all where there are fewer.
-    subsets : int
-        How many.
-    seed : int
-    holdout : float, optional
-        Samples held out, as a fraction of a subset. They are taken from those that no subset needs; where the data do
-        not suffice the subsets get smaller.
+    A subset holds all samples where there are fewer. `holdout` is how many are held out, as a fraction of a subset:
+    taken from those that no subset needs; where the data do not suffice the subsets get smaller.
 
     Raises
     ------

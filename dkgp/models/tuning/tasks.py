@@ -35,11 +35,7 @@ OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLi
 class SubsetSummary:
     """Summary of a subset for the search.
 
-    Attributes
-    ----------
-    n_samples : int
-    mean_squares, deviations : (p,) float64
-        Of the targets: means of their squares, and standard deviations.
+    The number of samples; of the targets the means of their squares, and their standard deviations: (p,).
     """
 
     n_samples: int
@@ -93,18 +89,7 @@ class _Matrices:
 
 @dataclass(frozen=True)
 class TuningContext:
-    """Everything a task needs to know besides the parameters.
-
-    Attributes
-    ----------
-    run_id : str
-    source : Subsets
-    kernel : Kernel
-        Its structure; its values are where the search starts.
-    learn_variance : bool
-    feature_names : tuple of d str
-    objective : {"likelihood", "loo"}
-    """
+    """Everything a task needs to know besides the parameters; the kernel's values are where the search starts."""
 
     run_id: str
     source: Subsets

@@ -59,7 +59,7 @@ def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | Non
 
 @dataclass(frozen=True)
 class FactorSource:
-    """What a worker needs to build, or load, the factor; travels with every task.
+    """The source of a worker's factor, to build or load it from; travels with every task.
 
     Attributes
     ----------

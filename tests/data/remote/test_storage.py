@@ -147,3 +147,23 @@ def test_a_write_that_fails_for_real_leaves_nothing(tmp_path: Path, importable: 
     assert "still there: 1" in found.stdout
     assert sorted(os.listdir(tmp_path)) == ["before.zarr", "checkpoints"]
     assert os.listdir(tmp_path / "checkpoints") == ["checkpoint-0000000001.dkgp"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to tell what is synced")
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what a power cut leaves has the name, and nothing in it."""
+    done: list[tuple[str, str]] = []
+    replace = os.replace
+
+    def named(source: str, target: str | Path) -> None:
+        done.append(("named", str(target)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(("synced", os.readlink(f"/proc/self/fd/{handle}"))))
+    monkeypatch.setattr(os, "replace", named)
+    write_object(tmp_path / "a.json", b"{}")
+    assert [what for what, _ in done] == ["synced", "named", "synced"]
+    (_, written), (_, name), (_, folder) = done
+    assert Path(written).parent == tmp_path.resolve()
+    assert name == str(tmp_path / "a.json") != written
+    assert folder == str(tmp_path.resolve())

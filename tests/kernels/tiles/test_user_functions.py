@@ -187,6 +187,15 @@ def test_globals_belong_to_the_function() -> None:
         exec("def shaped(s):\n    return math.exp(-s / WIDTH)", space)
         addresses.append(user_functions.user_stage(space["shaped"], np.float64, pair=False))
     assert addresses[0] == addresses[2] != addresses[1]
+    # What it reads may change while the kernel stays the same.
+    kernel = alone(space["shaped"])
+    entries = []
+    for width in (1.0, 2.0):
+        space["WIDTH"] = width
+        evaluator = TileEvaluator(kernel, "double")
+        A = evaluator.prepare(np.eye(3))
+        entries.append(evaluator.tile(A, A)[0, 1])
+    np.testing.assert_allclose(entries, [1.3 * math.exp(-0.72), 1.3 * math.exp(-0.36)], rtol=1e-14)
 
 
 def test_several_threads_ask_at_once(rng: np.random.Generator) -> None:
