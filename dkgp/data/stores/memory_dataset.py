@@ -21,14 +21,7 @@ from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = [
-    "MemoryArray",
-    "append_rows",
-    "assembled_dataset",
-    "memory_dataset",
-    "standardisation_of",
-    "standardised_inputs",
-]
+__all__ = ["append_rows", "assembled_dataset", "memory_dataset", "standardisation_of", "standardised_inputs"]
 
 
 class RowArray(Protocol):

@@ -16,8 +16,7 @@ import numpy as np
 from dkgp.errors import UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.algebra import LowRankPreconditioner
-from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky
 from dkgp.solvers.state import SolverState
 

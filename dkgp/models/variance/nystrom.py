@@ -1,6 +1,6 @@
 """A model's partial Cholesky factor on a worker: starting point, preconditioner and minorant for variances.
 
-How F is made and M^-1 applied is `dkgp.operators.low_rank.algebra`; here is what variances know of it besides: diag(K -
+How F is made and M^-1 applied is `dkgp.operators.low_rank`; here is what variances know of it besides: diag(K -
 Q), and how far everything may be off. F is kept in float32: it only has to be close. What is *proven* is evaluated
 elsewhere from kernel columns in float64 (`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that
 is to precondition is float32 throughout, at half the time and memory; one that is to certify variances by itself has
@@ -33,9 +33,9 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.inputs import centre_of
-from dkgp.operators.low_rank.algebra import LandmarkTriangle, LowRankPreconditioner
+from dkgp.operators.low_rank.factor import LowRankPreconditioner
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
-from dkgp.operators.low_rank.products import FactorRows
+from dkgp.operators.low_rank.products import FactorRows, LandmarkTriangle
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord

@@ -1,25 +1,32 @@
-"""A partial Cholesky factor F of K that lies with the workers, a row block each: K is about F F'.
+"""A partial Cholesky factor F that lies with the workers, a row block each; and the preconditioner that any F makes.
+
+With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F F' <= K, and by Woodbury's identity
+
+    M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
 
 A block of F is built by whichever worker is asked for it first and kept in its cache; lost, it is built again. What
-travels is the landmarks' inputs and vectors.
+travels is the landmarks' inputs and vectors. A process that solves by itself holds F whole (`FactorRows`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.algebra import LandmarkTriangle
-from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows
+from dkgp.operators.low_rank.pivots import regularised_factor
+from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
-__all__ = ["LowRankFactor"]
+__all__ = ["LowRankFactor", "LowRankPreconditioner"]
 
 
 @dataclass(frozen=True)
@@ -126,3 +133,45 @@ class LowRankFactor:
 
     def _rows_of(self, vectors: FloatArray, blocks: list[int]) -> dict[int, FloatArray]:
         return {block: vectors[slice(*self._bounds[block])] for block in blocks}
+
+
+class LowRankPreconditioner:
+    """M^-1.
+
+    Parameters
+    ----------
+    factor : LowRankFactor or FactorRows
+    noise_variance : float
+        s2.
+    lower : (R, R), optional
+        Cholesky factor of F'F + s2 I where it is there already, in Fortran order; its type is that of z.
+    """
+
+    def __init__(
+        self, factor: LowRankFactor | FactorRows, noise_variance: float, lower: NDArray[Any] | None = None
+    ) -> None:
+        self._factor, self._noise_variance = factor, noise_variance
+        self.lower = regularised_factor(factor.gram(), noise_variance) if lower is None else lower
+
+    @property
+    def rank(self) -> int:
+        """Landmarks, R."""
+        return self._factor.rank
+
+    def weights(self, projected: FloatArray) -> NDArray[Any]:
+        """(F'F + s2 I)^-1 A for A (R, t): z where A is F' r."""
+        z = np.array(projected, dtype=self.lower.dtype, order="F")
+        lapack("potrs", b"L", self.rank, z.shape[1], self.lower, self.rank, z, self.rank)
+        return z
+
+    def solve(self, residual: FloatArray) -> tuple[FloatArray, NDArray[Any]]:
+        """M^-1 r for r (n, t), and the z that it comes from: (n, t) and (R, t)."""
+        z = self.weights(self._factor.project(residual))
+        result = self._factor.expand(z)
+        np.subtract(residual, result, out=result)
+        result /= self._noise_variance
+        return result, z
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, t)."""
+        return self.solve(residual)[0]

@@ -1,4 +1,4 @@
-"""Rows of a partial Cholesky factor F in float32, and products with them.
+"""Rows of a partial Cholesky factor F: how they are made from landmarks, and products with them.
 
 A preconditioner's factor is kept in float32, but applied to a few vectors in float64: what (r - F w) / s2 leaves of the
 leading directions is a small difference of large numbers. Such a product is bound by memory, and converting F first, as
@@ -11,21 +11,65 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import scipy.linalg
+from numpy.typing import DTypeLike, NDArray
 
 from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import blas
+from dkgp.operators.low_rank.pivots import jittered
 
-__all__ = ["FactorRows"]
-
-FloatArray = NDArray[np.float64]
+__all__ = ["FactorRows", "LandmarkTriangle"]
 
 # From so many vectors on a conversion to float64 is paid back by BLAS's product.
 FEW_VECTORS = 4
 # Rows worked on at a time: what a conversion, or a row of sums, is held for. Columns: what threads share.
 PIECE_ROWS, PIECE_COLUMNS = 1024, 512
 _LANES = 16
+
+
+@dataclass(frozen=True)
+class LandmarkTriangle:
+    """L of the landmarks, and their prepared inputs: what rows of F are made with.
+
+    Attributes
+    ----------
+    lower : (R, R) float32 or float64, Fortran order
+    features : Features
+    """
+
+    lower: NDArray[Any]
+    features: Features
+
+    @classmethod
+    def of(cls, evaluator: TileEvaluator, inputs: FloatArray, dtype: DTypeLike = np.float64) -> LandmarkTriangle:
+        """Factor K_II of landmarks (R, d), evaluated and factored in float64.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            It is not numerically positive definite, for all that the jitter does.
+        """
+        features = evaluator.prepare(inputs)
+        errors = evaluator.row_errors(inputs)
+        matrix = jittered(np.array(evaluator.tile(features, features)), 2.0 * float(errors.max()))
+        lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+        return cls(np.asfortranarray(lower, dtype=dtype), features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.lower.nbytes + self.features.nbytes
+
+    def columns(self, evaluator: TileEvaluator, rows: Features) -> NDArray[Any]:
+        """L^-1 K_Ib, the rows b of F as columns: (R, b) in L's type."""
+        kernel = np.asfortranarray(evaluator.tile(rows, self.features).T, dtype=self.lower.dtype)
+        rank, count = kernel.shape
+        blas("trsm", b"L", b"L", b"N", b"N", rank, count, 1.0, self.lower, rank, kernel, rank)
+        return kernel
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,7 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.registry import SolverDeclaration, register_solver
 from dkgp.solvers.state import SolverState
 
-__all__ = [
-    "NULL_SHARE",
-    "KernelConjugateGradient",
-    "LeastSquaresState",
-    "ParameterConjugateGradient",
-    "column_products",
-    "kernel_product",
-    "ratio",
-]
+__all__ = ["NULL_SHARE", "KernelConjugateGradient", "LeastSquaresState", "ParameterConjugateGradient", "kernel_product"]
 
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13

@@ -11,8 +11,7 @@ import numpy as np
 from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.algebra import LowRankPreconditioner
-from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, stand_in
 
 __all__ = ["PartialCholesky", "Preconditioner", "Preconditioning"]

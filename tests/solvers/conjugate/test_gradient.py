@@ -8,8 +8,7 @@ import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, UsageError
-from dkgp.operators.low_rank.algebra import LowRankPreconditioner
-from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     ConjugateGradient,
     DualityGap,
