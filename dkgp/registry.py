@@ -160,7 +160,7 @@ class Registry(Generic[T]):
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"unknown {self.sort} {name!r}{hint}; known: {', '.join(known)}")
+            raise UsageError(f"unknown {self.sort} {name!r}{hint}; known: {', '.join(sorted(known))}")
         return known[name]
 
     def _import(self) -> None:

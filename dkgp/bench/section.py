@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dkgp.registry import Option, Registry, whole_or_auto
 
 if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.reporting.documents import Document as Document
+    from dkgp.commands.reporting.progress import Reporter as Reporter
 
 __all__ = [
     "BLOCK_SIZE",
@@ -27,6 +27,7 @@ __all__ = [
     "SUBSET",
     "TOLERANCE",
     "Section",
+    "problem_and_solver",
     "problem_options",
     "take",
 ]
@@ -82,7 +83,15 @@ def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
     )
 
 
-def take(values: dict[str, Any], *options: Option | str) -> dict[str, Any]:
+def take(values: dict[str, Any], *options: Option) -> dict[str, Any]:
     """Take the values of some options out of those of all."""
-    names = [option if isinstance(option, str) else option.name for option in options]
-    return {name: values.pop(name) for name in names}
+    return {option.name: values.pop(option.name) for option in options}
+
+
+def problem_and_solver(values: dict[str, Any], *options: Option) -> dict[str, Any]:
+    """Take the options of a problem and those given, of a solver, out of the values; return `problem` and `solver`."""
+    from dkgp.bench.problem import BenchProblem
+    from dkgp.commands.solver_options import SolverOptions
+
+    problem = BenchProblem(**take(values, *problem_options()))
+    return {"problem": problem, "solver": SolverOptions(**take(values, *options), seed=problem.seed)}

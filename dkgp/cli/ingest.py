@@ -24,9 +24,9 @@ def _format_options() -> list[click.Option]:
 
 
 def _formats() -> dict[str, str]:
-    from dkgp.data.sources.formats import FORMATS
+    from dkgp.data.sources.formats import formats
 
-    *most, last = FORMATS.all()
+    *most, last = (each.name for each in formats())
     return {"formats": f"{', '.join(most)} and {last}"}
 
 

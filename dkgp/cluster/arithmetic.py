@@ -180,7 +180,7 @@ def require_one_arithmetic(found: Mapping[str, Arithmetic]) -> Arithmetic | None
 _ADVICE = (
     "Take workers of one kind; or give all of them the same OPENBLAS_CORETYPE (Haswell runs on every x86 processor "
     "that dkgp does) and NPY_DISABLE_CPU_FEATURES; or choose work that a mixed cluster does to the same bits: "
-    "predictions without variances, solvers that take no factor on the workers"
+    "predictions without variances, or solvers that take no factor on the workers, such as gbcd"
 )
 
 

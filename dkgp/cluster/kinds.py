@@ -71,8 +71,8 @@ KINDS: Registry[ClusterKind] = Registry("cluster kind", "dkgp.cluster.starters",
 
 
 def cluster_kinds() -> list[ClusterKind]:
-    """Return all kinds, those first that need nothing installed."""
-    return sorted(KINDS.all().values(), key=lambda kind: kind.extra is not None)
+    """Return all kinds by name, those first that need nothing installed."""
+    return sorted(KINDS.all().values(), key=lambda kind: (kind.extra is not None, kind.name))
 
 
 def kinds_that(accepts: Callable[[ClusterKind], object]) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 
 from dkgp import __version__
-from dkgp.cluster.kinds import KINDS
+from dkgp.cluster.kinds import cluster_kinds
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
-from dkgp.data.sources.formats import FORMATS
+from dkgp.data.sources.formats import formats
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
@@ -70,7 +70,7 @@ def _installation() -> Document:
 
 
 def _declared_extras() -> list[Extra]:
-    extras = [form.extra for form in FORMATS.all().values()] + [kind.extra for kind in KINDS.all().values()]
+    extras = [form.extra for form in formats()] + [kind.extra for kind in cluster_kinds()]
     return [extra for extra in extras if extra is not None]
 
 

@@ -238,7 +238,10 @@ def _conclude(
 
 def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
     dataset = open_dataset(job.dataset)
-    return dataset, read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    if dataset.n_targets == 0:
+        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    return dataset, found
 
 
 def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[TrainJob, Choice | None]:
@@ -251,8 +254,6 @@ def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[T
 
 def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> _Prepared:
     job.check_tiles()
-    if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
     if job.by_reference:
         check_reference(dataset.url)
     overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset))

@@ -31,7 +31,7 @@ from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_fo
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.stages import stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
-from dkgp.operators.low_rank.products import factor_times, factor_transposed_times
+from dkgp.operators.low_rank.products import FactorRows
 from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
@@ -157,9 +157,8 @@ def _factor() -> None:
 
     best_in_groups(np.ones(4), np.arange(4, dtype=np.intp), 2, np.zeros(4, np.bool_))
     solve_lower_transposed(np.eye(4, dtype=np.float32), 4, np.ones((1, 4), np.float32))
-    for count in (1, 64):
-        factor_times(np.ones((_ROWS, 32), np.float32), np.ones((32, count)))
-        factor_transposed_times(np.ones((_ROWS, 32), np.float32), np.ones((_ROWS, count)))
+    rows = FactorRows(np.ones((_ROWS, 32), np.float32))
+    rows.project(rows.expand(np.ones((32, 1))))
 
 
 def _solver(name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.data.stores.resident import Resident
+from dkgp.data.stores.memory_dataset import MemoryArray
 from dkgp.errors import InputError
 
 __all__ = ["ArrayInputs", "InputSource", "centre_of"]
@@ -37,7 +37,7 @@ def centre_of(source: InputSource) -> NDArray[np.float64] | None:
     return centre
 
 
-class ArrayInputs(Resident):
+class ArrayInputs(MemoryArray):
     """An array in this process's memory as an input source.
 
     Parameters
@@ -51,11 +51,6 @@ class ArrayInputs(Resident):
         The features' means, zero where a mean lies within the feature's spread and nothing is gained; None for all so.
     """
 
-    elsewhere = (
-        "a task asked for an in-memory array in a process that does not hold it. Arrays work with an in-process "
-        "cluster; for workers in other processes write the data to a Zarr store first (dkgp ingest)"
-    )
-
     def __init__(self, X: ArrayLike) -> None:
         values = np.asarray(X, dtype=np.float64)
         if values.ndim != 2 or 0 in values.shape:
@@ -63,22 +58,22 @@ class ArrayInputs(Resident):
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(f"inputs must be finite; got {values[row, column]} in row {row}, column {column}")
-        self._values = values
+        super().__init__(values)
         self.centre = _centre(values)
 
     @property
     def n_samples(self) -> int:
         """Number of rows n."""
-        return int(self._values.shape[0])
+        return self.shape[0]
 
     @property
     def n_features(self) -> int:
         """Number of features d."""
-        return int(self._values.shape[1])
+        return self.shape[1]
 
     def inputs(self, start: int, stop: int) -> NDArray[np.float64]:
         """Rows start:stop, a view."""
-        return self._values[start:stop]
+        return self.read(start, stop)
 
 
 def _centre(values: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -21,7 +21,6 @@ from dkgp.solvers.base import Solver
 
 __all__ = [
     "AUTO",
-    "GENERAL",
     "Need",
     "SolverDeclaration",
     "SolverMemory",
@@ -41,7 +40,7 @@ __all__ = [
 # The name that stands for whichever solver suits the problem (`dkgp.solvers.auto`).
 AUTO = "auto"
 # Names of settings that all solvers share; no solver's own option may have one.
-GENERAL = (
+_GENERAL = (
     *("solver", "precision", "seed", "tolerance", "duality_gap", "max_passes", "max_seconds"),
     *("dataset", "hyper", "out", "folder", "tiles", "tree_error"),
 )
@@ -128,7 +127,7 @@ class _Solvers(Registry[SolverDeclaration]):
         others = {option.name: (option, each.name) for each in self._found.values() for option in each.options}
         for option in declared.options:
             other, owner = others.get(option.name, (option, ""))
-            if option.name in GENERAL or option != other:
+            if option.name in _GENERAL or option != other:
                 meaning = f"as an option of {owner!r}" if owner else "for all solvers"
                 raise UsageError(
                     f"the solver {declared.name!r} has an option '{option.name}', which means something else "

@@ -25,8 +25,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method, as_columns
 from dkgp.solvers.checkpointing import Checkpointing
-from dkgp.solvers.conjugate.gradient import column_products, ratio
-from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, kernel_product
+from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, column_products, kernel_product, ratio
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.state import SolverState

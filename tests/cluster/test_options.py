@@ -73,14 +73,17 @@ def test_settings_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"kind": "mesos"}, "unknown cluster kind 'mesos'; known: gateway, slurm"),
+        ({"kind": "mesos"}, "unknown cluster kind 'mesos'; known: auto, gateway, kubernetes, local"),
         ({"workers": 0}, "number of workers must be at least 1; got 0"),
         ({"worker_memory_bytes": 0}, "memory in bytes must be at least 1"),
         ({"worker_wait_seconds": 0.0}, "must be positive; got 0"),
         ({"kind": "slurm", "workers": 2, "adaptive": (1, 4)}, "both a fixed number of workers"),
         ({"kind": "slurm", "adaptive": (0, 4)}, "1 <= MIN <= MAX"),
         ({"kind": "slurm", "adaptive": (5, 4)}, "got MIN 5, MAX 4"),
-        ({"kind": "local", "adaptive": (1, 4)}, "'local' cannot be adaptive; these can: processes, gateway, slurm"),
+        (
+            {"kind": "local", "adaptive": (1, 4)},
+            "'local' cannot be adaptive; these can: processes, gateway",
+        ),
         ({"kind": "ssh", "adaptive": (1, 4)}, "'ssh' cannot be adaptive"),
         ({"scheduler": "tcp://a:1", "adaptive": (1, 4)}, "running scheduler"),
         ({"scheduler_file": "s.json", "adaptive": (1, 4)}, "running scheduler"),
@@ -145,7 +148,7 @@ def test_the_command_line_knows_all_kinds_and_keys() -> None:
 
     assert {parameter.name for parameter in command.params} == set(CLUSTER_NAMES)
     (kind,) = (parameter for parameter in command.params if parameter.name == "cluster")
-    choices = ["auto", "none", "local", "processes", "gateway", "slurm", "pbs", "lsf", "kubernetes", "ssh"]
+    choices = ["auto", "local", "none", "processes", "gateway", "kubernetes", "lsf", "pbs", "slurm", "ssh"]
     assert list(kind.type.choices) == choices  # type: ignore[attr-defined]
 
 

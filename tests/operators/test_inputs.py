@@ -42,13 +42,14 @@ def test_pickles_to_a_token_that_this_process_redeems() -> None:
     sent = pickle.dumps(source)
     assert len(sent) < 200
     assert pickle.loads(sent) is source
+    assert pickle.loads(sent).read(2, 4).shape == source.rows(np.array([7, 5])).shape == (2, 3)
 
 
 def test_token_of_a_forgotten_array_says_so() -> None:
     sent = pickle.dumps(ArrayInputs(np.zeros((4, 1))))
     gc.collect()
     stray = pickle.loads(sent)
-    with pytest.raises(ClusterError, match="write the data to a Zarr store first"):
+    with pytest.raises(ClusterError, match="store that they can read: ingest the data first"):
         stray.inputs(0, 1)
 
 
@@ -59,4 +60,4 @@ def test_token_in_another_process_says_so() -> None:
         [sys.executable, "-c", script, pickle.dumps(source).hex()], capture_output=True, text=True, check=False
     )
     assert result.returncode != 0
-    assert "ClusterError: a task asked for an in-memory array in a process that does not hold it" in result.stderr
+    assert "ClusterError: A task asked for rows that are in another process's memory" in result.stderr

@@ -18,9 +18,13 @@ from click.testing import CliRunner
 import dkgp
 from dkgp import GPRegressor
 from dkgp.cli import main
+from dkgp.cluster import LocalExecutor
+from dkgp.commands import train as commands_train
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.train import TrainJob, run_train
 from dkgp.data import dataset_from_arrays
-from dkgp.errors import InputError, MemoryBudgetError, UsageError
+from dkgp.errors import ClusterError, InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.memory import plan_training
@@ -135,6 +139,37 @@ def test_every_solver_is_described_for_users() -> None:
             assert f"--{option.name.replace('_', '-')} " in shown
     assert "auto leaves a --block-size that is given as it is" in shown
     assert "`" not in shown.replace("`dkgp tune`", "")
+
+
+@pytest.fixture
+def small_problem(rng: np.random.Generator, tmp_path: Path) -> dict[str, str]:
+    """A data set of 60 samples and its hyperparameters, as `TrainJob` takes them."""
+    X = rng.standard_normal((60, 2))
+    dataset_from_arrays(tmp_path / "d.zarr", X, np.sin(X[:, :1]) + 0.1 * rng.standard_normal((60, 1)))
+    write_hyperparameters(tmp_path / "h.json", Hyperparameters(SquaredExponential((1.0, 1.0)), 0.5))
+    return {"dataset": str(tmp_path / "d.zarr"), "hyper": str(tmp_path / "h.json"), "out": str(tmp_path / "m.zarr")}
+
+
+def test_inputs_beyond_the_coordinators_share_are_refused_before_the_start(
+    small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands_train, "DEFAULT_COORDINATOR_INPUT_BYTES", 100)
+    with pytest.raises(MemoryBudgetError, match="the solver smo needs the inputs of all samples in the coordinator's"):
+        run_train(TrainJob(**small_problem, solver=SolverOptions("smo")), SilentReporter())
+    assert not Path(small_problem["out"]).exists()
+    assert run_train(TrainJob(**small_problem, solver=SolverOptions("cg")), SilentReporter())["converged"]
+
+
+def test_workers_that_differ_are_refused_before_the_start_by_who_minds(
+    small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(executor: LocalExecutor) -> None:
+        raise ClusterError("the workers differ")
+
+    monkeypatch.setattr(LocalExecutor, "require_one_arithmetic", differ)
+    with pytest.raises(ClusterError, match="the workers differ. Such solvers are gbcd, bcdc, bcdg, cholesky, cg, kcg"):
+        run_train(TrainJob(**small_problem, solver=SolverOptions("pcg")), SilentReporter())
+    assert run_train(TrainJob(**small_problem, solver=SolverOptions("kcg")), SilentReporter())["converged"]
 
 
 # ---------------------------------------------------------------------------------------------- jobs of earlier times
@@ -252,18 +287,17 @@ print(json.dumps(results))
 """
 
 
-def test_an_installed_package_brings_a_solver_to_the_command_line(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_an_installed_package_brings_a_solver_to_the_command_line(
+    small_problem: dict[str, str], tmp_path: Path
+) -> None:
     about = tmp_path / "site" / "richardson-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: richardson\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[dkgp.solvers]\nrichardson = tests.solvers.richardson\n")
-    X = rng.standard_normal((60, 2))
-    dataset_from_arrays(tmp_path / "d.zarr", X, np.sin(X[:, :1]) + 0.1 * rng.standard_normal((60, 1)))
-    write_hyperparameters(tmp_path / "h.json", Hyperparameters(SquaredExponential((1.0, 1.0)), 0.5))
 
     def train(name: str, *options: str) -> list[str]:
-        given = ("--hyper", str(tmp_path / "h.json"), "--out", str(tmp_path / name), "--quiet", "--json")
-        return ["train", str(tmp_path / "d.zarr"), *given, *options]
+        given = ("--hyper", small_problem["hyper"], "--out", str(tmp_path / name), "--quiet", "--json")
+        return ["train", small_problem["dataset"], *given, *options]
 
     mine = ("--solver", "richardson", "--relaxation", "1.5")
     asked = [

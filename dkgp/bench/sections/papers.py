@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dkgp.bench.section import BLOCK_SIZE, OUT, OVERWRITE, SECTIONS, SEED, SUBSET, TOLERANCE, Section, take
+from dkgp.bench import section
 from dkgp.registry import Option, whole_numbers
-
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
 
 LIMITS = (
     replace(
-        BLOCK_SIZE,
+        section.BLOCK_SIZE,
         help="Variables in a round of the paper's block methods; at most a quarter of the samples.",
         default="500",
     ),
-    TOLERANCE,
+    section.TOLERANCE,
     Option(
         "max_passes",
         "Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]",
@@ -28,16 +24,16 @@ LIMITS = (
 )
 
 
-def _run(values: dict[str, Any], reporter: Reporter) -> Document:
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
     from dkgp.commands.solver_options import SolverOptions
 
-    solver = SolverOptions(**take(values, *LIMITS), seed=values["seed"])
+    solver = SolverOptions(**section.take(values, *LIMITS), seed=values["seed"])
     return run_bench_papers(BenchPapersJob(solver=solver, **values), reporter)
 
 
-SECTIONS.add(
-    Section(
+section.SECTIONS.add(
+    section.Section(
         "papers",
         """The GBCD paper's comparison of solvers, and the kernel CG paper's, on data sets that you have.
 
@@ -80,7 +76,7 @@ SECTIONS.add(
                 spellings=("--samples", "--n"),
             ),
             Option("n_test", "At most.", type=int, default=5000, spellings=("--test-samples", "--n-test")),
-            SUBSET,
+            section.SUBSET,
             Option(
                 "sizes",
                 "Samples of Friedman1 in Figure 4.",
@@ -89,10 +85,10 @@ SECTIONS.add(
                 metavar="N,N,...",
             ),
             *LIMITS,
-            SEED,
+            section.SEED,
             Option("plots", "Draw each figure into this folder.", metavar="DIR"),
-            OVERWRITE,
-            OUT,
+            section.OVERWRITE,
+            section.OUT,
         ),
         examples=(
             "dkgp bench papers --samples 2000",

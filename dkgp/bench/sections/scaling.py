@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dkgp.bench.section import BLOCK_SIZE, OUT, REPEATS, SECTIONS, TOLERANCE, Section, problem_options, take
+from dkgp.bench import section
 from dkgp.registry import Option, whole_numbers
 
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
 
-PROBLEM = problem_options()
-
-
-def _run(values: dict[str, Any], reporter: Reporter) -> Document:
-    from dkgp.bench.problem import BenchProblem
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.scaling.study import BenchScalingJob, run_bench_scaling
-    from dkgp.commands.solver_options import SolverOptions
 
-    problem = BenchProblem(**take(values, *PROBLEM))
-    solver = SolverOptions(**take(values, BLOCK_SIZE, TOLERANCE), seed=problem.seed)
-    return run_bench_scaling(BenchScalingJob(problem=problem, solver=solver, **values), reporter)
+    return run_bench_scaling(
+        BenchScalingJob(**section.problem_and_solver(values, section.BLOCK_SIZE, section.TOLERANCE), **values), reporter
+    )
 
 
-SECTIONS.add(
-    Section(
+section.SECTIONS.add(
+    section.Section(
         "scaling",
         """The update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
 
@@ -34,12 +26,12 @@ SECTIONS.add(
         """,
         _run,
         (
-            *PROBLEM,
-            BLOCK_SIZE,
-            TOLERANCE,
-            REPEATS,
+            *section.problem_options(),
+            section.BLOCK_SIZE,
+            section.TOLERANCE,
+            section.REPEATS,
             Option("workers", "Worker processes.", type=whole_numbers, default="1,2", metavar="N,N,..."),
-            OUT,
+            section.OUT,
         ),
         examples=(
             "dkgp bench scaling --samples 100000 --workers 1,2 --out scaling.json",

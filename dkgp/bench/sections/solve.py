@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dkgp.bench.section import BLOCK_SIZE, OUT, REPEATS, SECTIONS, TOLERANCE, Section, problem_options, take
+from dkgp.bench import section
 from dkgp.registry import Option
 
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
-
-PROBLEM = problem_options()
 PER_STEP = Option(
     "variables_per_step",
     "Variables that gbcd chooses between two solutions of the block.  [default: a 20th of the block]",
@@ -21,18 +16,17 @@ PER_STEP = Option(
 )
 
 
-def _run(values: dict[str, Any], reporter: Reporter) -> Document:
-    from dkgp.bench.problem import BenchProblem
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.solve import BenchSolveJob, run_bench_solve
-    from dkgp.commands.solver_options import SolverOptions
 
-    problem = BenchProblem(**take(values, *PROBLEM))
-    solver = SolverOptions(**take(values, BLOCK_SIZE, TOLERANCE, PER_STEP), seed=problem.seed)
-    return run_bench_solve(BenchSolveJob(problem=problem, solver=solver, **values), reporter)
+    return run_bench_solve(
+        BenchSolveJob(**section.problem_and_solver(values, section.BLOCK_SIZE, section.TOLERANCE, PER_STEP), **values),
+        reporter,
+    )
 
 
-SECTIONS.add(
-    Section(
+section.SECTIONS.add(
+    section.Section(
         "solve",
         """GBCD against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
 
@@ -41,11 +35,11 @@ SECTIONS.add(
         """,
         _run,
         (
-            *PROBLEM,
-            BLOCK_SIZE,
+            *section.problem_options(),
+            section.BLOCK_SIZE,
             PER_STEP,
-            TOLERANCE,
-            REPEATS,
+            section.TOLERANCE,
+            section.REPEATS,
             Option(
                 "with_cholesky",
                 "Whether LAPACK takes part.",
@@ -60,7 +54,7 @@ SECTIONS.add(
                 default=True,
                 spellings=("--plain-pass/--no-plain-pass",),
             ),
-            OUT,
+            section.OUT,
         ),
         examples=(
             "dkgp bench solve --data kin40k.npz --samples 30000 --out solve.json",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dkgp.bench.section import OUT, REPEATS, SECTIONS, SEED, SUBSET, TOLERANCE, Section, take
+from dkgp.bench import section
 from dkgp.registry import Option, whole_numbers
-
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
 
 
 def _options() -> tuple[Option, ...]:
@@ -38,25 +34,25 @@ def _options() -> tuple[Option, ...]:
             choices=solver_names(),
             multiple=True,
         ),
-        replace(REPEATS, help="Of everything, in turns; medians count.", default=1),
-        SUBSET,
-        TOLERANCE,
-        SEED,
-        OUT,
+        replace(section.REPEATS, help="Of everything, in turns; medians count.", default=1),
+        section.SUBSET,
+        section.TOLERANCE,
+        section.SEED,
+        section.OUT,
     )
 
 
-def _run(values: dict[str, Any], reporter: Reporter) -> Document:
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.solvers import BenchSolversJob, rivals, run_bench_solvers
     from dkgp.commands.solver_options import SolverOptions
 
-    solver = SolverOptions(**take(values, TOLERANCE))
+    solver = SolverOptions(**section.take(values, section.TOLERANCE))
     values["solvers"] = values["solvers"] or rivals()
     return run_bench_solvers(BenchSolversJob(solver=solver, **values), reporter)
 
 
-SECTIONS.add(
-    Section(
+section.SECTIONS.add(
+    section.Section(
         "solvers",
         """Time every solver, and see how near `--solver auto` comes to the best of them.
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dkgp.bench.section import OUT, OVERWRITE, REPEATS, SECTIONS, Section, problem_options, take
+from dkgp.bench import section
 from dkgp.registry import Option, byte_count
 
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
-
-PROBLEM = problem_options(test_samples=500)
+PROBLEM = section.problem_options(test_samples=500)
 SETTINGS = (
     Option("latent", "Variances of the function itself, without the noise.", type=bool, default=False),
     Option("max_passes", "Products with the kernel matrix for a batch.", type=float, default=20.0),
@@ -33,7 +29,7 @@ SETTINGS = (
 )
 
 
-def _run(values: dict[str, Any], reporter: Reporter) -> Document:
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.problem import BenchProblem
     from dkgp.bench.variance.measure import VarianceTrial
     from dkgp.bench.variance.paper_tables import BenchPaperTableJob, run_bench_paper_table
@@ -41,7 +37,7 @@ def _run(values: dict[str, Any], reporter: Reporter) -> Document:
     from dkgp.errors import UsageError
     from dkgp.models.variance.variances import VarianceSettings
 
-    problem, common = BenchProblem(**take(values, *PROBLEM)), take(values, *SETTINGS)
+    problem, common = BenchProblem(**section.take(values, *PROBLEM)), section.take(values, *SETTINGS)
     table, folder, plot, out = values["table"], values["data_folder"], values["plot"], values["out"]
     gaps = values["gaps"] or (0.005 if table == "3" else 0.02,)
     with_cholesky, with_plain_pass = values["with_cholesky"], values["with_plain_pass"]
@@ -65,8 +61,8 @@ def _run(values: dict[str, Any], reporter: Reporter) -> Document:
     return run_bench_paper_table(asked, reporter)
 
 
-SECTIONS.add(
-    Section(
+section.SECTIONS.add(
+    section.Section(
         "variance",
         """Predictive variances against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
 
@@ -94,7 +90,7 @@ SECTIONS.add(
                 metavar="GAP",
             ),
             *SETTINGS,
-            REPEATS,
+            section.REPEATS,
             Option(
                 "with_cholesky",
                 "Whether LAPACK takes part.  [default: where it fits, not with --table 4]",
@@ -108,8 +104,8 @@ SECTIONS.add(
                 spellings=("--plain-pass/--no-plain-pass",),
             ),
             Option("plot", "Draw gaps and intervals into a .png, .pdf or .svg.", metavar="FILE"),
-            OVERWRITE,
-            OUT,
+            section.OVERWRITE,
+            section.OUT,
         ),
         examples=(
             "dkgp bench variance --samples 10000 --variance-gap 0.02 --variance-gap 0.005",

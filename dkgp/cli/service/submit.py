@@ -164,6 +164,7 @@ def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]
 
 def _examples_of(name: str, command: click.Command) -> str:
     """The command's own examples, as jobs, without those of options that are left out."""
+    # Examples name none of those whose flag is spelled otherwise.
     left_out = {f"--{parameter.replace('_', '-')}" for parameter in CLUSTER_NAMES}
     lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
     kept = [line for line in lines if not left_out & set(line.split())]

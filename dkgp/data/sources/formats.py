@@ -21,6 +21,7 @@ __all__ = [
     "check_format_options",
     "folder_format",
     "format_options",
+    "formats",
     "open_format",
     "recognised_format",
 ]
@@ -67,9 +68,14 @@ class Format:
 FORMATS: Registry[Format] = Registry("source format", "dkgp.data.sources", "dkgp.sources")
 
 
+def formats() -> list[Format]:
+    """All formats by name."""
+    return sorted(FORMATS.all().values(), key=lambda each: each.name)
+
+
 def folder_format(names: list[str]) -> Format | None:
     """The format that a folder with these entries is in as a whole; None for a folder of files."""
-    return next((found for found in FORMATS.all().values() if not set(found.markers).isdisjoint(names)), None)
+    return next((found for found in formats() if not set(found.markers).isdisjoint(names)), None)
 
 
 def recognised_format(url: str, is_folder: bool) -> Format:
@@ -80,12 +86,11 @@ def recognised_format(url: str, is_folder: bool) -> Format:
             raise InputError(f"The folder '{url}' is no source as a whole; expected one of: {_listed(folders=True)}.")
         return found
     start = _first_bytes(url)
-    formats = FORMATS.all().values()
-    by_content = {magic: each for each in formats for magic in each.magics if start.startswith(magic)}
+    by_content = {magic: each for each in formats() for magic in each.magics if start.startswith(magic)}
     if by_content:
         return by_content[max(by_content, key=len)]
     name = url.split("?", 1)[0].lower()
-    for each in formats:
+    for each in formats():
         if name.endswith(each.suffixes) and not each.takes_text:
             if each.magics:
                 raise InputError(
@@ -93,7 +98,7 @@ def recognised_format(url: str, is_folder: bool) -> Format:
                     "another format."
                 )
             return each
-    text = next((each for each in formats if each.takes_text), None)
+    text = next((each for each in formats() if each.takes_text), None)
     if text is None or b"\0" in start:
         raise InputError(
             f"'{shown(url)}' is in no format that is known here, by its first bytes or by its name. Known: {_listed()}."
@@ -112,23 +117,23 @@ def open_format(form: Format, url: str, options: Mapping[str, Any]) -> Source:
 def format_options() -> dict[str, tuple[Option, list[Format]]]:
     """Every option that a format has, by name, and the formats that have it."""
     found: dict[str, tuple[Option, list[Format]]] = {}
-    for each in FORMATS.all().values():
+    for each in formats():
         for option in each.options:
             found.setdefault(option.name, (option, []))[1].append(each)
     return found
 
 
-def check_format_options(options: Mapping[str, Any], formats: list[Format]) -> None:
+def check_format_options(options: Mapping[str, Any], read: list[Format]) -> None:
     """Refuse options (None: not given) that no format has, or none of those that are read; raise `UsageError`."""
     known = format_options()
     for name in (name for name, value in options.items() if value is not None):
         if name not in known:
             raise UsageError(f"there is no option {name!r} of a source format; known: {', '.join(known)}")
-        if not any(each in known[name][1] for each in formats):
+        if not any(each in known[name][1] for each in read):
             owners = " or ".join(each.name for each in known[name][1])
             raise UsageError(
-                f"the option {name!r} goes with {owners}; the sources are "
-                f"{' and '.join(dict.fromkeys(each.name for each in formats))}. Leave it out"
+                f"`{name}` goes with {owners}; the sources are "
+                f"{' and '.join(dict.fromkeys(each.name for each in read))}. Leave it out"
             )
 
 
@@ -143,4 +148,4 @@ def _first_bytes(url: str) -> bytes:
 
 
 def _listed(folders: bool = False) -> str:
-    return ", ".join(str(each) for each in FORMATS.all().values() if each.markers or not folders)
+    return ", ".join(str(each) for each in formats() if each.markers or not folders)

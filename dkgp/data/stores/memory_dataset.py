@@ -43,7 +43,7 @@ class MemoryArray(Resident):
 
     elsewhere = (
         "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
-        "store that they can read: give the estimator `store=`, a folder or URL."
+        "store that they can read: ingest the data first, or give the estimator `store=`, a folder or URL."
     )
 
     def __init__(self, values: ArrayLike) -> None:

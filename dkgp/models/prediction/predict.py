@@ -81,8 +81,6 @@ class _Rounds(Protocol):
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]: ...
 
-    def told(self, values: Mapping[str, FloatArray]) -> _Region: ...
-
 
 class _Means:
     variables: tuple[str, ...] = ("mean", "mean_error_bound")
@@ -113,9 +111,6 @@ class _Means:
         raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
         return {"mean": raw, "mean_error_bound": raw_bound}
 
-    def told(self, values: Mapping[str, FloatArray]) -> _Region:
-        return _Region(float(np.max(values["mean_error_bound"])), None)
-
 
 class _MeansAndVariances:
     variables: tuple[str, ...] = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
@@ -137,10 +132,6 @@ class _MeansAndVariances:
         mean, bound, lower, upper = self._run.collect(results)
         low, high = variance_in_units(lower, upper, self._scale)
         return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
-
-    def told(self, values: Mapping[str, FloatArray]) -> _Region:
-        gaps = GapTally.of(values["variance_lower"], values["variance_upper"], self._run.plan["gap"])
-        return replace(self._means.told(values), gaps=gaps)
 
 
 def predict(
@@ -255,7 +246,7 @@ def predict(
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
     if len(regions) < -(-writer.n_samples // writer.chunk_rows):
-        regions = _with_earlier_regions(regions, url, rounds)
+        regions = _with_earlier_regions(regions, url)
     bound = max(region.bound for region in regions.values())
     figures = None if run is None else _of_store(run.summary(seconds), list(regions.values()))
     return PredictSummary(dataset.n_samples, model.n_samples, seconds, bound, str(url), figures, certificate.assumes)
@@ -267,6 +258,13 @@ class _Region:
 
     bound: float
     gaps: GapTally | None
+
+    @classmethod
+    def of(cls, values: Mapping[str, FloatArray], attributes: Mapping[str, Any]) -> _Region:
+        gaps = None
+        if "variance" in attributes:
+            gaps = GapTally.of(values["variance_lower"], values["variance_upper"], attributes["variance"]["gap"])
+        return cls(float(np.max(values["mean_error_bound"])), gaps)
 
 
 def _write_regions(
@@ -295,20 +293,20 @@ def _write_regions(
         start, stop, pending = under_way.popleft()
         values = rounds.values(pending.result())
         writer.write(start, **values)
-        regions[start] = rounds.told(values)
+        regions[start] = _Region.of(values, writer.attributes)
         done += stop - start
         if progress is not None:
             progress(done, writer.n_samples)
     return regions
 
 
-def _with_earlier_regions(regions: dict[int, _Region], url: str, rounds: _Rounds) -> dict[int, _Region]:
+def _with_earlier_regions(regions: dict[int, _Region], url: str) -> dict[int, _Region]:
     """The regions of the whole store; those that an earlier run wrote are read back."""
-    prediction = open_prediction(url)
+    stored = open_prediction(url)
     return {
         start: regions.get(start)
-        or rounds.told({name: prediction.read(name, start, stop) for name in rounds.variables})
-        for start, stop in prediction.row_chunks()
+        or _Region.of({name: stored.read(name, start, stop) for name in stored.variables}, stored.attributes)
+        for start, stop in stored.row_chunks()
     }
 
 

@@ -36,13 +36,13 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.models.refinement.solve import BlockConjugateGradient, FrozenLandmarks
+from dkgp.models.refinement.solve import FrozenLandmarks, Remembered
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
-from dkgp.solvers import MaxIterations, MaxPasses, RelativeResidual, solve
+from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.conjugate.preconditioner import PartialCholesky
 
 __all__ = ["GradientEstimate", "GradientEstimator", "draw_probes"]
@@ -141,22 +141,20 @@ class GradientEstimator:
         """
         started = time.perf_counter()
         with self.operator(kernel, noise_variance) as operator:
-            method = BlockConjugateGradient(
-                self.landmarks.preconditioner(operator), remember_at=REMEMBERED_AT * self._tolerance
-            )
+            remembered = Remembered(REMEMBERED_AT * self._tolerance)
             # At least one iteration: from no change at all nothing could be told of the error.
             solution = solve(
                 operator,
                 self._rhs,
-                solver=method,
+                solver=ConjugateGradient(self.landmarks, observe=remembered),
                 stopping=(RelativeResidual(self._tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
                 initial=initial,
                 interrupted=interrupted,
             )
             residual = solution.progress.relative_residual
-            assert method.remembered is not None
-            values, change = self._contract(operator, solution.alpha, method.remembered)
-        shrunk = max(0.5, method.remembered_residual / max(residual, 1e-300) - 1.0)
+            assert remembered.solution is not None
+            values, change = self._contract(operator, solution.alpha, remembered.solution)
+        shrunk = max(0.5, remembered.residual / max(residual, 1e-300) - 1.0)
         sizes = np.array([len(group) for group in self._groups])
         spread = np.sqrt(np.average((values - np.average(values, axis=0, weights=sizes)) ** 2, axis=0, weights=sizes))
         count, p = len(sizes), self._targets.shape[1]

@@ -11,14 +11,13 @@ from dkgp.models.refinement.validation import held_out_samples, variance_batch_b
 from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.operators.contract_tasks import tiles_bytes
+from dkgp.operators.low_rank.pivots import samples_drawn_from
 
 __all__ = ["RefineMemory", "plan_refinement"]
 
 # (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
 # remembered, a product on its way in two halves, and one in passing.
 ARRAYS_OF_A_SOLVE = 12
-# A factor's landmarks are drawn from 4,000 samples at least, one and a half for each.
-LEAST_SUBSET, SAMPLES_PER_LANDMARK = 4000, 1.5
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def plan_refinement(
         resident_bytes=resident_bytes,
         vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
-        landmarks_bytes=8 * rank * (4 * rank + max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))),
+        landmarks_bytes=8 * rank * (4 * rank + samples_drawn_from(rank)),
         factor_bytes=rank * (4 * n + 16 * rank) + (factor_bytes(n, rank, "double") if held_out else 0),
         batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),

@@ -18,14 +18,14 @@ from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.metrics import NORMAL_95
-from dkgp.models.refinement.solve import BlockConjugateGradient, FrozenLandmarks
+from dkgp.models.refinement.solve import FrozenLandmarks
 from dkgp.models.variance.batch import batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import InputSource
-from dkgp.solvers import GradientInfNorm, MaxPasses, solve
+from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, solve
 
 __all__ = ["ExceptRows", "HeldOut", "HeldOutScore", "held_out_rows", "held_out_samples", "score_held_out"]
 
@@ -196,18 +196,17 @@ def score_held_out(
     solution = solve(
         operator,
         targets,
-        solver=BlockConjugateGradient(landmarks.preconditioner(operator)),
+        solver=ConjugateGradient(landmarks),
         stopping=GradientInfNorm(TOLERANCE) | MaxPasses(MOST_PASSES),
         initial=initial,
         interrupted=interrupted,
     )
     context, executor, alpha = operator.context, operator.executor, solution.alpha
     mean = _means(context, executor, held_out.inputs, alpha)
-    assert landmarks.indices is not None
     largest = float(operator.diagonal().max())
     hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
     precision: Precision = "double" if hopeless else "single"
-    source = FactorSource(context, operator.noise_variance, operator.inputs(landmarks.indices), precision)
+    source = FactorSource(context, operator.noise_variance, operator.inputs(landmarks.drawn(operator)), precision)
     rows = [(start, min(start + BATCH, len(mean))) for start in range(0, len(mean), BATCH)]
     pending = executor.submit(
         "kvariance", variances_task, (source, held_out.inputs, _together(operator.n)), [[batch] for batch in rows]

@@ -15,12 +15,10 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
@@ -29,16 +27,12 @@ from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
 
 # Residuals, solutions, images and the preconditioner's result; directions and the preconditioner's input in float32.
 ARRAYS_PER_SAMPLE = 5
-RUN_ROWS = 4096
-# Runs of rows of a product that are under way together, and held until they are added up.
-ROUND_PIECES = 8
-# Directions that the others span to this share of their length are left out.
-DEPENDENT = 1e-7
 # A sample that has come down to rounding, and whose bound has not halved in this many passes, leaves too.
 STALLED_PASSES = 6
 STALLED_FACTOR = 0.5
@@ -177,11 +171,11 @@ def solve_batch(
         most = together or max(1, len(todo))
         for start in range(0, len(todo), most):
             group = todo[start : start + most]
-            _BlockConjugateGradient(factor, test, bounds, passes, group, threads).run(max_passes)
+            _Batch(factor, test, bounds, passes, group, threads).run(max_passes)
     return bounds.reported(passes)
 
 
-class _BlockConjugateGradient:
+class _Batch:
     def __init__(
         self,
         factor: NystromFactor,
@@ -192,7 +186,7 @@ class _BlockConjugateGradient:
         threads: int,
     ) -> None:
         self._factor, self._bounds, self._passes = factor, bounds, passes
-        self._threads = threads
+        self._threads, self._preconditioner = threads, factor.preconditioner(threads)
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
@@ -203,15 +197,13 @@ class _BlockConjugateGradient:
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
-        v, _ = factor.precondition(r, self._threads)
+        v = self._preconditioner.apply(r)
         along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
-        for where, image in self._products(v):
-            r[where] -= image
+        r -= self._product(v)
         # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
-        p: NDArray[np.float32] | None = None
-        q: FloatArray | None = None
+        directions = BlockDirections(np.zeros((0, 0), np.float32))
         done = 1
         while True:
             self._passes[self._todo] += 1
@@ -226,27 +218,17 @@ class _BlockConjugateGradient:
                 self._test, self._todo = self._test.take(keep), self._todo[keep]
                 self._best, self._age = self._best[keep], self._age[keep]
                 self._upper, self._expected = self._upper[keep], self._expected[keep]
-            if p is not None and q is not None:
-                share = _solve(_cross(p, q), _cross(q, z))
-                if share is None:
-                    return
-                _subtract(z, p, share)  # conjugate to the last directions
-            del q
-            p = _independent(z)
+            step = directions.advance(z, r, self._product)
             del z
-            q = np.empty(p.shape)
-            for where, image in self._products(p):
-                q[where] = image
-            step = _solve(_cross(p, q), _cross(p, r))
-            if step is None:
+            if not len(step):
                 return
-            _subtract(v, p, -step)
-            _subtract(r, q, step)
-            along += np.einsum("jt,jt->t", self._against_test(p), step)
+            add_product(v, directions.vectors, step)
+            add_product(r, directions.images, -step)
+            along += np.einsum("jt,jt->t", self._against_test(directions.vectors), step)
             # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r; and v's rounding.
-            spread = _lengths(p, factor.weights) @ np.abs(step)
+            spread = _lengths(directions.vectors, factor.weights) @ np.abs(step)
             absolute = _lengths(v, factor.weights)
-            unit = factor.unit + (p.shape[1] + 4) * EPS
+            unit = factor.unit + (len(step) + 4) * EPS
             rounding += unit * factor.largest * (self._test.share + absolute + 2.0 * spread)
             done += 1
 
@@ -265,7 +247,7 @@ class _BlockConjugateGradient:
         raw = self._test.prior - along - _dots(v, r)
         # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
-        preconditioned, z = factor.precondition(r, self._threads)
+        preconditioned, z = self._preconditioner.solve(r)
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
         expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
         # What the last pass took off the upper end, over what was expected then, is likely to hold for this one.
@@ -285,24 +267,21 @@ class _BlockConjugateGradient:
         unmet = np.isin(self._todo, self._bounds.unfinished())
         return preconditioned, np.flatnonzero(unmet & ~ending & (not last))
 
-    def _products(self, vectors: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
-        """Kbar V for V (n, t), in float64, in runs of rows: one pass over the kernel matrix, never more than a tile."""
+    def _product(self, vectors: NDArray[Any]) -> FloatArray:
+        """Kbar V for V (n, k), in float64: one pass over the kernel matrix, never more of it than a tile a thread."""
         evaluator, noise = self._factor.evaluator, self._factor.noise_variance
         pieces = self._factor.pieces()
-        for first in range(0, len(pieces), ROUND_PIECES):
-            some = pieces[first : first + ROUND_PIECES]
-            totals = [np.zeros(vectors[where].shape) for _, where in some]
+        images = np.zeros(vectors.shape)
 
-            def multiply(index: int, some: list[Any] = some, totals: list[FloatArray] = totals) -> None:
-                for columns, which in pieces:
-                    tile = evaluator.tile(some[index][0], columns)
-                    totals[index] += tile @ vectors[which].astype(np.float64, copy=False)
-                # Last, where it is rounded once: it may be far larger than all the rest.
-                totals[index] += noise * vectors[some[index][1]].astype(np.float64, copy=False)
+        def multiply(index: int) -> None:
+            rows, where = pieces[index]
+            for columns, which in pieces:
+                images[where] += evaluator.tile(rows, columns) @ vectors[which].astype(np.float64, copy=False)
+            # Last, where it is rounded once: it may be far larger than all the rest.
+            images[where] += noise * vectors[where].astype(np.float64, copy=False)
 
-            in_parallel(multiply, len(some), self._threads)
-            for (_, where), total in zip(some, totals, strict=True):
-                yield where, total
+        in_parallel(multiply, len(pieces), self._threads)
+        return images
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""
@@ -310,27 +289,6 @@ class _BlockConjugateGradient:
         for rows, where in self._factor.pieces():
             total += vectors[where].T.astype(np.float64) @ self._factor.evaluator.tile(rows, self._test.features)
         return total
-
-
-# The following work through their tall arrays in runs of rows, so that nothing as tall is made on the way.
-
-
-def _runs(n: int) -> Iterator[slice]:
-    return (slice(start, start + RUN_ROWS) for start in range(0, n, RUN_ROWS))
-
-
-def _cross(left: NDArray[Any], right: FloatArray) -> FloatArray:
-    """A'B, in float64."""
-    total = np.zeros((left.shape[1], right.shape[1]))
-    for rows in _runs(len(left)):
-        total += left[rows].T.astype(np.float64, copy=False) @ right[rows]
-    return total
-
-
-def _subtract(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None:
-    """Take A B off the target, in place."""
-    for rows in _runs(len(tall)):
-        target[rows] -= tall[rows].astype(np.float64, copy=False) @ small
 
 
 def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
@@ -345,28 +303,6 @@ def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
 def _lengths(tall: NDArray[Any], weights: FloatArray) -> FloatArray:
     """Weighed sums of absolute values down the columns."""
     total = np.zeros(tall.shape[1])
-    for rows in _runs(len(tall)):
+    for rows in row_pieces(len(tall)):
         total += weights[rows] @ np.abs(tall[rows])
     return total
-
-
-def _independent(z: FloatArray) -> NDArray[np.float32]:
-    """Directions that span what z does, nearly orthonormal. Any will do, so float32 may round them: (n, at most t)."""
-    gram = _cross(z, z)
-    scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
-    values, vectors = scipy.linalg.eigh(scale[:, None] * gram * scale, check_finite=False)
-    kept = values > DEPENDENT**2 * values[-1]
-    mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
-    directions = np.empty((len(z), mixing.shape[1]), np.float32)
-    for rows in _runs(len(z)):
-        directions[rows] = z[rows] @ mixing
-    return directions
-
-
-def _solve(matrix: FloatArray, right: FloatArray) -> FloatArray | None:
-    """Solve with the small symmetric matrix P' Kbar P; None where it is singular: there is nothing to gain."""
-    try:
-        found = scipy.linalg.solve((matrix + matrix.T) / 2.0, right, assume_a="pos", check_finite=False)
-    except scipy.linalg.LinAlgError:
-        return None
-    return np.asarray(found) if np.all(np.isfinite(found)) else None

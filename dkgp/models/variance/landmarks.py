@@ -2,8 +2,7 @@
 
 Landmarks are drawn by randomly pivoted Cholesky: the next pivots are sampled in proportion to the diagonal of what the
 factor so far leaves of the kernel matrix, K - Q. A random subset of the training samples stands for all of them in the
-drawing (measured on kin40k, n = 10,000, rank 2,000: drawing from 4,000, 8,000 or all 10,000 samples gave the same gaps
-after every pass; uniform sampling, slightly wider ones).
+drawing.
 
 How many: a smooth kernel has an end. Once trace(K - Q) tr(K Kbar^-1) / n is below the gap wanted, the factor alone
 certifies variances, without a single product with K. A rough kernel has none within reach, and the rank is what
@@ -23,12 +22,10 @@ from numpy.typing import NDArray
 from dkgp.data import ModelRecord
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import IndexArray
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, jitter, regularised_factor
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, jitter, regularised_factor, stand_in
 
 __all__ = ["Landmarks", "choose_landmarks", "is_enough", "jitter"]
 
-SAMPLES_PER_LANDMARK = 1.5
-LEAST_SUBSET = 4000
 FIRST_CHECK_RANK = 128
 CHECK_GROWTH = 1.4
 # A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
@@ -100,8 +97,7 @@ def choose_landmarks(
     rng = np.random.default_rng(seed)
     n = model.n_samples
     largest_rank = min(largest_rank, n)
-    size = min(n, max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * largest_rank)))
-    subset = np.sort(rng.permutation(n)[:size])
+    subset = stand_in(n, largest_rank, rng)
     evaluator = TileEvaluator(kernel, "double")
     inputs = np.asarray(model.input_rows(subset))
     prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
@@ -114,7 +110,7 @@ def choose_landmarks(
             trace = float(factor.residual.mean() * n)
             # The dimension grows with the rank: where the last one is too much already, a new one need not be found.
             if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
-                dimension = _effective_dimension(factor.rows, model.noise_variance, n / size)
+                dimension = _effective_dimension(factor.rows, model.noise_variance, n / len(subset))
                 if is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
                     break
             next_check = int(CHECK_GROWTH * factor.rank)
@@ -122,7 +118,7 @@ def choose_landmarks(
                 factor.continue_in_single_if_rough()
     trace = float(factor.residual.mean() * n)
     if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, latent=latent):
-        dimension = _effective_dimension(factor.rows, model.noise_variance, n / size)
+        dimension = _effective_dimension(factor.rows, model.noise_variance, n / len(subset))
     return Landmarks(subset[factor.pivots], trace, dimension, float(prior.mean() * n))
 
 

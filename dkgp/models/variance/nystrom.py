@@ -1,12 +1,10 @@
 """A model's partial Cholesky factor on a worker: starting point, preconditioner and minorant for variances.
 
-With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F F' <= K, and
-
-    M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
-
-F is kept in float32: it only has to be close. What is *proven* is evaluated elsewhere from kernel columns in float64
-(`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that is to precondition is float32
-throughout, at half the time and memory; one that is to certify variances by itself has the rest in float64.
+How F is made and M^-1 applied is `dkgp.operators.low_rank`; here is what variances know of it besides: diag(K -
+Q), and how far everything may be off. F is kept in float32: it only has to be close. What is *proven* is evaluated
+elsewhere from kernel columns in float64 (`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that
+is to precondition is float32 throughout, at half the time and memory; one that is to certify variances by itself has
+the rest in float64.
 
 An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by eps times that times the two rows' errors
 (`TileEvaluator.row_errors`). Both are covered by weights: with t the rows' errors, t_0 their median and m = max(t /
@@ -35,7 +33,9 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.inputs import centre_of
-from dkgp.operators.low_rank.pivots import counted, jitter, jittered, regularised_factor
+from dkgp.operators.low_rank.factor import LowRankPreconditioner
+from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
+from dkgp.operators.low_rank.products import FactorRows, LandmarkTriangle
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
@@ -44,7 +44,6 @@ __all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landm
 
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
-GRAM_TILE = 512
 
 
 def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
@@ -174,13 +173,10 @@ class NystromFactor:
         """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
         context = source.context
         evaluator = _evaluator(context)
-        landmarks = evaluator.prepare(source.landmark_inputs)
-        rank, n = landmarks.n, context.n
         dtype = np.float32 if source.precision == "single" else np.float64
+        triangle = LandmarkTriangle.of(evaluator, source.landmark_inputs, dtype)
         errors = evaluator.row_errors(source.landmark_inputs)
-        matrix = jittered(np.array(evaluator.tile(landmarks, landmarks)), 2.0 * float(errors.max()))
-        lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False).astype(dtype, order="F")
-        del matrix
+        rank, n = triangle.features.n, context.n
         columns = np.empty((n, rank), np.float32)
         diagonal = np.empty(n)
         prior = _diagonal(context)
@@ -188,31 +184,18 @@ class NystromFactor:
 
         def fill(index: int) -> None:
             rows, start, stop = pieces[index]
-            right = np.asfortranarray(evaluator.tile(rows(), landmarks).T, dtype=dtype)
-            block = scipy.linalg.solve_triangular(lower, right, lower=True, overwrite_b=True, check_finite=False)
+            block = triangle.columns(evaluator, rows())
             columns[start:stop] = block.T
             own = prior[start:stop]
             diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
             if dtype == np.float64:
                 of_rows = evaluator.row_errors(context.source.inputs(start, stop))
-                diagonal[start:stop] += residual_slack(lower, block, own, of_rows, errors)
+                diagonal[start:stop] += residual_slack(triangle.lower, block, own, of_rows, errors)
 
         in_parallel(fill, len(pieces), process_threads())
-        gram = np.zeros((rank, rank), order="F")
-        edges = [*range(0, rank, GRAM_TILE), rank]
-        tiles = [(i, j) for i in range(len(edges) - 1) for j in range(i + 1)]
-
-        def multiply(index: int) -> None:
-            i, j = tiles[index]
-            left, right = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
-            total = gram[left, right]
-            for start in range(0, n, 4 * PIECE_ROWS):
-                part = columns[start : start + 4 * PIECE_ROWS]
-                total += part[:, left].astype(dtype, copy=False).T @ part[:, right].astype(dtype, copy=False)
-
-        in_parallel(multiply, len(tiles), process_threads())
-        gram_lower = regularised_factor(gram, source.noise_variance)
-        return cls(source, lower, gram_lower.astype(dtype, order="F", copy=False), columns, diagonal)
+        gram = FactorRows(columns, source.precision, process_threads()).gram()
+        gram_lower = regularised_factor(gram, source.noise_variance).astype(dtype, order="F", copy=False)
+        return cls(source, triangle.lower, gram_lower, columns, diagonal)
 
     @property
     def nbytes(self) -> int:
@@ -256,39 +239,11 @@ class NystromFactor:
         """Training inputs in short runs, in order: prepared features and the rows that they are."""
         return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
 
-    def solve_gram(self, projected: FloatArray) -> FloatArray:
-        """Return z = (F'F + s2 I)^-1 a for a (R, t), in the factor's precision."""
-        return np.asarray(
-            scipy.linalg.cho_solve((self.gram_lower, True), projected.astype(self.lower.dtype), check_finite=False)
-        )
-
-    def project(self, residual: FloatArray, threads: int = 1) -> FloatArray:
-        """F' r for r (n, t), in float32 arithmetic a run of rows at a time: (R, t)."""
-        total = np.zeros((self.rank, residual.shape[1]))
-        single = residual.astype(np.float32)
-
-        def multiply(index: int) -> None:
-            part = slice(index * GRAM_TILE, (index + 1) * GRAM_TILE)
-            for start in range(0, self.n, PIECE_ROWS):
-                rows = slice(start, start + PIECE_ROWS)
-                total[part] += self.columns[rows, part].T @ single[rows]
-
-        in_parallel(multiply, -(-self.rank // GRAM_TILE), threads)
-        return total
-
-    def precondition(self, residual: FloatArray, threads: int = 1) -> tuple[FloatArray, FloatArray]:
-        """M^-1 r for r (n, t), and the z that it came from: (n, t) and (R, t)."""
-        z = self.solve_gram(self.project(residual, threads))
-        single = z.astype(np.float32)
-        result = np.empty_like(residual)
-
-        def expand(index: int) -> None:
-            rows = slice(index * PIECE_ROWS, (index + 1) * PIECE_ROWS)
-            np.subtract(residual[rows], self.columns[rows] @ single, out=result[rows])
-            result[rows] /= self.noise_variance
-
-        in_parallel(expand, -(-self.n // PIECE_ROWS), threads)
-        return result, z
+    def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
+        """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
+        precision: Precision = "single" if self.lower.dtype == np.float32 else "double"
+        rows = FactorRows(self.columns, precision, threads)
+        return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
 
     def landmark_weights(self, z: FloatArray) -> FloatArray:
         """Return beta = L^-T z, so that F z = K_nI beta: (R, t) float64."""

@@ -1,59 +1,32 @@
-"""A partial Cholesky factor F of K that lies with the workers, a row block each: K is about F F'.
+"""A partial Cholesky factor F that lies with the workers, a row block each; and the preconditioner that any F makes.
 
-With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T. A block of F is built by whichever worker is asked
-for it first and kept in its cache; lost, it is built again. What travels is the landmarks' inputs and vectors.
+With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F F' <= K, and by Woodbury's identity
+
+    M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
+
+A block of F is built by whichever worker is asked for it first and kept in its cache; lost, it is built again. What
+travels is the landmarks' inputs and vectors. A process that solves by itself holds F whole (`FactorRows`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.kernels import Features
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.pivots import jittered
-from dkgp.operators.low_rank.products import PIECE_ROWS, factor_times, factor_transposed_times
+from dkgp.operators.low_rank.pivots import regularised_factor
+from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
-__all__ = ["LowRankFactor"]
-
-
-@dataclass(frozen=True)
-class _Triangle:
-    """L of the landmarks, and their prepared inputs."""
-
-    lower: FloatArray
-    features: Features
-
-    @property
-    def nbytes(self) -> int:
-        return self.lower.nbytes + self.features.nbytes
-
-
-@dataclass(frozen=True)
-class _FactorBlock:
-    """Some rows of F."""
-
-    values: NDArray[np.float32]
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-    def gram(self) -> FloatArray:
-        """F_b' F_b: (R, R) float64."""
-        total = np.zeros((self.values.shape[1],) * 2)
-        for start in range(0, len(self.values), PIECE_ROWS):
-            piece = self.values[start : start + PIECE_ROWS].astype(np.float64)
-            total += piece.T @ piece
-        return total
+__all__ = ["LowRankFactor", "LowRankPreconditioner"]
 
 
 @dataclass(frozen=True)
@@ -64,30 +37,24 @@ class _FactorContext:
     landmark_inputs: FloatArray
     label: str
 
-    def _triangle(self) -> _Triangle:
-        def build() -> _Triangle:
-            evaluator = self.context.evaluator("double")
-            features = evaluator.prepare(self.landmark_inputs)
-            matrix = jittered(np.array(evaluator.tile(features, features)))
-            return _Triangle(scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False), features)
+    def _triangle(self) -> LandmarkTriangle:
+        return worker_cache().get(
+            (self.context.run_id, self.label, "triangle"),
+            lambda: LandmarkTriangle.of(self.context.evaluator("double"), self.landmark_inputs),
+        )
 
-        return worker_cache().get((self.context.run_id, self.label, "triangle"), build)
-
-    def block(self, block: int) -> _FactorBlock:
+    def block(self, block: int) -> FactorRows:
         """Rows of F, from this worker's cache or built anew."""
 
-        def build() -> _FactorBlock:
-            triangle = self._triangle()
-            evaluator = self.context.evaluator("double")
+        def build() -> FactorRows:
+            triangle, evaluator = self._triangle(), self.context.evaluator("double")
             features = self.context.block_features(block, "double")
             start, stop = self.context.bounds(block)
             values = np.empty((stop - start, triangle.features.n), np.float32)
             for first in range(0, stop - start, PIECE_ROWS):
                 last = min(first + PIECE_ROWS, stop - start)
-                right = evaluator.tile(features.slice(first, last), triangle.features).T
-                solved = scipy.linalg.solve_triangular(triangle.lower, right, lower=True, check_finite=False)
-                values[first:last] = solved.T
-            return _FactorBlock(values)
+                values[first:last] = triangle.columns(evaluator, features.slice(first, last)).T
+            return FactorRows(values)
 
         cache = worker_cache()
         rank = len(self.landmark_inputs)
@@ -105,13 +72,13 @@ def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
 @needs_one_arithmetic
 def project_task(factor: _FactorContext, vectors: dict[int, FloatArray], blocks: list[int]) -> list[FloatArray]:
     """F_b' V_b for each block: (R, t) float64."""
-    return [factor_transposed_times(factor.block(block).values, vectors[block]) for block in blocks]
+    return [factor.block(block).project(vectors[block]) for block in blocks]
 
 
 @needs_one_arithmetic
 def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) -> list[FloatArray]:
     """F_b Z for each block: (rows, t) float64."""
-    return [factor_times(factor.block(block).values, weights) for block in blocks]
+    return [factor.block(block).expand(weights) for block in blocks]
 
 
 class LowRankFactor:
@@ -134,7 +101,7 @@ class LowRankFactor:
 
     def gram(self) -> FloatArray:
         """F' F: (R, R)."""
-        total = np.zeros((self.rank, self.rank))
+        total = np.zeros((self.rank, self.rank), order="F")
         # A few blocks at a time: each answer is a matrix.
         for group in split_evenly(
             range(len(self._bounds)), -(-len(self._bounds) // max(1, self._executor.parallelism))
@@ -166,3 +133,45 @@ class LowRankFactor:
 
     def _rows_of(self, vectors: FloatArray, blocks: list[int]) -> dict[int, FloatArray]:
         return {block: vectors[slice(*self._bounds[block])] for block in blocks}
+
+
+class LowRankPreconditioner:
+    """M^-1.
+
+    Parameters
+    ----------
+    factor : LowRankFactor or FactorRows
+    noise_variance : float
+        s2.
+    lower : (R, R), optional
+        Cholesky factor of F'F + s2 I where it is there already, in Fortran order; its type is that of z.
+    """
+
+    def __init__(
+        self, factor: LowRankFactor | FactorRows, noise_variance: float, lower: NDArray[Any] | None = None
+    ) -> None:
+        self._factor, self._noise_variance = factor, noise_variance
+        self.lower = regularised_factor(factor.gram(), noise_variance) if lower is None else lower
+
+    @property
+    def rank(self) -> int:
+        """Landmarks, R."""
+        return self._factor.rank
+
+    def weights(self, projected: FloatArray) -> NDArray[Any]:
+        """(F'F + s2 I)^-1 A for A (R, t): z where A is F' r."""
+        z = np.array(projected, dtype=self.lower.dtype, order="F")
+        lapack("potrs", b"L", self.rank, z.shape[1], self.lower, self.rank, z, self.rank)
+        return z
+
+    def solve(self, residual: FloatArray) -> tuple[FloatArray, NDArray[Any]]:
+        """M^-1 r for r (n, t), and the z that it comes from: (n, t) and (R, t)."""
+        z = self.weights(self._factor.project(residual))
+        result = self._factor.expand(z)
+        np.subtract(residual, result, out=result)
+        result /= self._noise_variance
+        return result, z
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, t)."""
+        return self.solve(residual)[0]

@@ -12,8 +12,19 @@ from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["RandomlyPivotedCholesky", "counted", "jitter", "jittered", "regularised_factor"]
+__all__ = [
+    "RandomlyPivotedCholesky",
+    "counted",
+    "jitter",
+    "jittered",
+    "regularised_factor",
+    "samples_drawn_from",
+    "stand_in",
+]
 
+# Pivots are drawn from so many samples each, and from so many in any case.
+SAMPLES_PER_LANDMARK = 1.5
+LEAST_SUBSET = 4000
 PIVOTS_A_STEP = 128
 # Pivots whose own residual has sunk to this share of their k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
@@ -80,6 +91,20 @@ def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
         f"(up to {diagonal.max():.3g} after summing) exceed what the noise variance {noise_variance:.3g} can tell from "
         "rounding. Raise the noise variance, or bring inputs that are far out closer"
     )
+
+
+def samples_drawn_from(rank: int) -> int:
+    """Samples that up to `rank` landmarks are chosen from, where there are as many."""
+    return max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank))
+
+
+def stand_in(n: int, rank: int, rng: np.random.Generator) -> IndexArray:
+    """Draw the samples that stand for all n when up to `rank` landmarks are chosen: sorted.
+
+    Measured on kin40k, n = 10,000, rank 2,000: drawing from 4,000, 8,000 or all samples gave the same gaps of variances
+    after every pass; landmarks drawn uniformly, slightly wider ones.
+    """
+    return np.sort(rng.permutation(n)[: samples_drawn_from(rank)]).astype(np.intp)
 
 
 class RandomlyPivotedCholesky:

@@ -1,76 +1,164 @@
-"""Products of a float32 factor with float64 vectors, without a float64 copy of the factor.
+"""Rows of a partial Cholesky factor F: how they are made from landmarks, and products with them.
 
-A preconditioner's factor F is kept in float32, but must be applied in float64: what (r - F w) / s2 leaves of the
-leading directions is a small difference of large numbers. For a few vectors the product is bound by memory, and
-converting F first, as NumPy would, takes several times as long as the product itself.
+A preconditioner's factor is kept in float32, but applied to a few vectors in float64: what (r - F w) / s2 leaves of the
+leading directions is a small difference of large numbers. Such a product is bound by memory, and converting F first, as
+NumPy would, takes several times as long as the product itself.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import scipy.linalg
+from numpy.typing import DTypeLike, NDArray
 
+from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import blas
+from dkgp.operators.low_rank.pivots import jittered
 
-__all__ = ["PIECE_ROWS", "factor_times", "factor_transposed_times"]
+__all__ = ["FactorRows", "LandmarkTriangle"]
 
-FloatArray = NDArray[np.float64]
-
-# From so many vectors on the conversion is paid back by BLAS's product.
+# From so many vectors on a conversion to float64 is paid back by BLAS's product.
 FEW_VECTORS = 4
-# Rows worked on at a time: in float64 where there are many vectors, and what a row of sums is kept for.
-PIECE_ROWS = 1024
+# Rows worked on at a time: what a conversion, or a row of sums, is held for. Columns: what threads share.
+PIECE_ROWS, PIECE_COLUMNS = 1024, 512
 _LANES = 16
 
 
-def factor_times(factor: NDArray[np.float32], weights: FloatArray) -> FloatArray:
-    """F Z.
+@dataclass(frozen=True)
+class LandmarkTriangle:
+    """L of the landmarks, and their prepared inputs: what rows of F are made with.
 
-    Parameters
+    Attributes
     ----------
-    factor : (b, R) float32, C order
-        Rows of F.
-    weights : (R, t) float64
-
-    Returns
-    -------
-    (b, t) float64
+    lower : (R, R) float32 or float64, Fortran order
+    features : Features
     """
-    rows, vectors = len(factor), weights.shape[1]
-    out = np.empty((rows, vectors))
-    if vectors <= FEW_VECTORS:
-        _expand(factor, np.ascontiguousarray(weights.T), out)
-    else:
-        for start in range(0, rows, PIECE_ROWS):
-            out[start : start + PIECE_ROWS] = factor[start : start + PIECE_ROWS].astype(np.float64) @ weights
-    return out
+
+    lower: NDArray[Any]
+    features: Features
+
+    @classmethod
+    def of(cls, evaluator: TileEvaluator, inputs: FloatArray, dtype: DTypeLike = np.float64) -> LandmarkTriangle:
+        """Factor K_II of landmarks (R, d), evaluated and factored in float64.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            It is not numerically positive definite, for all that the jitter does.
+        """
+        features = evaluator.prepare(inputs)
+        errors = evaluator.row_errors(inputs)
+        matrix = jittered(np.array(evaluator.tile(features, features)), 2.0 * float(errors.max()))
+        lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+        return cls(np.asfortranarray(lower, dtype=dtype), features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.lower.nbytes + self.features.nbytes
+
+    def columns(self, evaluator: TileEvaluator, rows: Features) -> NDArray[Any]:
+        """L^-1 K_Ib, the rows b of F as columns: (R, b) in L's type."""
+        kernel = np.asfortranarray(evaluator.tile(rows, self.features).T, dtype=self.lower.dtype)
+        rank, count = kernel.shape
+        blas("trsm", b"L", b"L", b"N", b"N", rank, count, 1.0, self.lower, rank, kernel, rank)
+        return kernel
 
 
-def factor_transposed_times(factor: NDArray[np.float32], vectors: FloatArray) -> FloatArray:
-    """F' V.
+@dataclass(frozen=True)
+class FactorRows:
+    """Some rows of F.
 
-    Parameters
+    Attributes
     ----------
-    factor : (b, R) float32, C order
-        Rows of F.
-    vectors : (b, t) float64
-
-    Returns
-    -------
-    (R, t) float64
+    values : (b, R) float32, C order
+    precision : {"single", "double"}
+        Of the arithmetic within a piece, where there are more than a few vectors: many vectors are a preconditioner's
+        business, which "single" halves. Pieces are added up in float64 either way.
+    threads : int
+        Of this process, to share the work; results do not depend on their number.
     """
-    rank, count = factor.shape[1], vectors.shape[1]
-    total = np.zeros((count, rank))
-    if count <= FEW_VECTORS:
-        _project(factor, np.ascontiguousarray(vectors.T), total)
-        return total.T
-    product = np.zeros((rank, count))
-    for start in range(0, len(factor), PIECE_ROWS):
-        piece = factor[start : start + PIECE_ROWS].astype(np.float64)
-        product += piece.T @ vectors[start : start + PIECE_ROWS]
-    return product
+
+    values: NDArray[np.float32]
+    precision: Precision = "double"
+    threads: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes
+
+    @property
+    def rank(self) -> int:
+        """Landmarks, R."""
+        return int(self.values.shape[1])
+
+    def expand(self, weights: NDArray[Any]) -> FloatArray:
+        """F Z for Z (R, t): (b, t) float64."""
+        rows, vectors = len(self.values), weights.shape[1]
+        out = np.empty((rows, vectors))
+        if vectors <= FEW_VECTORS:
+            _expand(self.values, np.ascontiguousarray(weights.T, dtype=np.float64), out)
+            return out
+        converted = weights.astype(self._dtype, copy=False)
+
+        def multiply(index: int) -> None:
+            piece = slice(index * PIECE_ROWS, (index + 1) * PIECE_ROWS)
+            out[piece] = self.values[piece].astype(self._dtype, copy=False) @ converted
+
+        in_parallel(multiply, -(-rows // PIECE_ROWS), self.threads)
+        return out
+
+    def project(self, vectors: FloatArray) -> FloatArray:
+        """F' V for V (b, t): (R, t) float64."""
+        count = vectors.shape[1]
+        if count <= FEW_VECTORS:
+            total = np.zeros((count, self.rank))
+            _project(self.values, np.ascontiguousarray(vectors.T), total)
+            return total.T
+        product = np.zeros((self.rank, count))
+        converted = vectors.astype(self._dtype, copy=False)
+
+        def multiply(index: int) -> None:
+            columns = slice(index * PIECE_COLUMNS, (index + 1) * PIECE_COLUMNS)
+            for piece in self._pieces():
+                product[columns] += self.values[piece, columns].astype(self._dtype, copy=False).T @ converted[piece]
+
+        in_parallel(multiply, -(-self.rank // PIECE_COLUMNS), self.threads)
+        return product
+
+    def gram(self) -> FloatArray:
+        """F' F: (R, R) float64 in Fortran order."""
+        total = np.zeros((self.rank, self.rank), order="F")
+        edges = [*range(0, self.rank, PIECE_COLUMNS), self.rank]
+        tiles = [(i, j) for i in range(len(edges) - 1) for j in range(i + 1)]
+
+        def multiply(index: int) -> None:
+            i, j = tiles[index]
+            left, right = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
+            for piece in self._pieces():
+                rows = self.values[piece]
+                total[left, right] += rows[:, left].astype(self._dtype, copy=False).T @ rows[:, right].astype(
+                    self._dtype, copy=False
+                )
+            total[right, left] = total[left, right].T
+
+        in_parallel(multiply, len(tiles), self.threads)
+        return total
+
+    @property
+    def _dtype(self) -> type[np.floating[Any]]:
+        return np.float32 if self.precision == "single" else np.float64
+
+    def _pieces(self) -> list[slice]:
+        return [slice(start, start + PIECE_ROWS) for start in range(0, len(self.values), PIECE_ROWS)]
 
 
 @cached_njit(nogil=True)

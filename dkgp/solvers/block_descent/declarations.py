@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.block_descent.selection import CyclicSelection, GradientSelection, GreedySelection
+from dkgp.solvers.block_descent.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.registry import SolverDeclaration, SolverMemory, register_solver
 
 __all__: list[str] = []
@@ -61,12 +62,11 @@ def _greedy(
     )
 
 
-def _cyclic(block_size: Size, memory: int | None, precision: Precision, seed: int) -> GreedyBlockCoordinateDescent:
-    return GreedyBlockCoordinateDescent(block_size, memory or 0, CyclicSelection(), precision, seed)
+def _with(selection: Selection) -> Callable[..., GreedyBlockCoordinateDescent]:
+    def build(block_size: Size, memory: int | None, precision: Precision, seed: int) -> GreedyBlockCoordinateDescent:
+        return GreedyBlockCoordinateDescent(block_size, memory or 0, selection, precision, seed)
 
-
-def _by_gradient(block_size: Size, memory: int | None, precision: Precision, seed: int) -> GreedyBlockCoordinateDescent:
-    return GreedyBlockCoordinateDescent(block_size, memory or 0, GradientSelection(), precision, seed)
+    return build
 
 
 def _memory(solver: GreedyBlockCoordinateDescent, n: int, d: int) -> SolverMemory:
@@ -83,39 +83,20 @@ register_solver(
         "gbcd",
         "greedy block coordinate descent",
         _greedy,
-        options=(
-            *(BLOCK_SIZE, LARGEST_BLOCK_SIZE, CANDIDATES, VARIABLES_PER_STEP, MEMORY),
-            *(EXHAUSTIVE, PREFITTING),
-        ),
+        options=(BLOCK_SIZE, LARGEST_BLOCK_SIZE, CANDIDATES, VARIABLES_PER_STEP, MEMORY, EXHAUSTIVE, PREFITTING),
         memory=_memory,
         bench_turn=3,
         label="GBCD",
         paper={"memory": 0, "selection": GreedySelection(variables_per_step=1)},
     )
 )
-# Candidates have their default in benchmarks that compare selections; they do no harm there.
+# Candidates have their default in benchmarks that compare selections; they do no harm here.
+_PLAIN: dict[str, Any] = {"options": (BLOCK_SIZE, MEMORY), "ignores": ("candidates",), "memory": _memory, "paper": {}}
 register_solver(
     SolverDeclaration(
-        "bcdc",
-        "the same with cyclic selection",
-        _cyclic,
-        options=(BLOCK_SIZE, MEMORY),
-        ignores=("candidates",),
-        memory=_memory,
-        bench_turn=6,
-        label="BCDC",
-        paper={},
+        "bcdc", "the same with cyclic selection", _with(CyclicSelection()), label="BCDC", bench_turn=6, **_PLAIN
     )
 )
 register_solver(
-    SolverDeclaration(
-        "bcdg",
-        "the same with selection by gradient",
-        _by_gradient,
-        options=(BLOCK_SIZE, MEMORY),
-        ignores=("candidates",),
-        memory=_memory,
-        label="BCDG",
-        paper={},
-    )
+    SolverDeclaration("bcdg", "the same with selection by gradient", _with(GradientSelection()), label="BCDG", **_PLAIN)
 )

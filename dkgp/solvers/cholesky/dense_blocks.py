@@ -1,41 +1,19 @@
 """Blocks of a blocked Cholesky factorisation, worked on in place: products, squares and small factors by BLAS.
 
-Blocks are views into larger row-major arrays, float32 or float64. SciPy's wrappers would copy them and hold the GIL;
-the functions that SciPy exports for compiled code take a leading dimension, and ctypes lets other threads run
-meanwhile. A row-major matrix is its transpose, column-major, which is how each call below reads.
+Blocks are views into larger row-major arrays, float32 or float64. A row-major matrix is its transpose, column-major,
+which is how each call below reads.
 """
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
-import scipy.linalg.cython_blas
-import scipy.linalg.cython_lapack
 from numpy.typing import NDArray
 
+from dkgp.operators.blas import blas, lapack
+
 __all__ = ["factor_lower", "subtract_product", "subtract_square"]
-
-_SCALARS = {np.dtype(np.float32): ctypes.c_float, np.dtype(np.float64): ctypes.c_double}
-
-
-def _functions(module: Any, name: str, arguments: int) -> dict[np.dtype[Any], Any]:
-    get_name = ctypes.pythonapi.PyCapsule_GetName
-    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    found = {}
-    for dtype, letter in ((np.dtype(np.float32), "s"), (np.dtype(np.float64), "d")):
-        capsule = module.__pyx_capi__[letter + name]
-        prototype = ctypes.CFUNCTYPE(None, *([ctypes.c_void_p] * arguments))
-        found[dtype] = prototype(get_pointer(capsule, get_name(capsule)))
-    return found
-
-
-_GEMM = _functions(scipy.linalg.cython_blas, "gemm", 13)
-_SYRK = _functions(scipy.linalg.cython_blas, "syrk", 10)
-_POTRF = _functions(scipy.linalg.cython_lapack, "potrf", 5)
 
 
 def subtract_product(block: NDArray[Any], left: NDArray[Any], right: NDArray[Any]) -> None:
@@ -46,11 +24,7 @@ def subtract_product(block: NDArray[Any], left: NDArray[Any], right: NDArray[Any
     strides = [_stride(array, block.dtype) for array in (right, left, block)]
     if not m or not n or not k:
         return
-    scalar = _SCALARS[block.dtype]
-    _GEMM[block.dtype](
-        b"T", b"N", _int(n), _int(m), _int(k), _pointer(scalar(-1.0)), right.ctypes.data, strides[0],
-        left.ctypes.data, strides[1], _pointer(scalar(1.0)), block.ctypes.data, strides[2],
-    )  # fmt: skip
+    blas("gemm", b"T", b"N", n, m, k, -1.0, right, strides[0], left, strides[1], 1.0, block, strides[2])
 
 
 def subtract_square(block: NDArray[Any], left: NDArray[Any]) -> None:
@@ -61,11 +35,7 @@ def subtract_square(block: NDArray[Any], left: NDArray[Any]) -> None:
     strides = [_stride(array, block.dtype) for array in (left, block)]
     if not m or not k:
         return
-    scalar = _SCALARS[block.dtype]
-    _SYRK[block.dtype](
-        b"U", b"T", _int(m), _int(k), _pointer(scalar(-1.0)), left.ctypes.data, strides[0],
-        _pointer(scalar(1.0)), block.ctypes.data, strides[1],
-    )  # fmt: skip
+    blas("syrk", b"U", b"T", m, k, -1.0, left, strides[0], 1.0, block, strides[1])
 
 
 def factor_lower(block: NDArray[Any]) -> int:
@@ -79,22 +49,13 @@ def factor_lower(block: NDArray[Any]) -> int:
     m = len(block)
     if block.shape != (m, m):
         raise ValueError(f"a square block is wanted; got {block.shape}")
-    info = ctypes.c_int(0)
-    _POTRF[block.dtype](b"U", _int(m), block.ctypes.data, _stride(block, block.dtype), _pointer(info))
-    if info.value == 0 and not np.isfinite(block.diagonal()).all():  # OpenBLAS lets NaN through
+    info = lapack("potrf", b"U", m, block, _stride(block, block.dtype))
+    if info == 0 and not np.isfinite(block.diagonal()).all():  # OpenBLAS lets NaN through
         return int(np.argmin(np.isfinite(block.diagonal()))) + 1
-    return info.value
+    return info
 
 
-def _pointer(value: Any) -> Any:
-    return ctypes.cast(ctypes.pointer(value), ctypes.c_void_p)
-
-
-def _int(value: int) -> Any:
-    return _pointer(ctypes.c_int(value))
-
-
-def _stride(array: NDArray[Any], dtype: np.dtype[Any]) -> Any:
+def _stride(array: NDArray[Any], dtype: np.dtype[Any]) -> int:
     if array.dtype != dtype or (array.size and array.strides[1] != array.itemsize):
         raise ValueError("blocks must share one type and have contiguous rows")
-    return _int(max(array.strides[0] // array.itemsize, array.shape[1], 1))
+    return int(max(array.strides[0] // array.itemsize, array.shape[1], 1))

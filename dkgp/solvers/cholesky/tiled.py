@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.tile_store import TileStore
@@ -22,9 +20,8 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
-from dkgp.solvers.conjugate.gradient import column_products, ratio
+from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
-from dkgp.solvers.state import SolverState
 
 __all__ = ["TiledCholesky", "TiledCholeskyState"]
 
@@ -36,15 +33,11 @@ TILE_ROWS_STEP = 64
 
 
 @dataclass
-class TiledCholeskyState(SolverState):
+class TiledCholeskyState(BlockState):
     """A solve between two rounds.
 
     Attributes
     ----------
-    direction, previous : (n, p) float64
-        The last step's direction and the residual it started from; empty before the first.
-    rho : (p,) float64
-        r' M^-1 r of that residual.
     panels : int
         Block columns factored in rounds so far.
     tile_precision : {"single", "double"}
@@ -54,11 +47,6 @@ class TiledCholeskyState(SolverState):
         the same bits.
     """
 
-    saved = (*SolverState.saved, "direction", "previous", "rho")
-
-    direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    previous: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    rho: FloatArray = field(default_factory=lambda: np.zeros(0))
     panels: int = 0
     tile_precision: Precision = "single"
     factor: TileFactor | None = None
@@ -163,12 +151,12 @@ class TiledCholesky(Method[TiledCholeskyState]):
         factor = state.factor
         assert factor is not None
         timings: dict[str, float] = {}
-        state.iteration += 1
         if state.panels < factor.layout.n_panels:
             began = time.perf_counter()
             done = self._factor_panel(operator, state, factor)
             timings["factor"] = time.perf_counter() - began
             if not done:
+                state.iteration += 1
                 return timings
         self._step(operator, state, factor, timings)
         return timings
@@ -208,21 +196,10 @@ class TiledCholesky(Method[TiledCholeskyState]):
         self, operator: KernelOperator, state: TiledCholeskyState, factor: TileFactor, timings: dict[str, float]
     ) -> None:
         began = time.perf_counter()
-        residual = -state.gradient
-        direction = preconditioned = factor.solve(residual)
-        rho = column_products(residual, preconditioned)
-        if state.direction.size:
-            # Polak and Ribiere's coefficient: the preconditioner is not linear to the last digit.
-            changed = column_products(residual - state.previous, preconditioned)
-            direction = preconditioned + np.maximum(ratio(changed, state.rho), 0.0) * state.direction
+        preconditioned = factor.solve(-state.gradient)
         timings["substitute"] = time.perf_counter() - began
         began = time.perf_counter()
-        image = operator.matmat(direction)
-        step = ratio(column_products(direction, residual), column_products(direction, image))
-        state.alpha = state.alpha + step * direction
-        state.gradient = state.gradient + step * image
-        state.direction, state.previous, state.rho = direction, residual, rho
-        state.columns += operator.n
+        iterate(operator, state, preconditioned)
         timings["update"] = time.perf_counter() - began
 
     def _open(self, operator: KernelOperator, precision: Precision) -> TileFactor:

@@ -1,39 +1,21 @@
 """Triangular solves on part of a growing factor, without copying it.
 
-SciPy's array wrappers copy a sliced triangle on every call, which at these sizes costs several times the arithmetic.
-The function pointers that SciPy exports for compiled code take a leading dimension; ctypes calls them, and lets other
-threads run meanwhile. Substitution for a single vector is memory-bound, and a plain compiled loop over the factor's
-rows beats BLAS at it several times.
+SciPy's wrappers copy a sliced triangle on every call, which at these sizes costs several times the arithmetic; BLAS
+itself takes a leading dimension. Substitution for a single vector is memory-bound, and a plain compiled loop over the
+factor's rows beats BLAS at it several times.
 """
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-import numpy as np
-import scipy.linalg.cython_blas
 from numpy.typing import NDArray
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
+from dkgp.operators.blas import blas
 
 __all__ = ["solve_lower", "solve_lower_transposed"]
-
-
-def _function(name: str) -> Any:
-    capsule = scipy.linalg.cython_blas.__pyx_capi__[name]
-    get_name = ctypes.pythonapi.PyCapsule_GetName
-    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    address = get_pointer(capsule, get_name(capsule))
-    return ctypes.CFUNCTYPE(None, *([ctypes.c_void_p] * 11))(address)
-
-
-_TRSM = {np.dtype(np.float64): _function("dtrsm"), np.dtype(np.float32): _function("strsm")}
-_LEFT, _UPPER, _TRANSPOSED, _NOT_UNIT = (ctypes.c_char_p(flag) for flag in (b"L", b"U", b"T", b"N"))
-_SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
 
 
 def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
@@ -44,24 +26,11 @@ def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
     """
     if factor.dtype != right.dtype or factor.strides[1] != factor.itemsize or right.strides[1] != right.itemsize:
         raise ValueError("factor and right-hand sides must share one type and have contiguous rows")
-    integer = ctypes.c_int
-    rows, columns = integer(order), integer(right.shape[0])
-    one = _SCALAR[factor.dtype](1.0)
-    factor_stride = integer(factor.strides[0] // factor.itemsize)
-    right_stride = integer(max(right.strides[0] // right.itemsize, order, 1))
-    _TRSM[factor.dtype](
-        _LEFT,
-        _UPPER,
-        _TRANSPOSED,
-        _NOT_UNIT,
-        ctypes.addressof(rows),
-        ctypes.addressof(columns),
-        ctypes.addressof(one),
-        factor.ctypes.data,
-        ctypes.addressof(factor_stride),
-        right.ctypes.data,
-        ctypes.addressof(right_stride),
-    )
+    factor_stride, right_stride = factor.strides[0] // factor.itemsize, right.strides[0] // right.itemsize
+    blas(
+        "trsm", b"L", b"U", b"T", b"N", order, right.shape[0], 1.0, factor, factor_stride,
+        right, max(right_stride, order, 1),
+    )  # fmt: skip
 
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)

@@ -17,7 +17,6 @@ import numpy as np
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
-from dkgp.solvers.conjugate.gradient import column_products, ratio
 from dkgp.solvers.registry import SolverDeclaration, register_solver
 from dkgp.solvers.state import SolverState
 
@@ -52,6 +51,17 @@ class _LeastSquaresSolver(Method[LeastSquaresState]):
     precision: Literal["mixed", "double"] = "mixed"
 
     state_type = LeastSquaresState
+
+
+def column_products(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Inner products of two (n, p) arrays by column: (p,)."""
+    return np.asarray(np.einsum("ip,ip->p", left, right))
+
+
+def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """Divide by target; zero where there is nothing left to divide by: a target that is solved stands still."""
+    sound = (denominator > 0.0) & np.isfinite(denominator)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=sound)
 
 
 def kernel_product(operator: KernelOperator, vectors: FloatArray, precision: Precision) -> FloatArray:

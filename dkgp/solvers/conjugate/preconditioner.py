@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
-import scipy.linalg
 
 from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.factor import LowRankFactor
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, regularised_factor
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, stand_in
 
-__all__ = ["PartialCholesky", "Preconditioner"]
+__all__ = ["PartialCholesky", "Preconditioner", "Preconditioning"]
 
 GIBIBYTE = 1024**3
 # The factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh about
 # the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
-SAMPLES_PER_LANDMARK = 1.5
-LEAST_SUBSET = 4000
 
 
-class Preconditioner:
-    """M^-1 for M = F F' + s2 I, by Woodbury's identity.
-
-    Parameters
-    ----------
-    factor : LowRankFactor
-    noise_variance : float
-        s2.
-    """
-
-    def __init__(self, factor: LowRankFactor, noise_variance: float) -> None:
-        self._factor, self._noise_variance = factor, noise_variance
-        self._lower = regularised_factor(factor.gram(), noise_variance)
-
-    @property
-    def rank(self) -> int:
-        """Landmarks, R."""
-        return self._factor.rank
+class Preconditioner(Protocol):
+    """M^-1 for some M near Kbar, of many vectors at once."""
 
     def apply(self, residual: FloatArray) -> FloatArray:
-        """M^-1 r = (r - F (F'F + s2 I)^-1 F'r) / s2 for r (n, p)."""
-        weights = scipy.linalg.cho_solve((self._lower, True), self._factor.project(residual), check_finite=False)
-        return (residual - self._factor.expand(weights)) / self._noise_variance
+        """M^-1 r for r (n, t), a new array."""
+
+
+class Preconditioning(Protocol):
+    """Settings of a solver's preconditioner, and the making of it."""
+
+    def resolved(self, n: int, d: int, p: int = 1) -> Preconditioning:
+        """Return the settings with every automatic choice made."""
+
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+
+    def build(self, operator: KernelOperator) -> Preconditioner:
+        """Make M for an operator."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +89,18 @@ class PartialCholesky:
             )
         return replace(self, rank=min(n, self.rank))
 
-    def build(self, operator: KernelOperator) -> Preconditioner:
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+        return asdict(self)
+
+    def build(self, operator: KernelOperator) -> LowRankPreconditioner:
         """Choose landmarks and factorise; every worker builds its own rows of F."""
         if not isinstance(operator, BlockedKernelOperator):
             raise UsageError(
                 f"a partial Cholesky preconditioner needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
         operator.executor.require_one_arithmetic()
-        return Preconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
+        return LowRankPreconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:
         """Draw the landmarks: (rank,) samples, sorted; fewer where the kernel's numerical rank is reached."""
@@ -113,12 +109,12 @@ class PartialCholesky:
         rng = np.random.default_rng(self.seed)
         if self.landmarks == "uniform":
             return np.sort(rng.permutation(n)[:rank]).astype(np.intp)
-        subset = np.sort(rng.permutation(n)[: min(n, max(LEAST_SUBSET, int(SAMPLES_PER_LANDMARK * rank)))])
-        inputs = operator.inputs(subset.astype(np.intp))
+        subset = stand_in(n, rank, rng)
+        inputs = operator.inputs(subset)
         prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
         factor = RandomlyPivotedCholesky(operator.double, operator.double.prepare(inputs), prior, rank, rng)
         while not factor.complete:
             factor.extend()
             if factor.rank >= rank // 2:
                 factor.continue_in_single_if_rough()
-        return np.sort(subset[factor.pivots]).astype(np.intp)
+        return np.sort(subset[factor.pivots])

@@ -232,7 +232,7 @@ def test_worker_processes(start_cluster: StartCluster) -> None:
 
     # An array of this process is refused there with an explanation.
     source = ArrayInputs(np.ones((4, 2)))
-    with pytest.raises(ClusterError, match="process that does not hold it"):
+    with pytest.raises(ClusterError, match="another process.s memory"):
         executor.submit("blocks", read, (source,), [[0], [1]]).result()
 
     # A worker that is there but frozen.

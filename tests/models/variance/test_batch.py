@@ -18,6 +18,8 @@ from dkgp.models.variance import batch as variance_batch
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
+from dkgp.operators.low_rank import products
+from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
 
 REGIMES = {
@@ -220,13 +222,13 @@ class Products:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: list[int] = []
-        original = variance_batch._BlockConjugateGradient._products
+        original = variance_batch._Batch._product
 
-        def counted(solver: Any, vectors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        def counted(solver: Any, vectors: np.ndarray) -> np.ndarray:
             self.columns.append(vectors.shape[1])
             return original(solver, vectors)
 
-        monkeypatch.setattr(variance_batch._BlockConjugateGradient, "_products", counted)
+        monkeypatch.setattr(variance_batch._Batch, "_product", counted)
 
 
 @pytest.mark.parametrize("max_passes", [0, 0.5, 1, 2, 3.9])
@@ -305,8 +307,7 @@ def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None
 
 def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
-    monkeypatch.setattr(variance_batch, "RUN_ROWS", 300)  # as short against n as they are where memory matters
-    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 1)
+    monkeypatch.setattr(block, "PIECE_ROWS", 300)  # as short against n as they are where memory matters
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     factor = problem.factor(landmarks(problem, 8))
     peaks = []
@@ -324,11 +325,10 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     problem = REGIMES["several blocks"]
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
-    monkeypatch.setattr(variance_batch, "RUN_ROWS", 100)
-    monkeypatch.setattr(variance_batch, "ROUND_PIECES", 2)
-    for module in (nystrom, variance_batch, variance_bounds):
+    monkeypatch.setattr(block, "PIECE_ROWS", 100)
+    for module in (nystrom, variance_batch, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
-    monkeypatch.setattr(nystrom, "GRAM_TILE", 16)
+    monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)
     problem.assert_holds(cut)
     assert gaps(cut).max() <= 1e-4

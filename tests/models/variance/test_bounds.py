@@ -149,7 +149,7 @@ def test_the_residuals_bound_holds_for_any_residual_and_any_weights(
     factor = problem.factor(some_landmarks(problem, 40), precision=precision)
     r = problem.kernel.variance * rng.normal(size=(problem.n, 6)) * np.geomspace(1e-8, 1e3, 6)
     truth, none = explained(problem, r), np.zeros(6)
-    own = factor.precondition(r)[1]
+    own = factor.preconditioner().solve(r)[1]
     weights = [own, np.zeros_like(own), own * rng.uniform(0.0, 2.0, own.shape), rng.normal(size=own.shape)]
     bounds = [residual_bound(factor, r, z, none) for z in weights]
     for bound in bounds:
@@ -167,7 +167,7 @@ def test_it_is_attained_by_a_complete_factor(name: str, rng: np.random.Generator
     factor = problem.factor(np.arange(problem.n), precision="double")
     axes = scipy.linalg.eigh(kbar(problem))[1]
     r = np.column_stack([problem.kernel(problem.X, problem.T[:4]), axes[:, [0, -1]], rng.normal(size=problem.n)])
-    bound = residual_bound(factor, r, factor.precondition(r)[1], np.zeros(r.shape[1]))
+    bound = residual_bound(factor, r, factor.preconditioner().solve(r)[1], np.zeros(r.shape[1]))
     np.testing.assert_allclose(bound, explained(problem, r), rtol=1e-3)
 
 
@@ -182,7 +182,7 @@ def test_it_counts_in_what_the_residual_may_be_off_by(name: str, size: float, rn
     flat = np.sign(scipy.linalg.eigh(kbar(problem))[1][:, 0])[:, None]
     for direction in (flat, -flat, np.sign(computed), np.sign(rng.normal(size=computed.shape))):
         truth = explained(problem, computed + off * direction)
-        bound = residual_bound(factor, computed, factor.precondition(computed)[1], off)
+        bound = residual_bound(factor, computed, factor.preconditioner().solve(computed)[1], off)
         assert (bound >= truth * (1.0 - 1e-9)).all()
 
 

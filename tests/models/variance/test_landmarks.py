@@ -15,8 +15,8 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, open_model, save_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
-from dkgp.models.variance import landmarks as module
 from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough, jitter
+from dkgp.operators.low_rank import pivots
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 
@@ -85,7 +85,7 @@ def test_trace_and_dimension_are_the_dense_ones(model: ModelRecord, inputs: np.n
 def test_a_subset_stands_for_all(model: ModelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = dataclasses.replace(model, noise_variance=5.0)  # so that the number of samples counts in every dimension
     whole = choose_landmarks(noisy, ROUGH, gap=1e-6, largest_rank=40)
-    monkeypatch.setattr(module, "LEAST_SUBSET", 250)
+    monkeypatch.setattr(pivots, "LEAST_SUBSET", 250)
     half = choose_landmarks(noisy, ROUGH, gap=1e-6, largest_rank=40)
     assert half.rank == 40
     assert not np.array_equal(half.indices, whole.indices)

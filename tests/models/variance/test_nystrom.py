@@ -97,7 +97,7 @@ def test_preconditioning_is_a_solve_with_q_plus_noise(
     M = minorant(problem) + s2 * np.eye(650)
     r = problem.kernel(problem.X, problem.T)
     r[:, 0] = rng.normal(size=650)
-    found, z = factor.precondition(r)
+    found, z = factor.preconditioner().solve(r)
     assert found.shape == r.shape
     assert z.shape == (RANK, r.shape[1])
     error = np.linalg.norm(found - np.linalg.solve(M, r), axis=0)

@@ -8,7 +8,7 @@ import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, UsageError
-from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     ConjugateGradient,
     DualityGap,
@@ -19,7 +19,6 @@ from dkgp.solvers import (
     PartialCholesky,
     solve,
 )
-from dkgp.solvers.conjugate.preconditioner import Preconditioner
 from tests.solvers.problems import arm_problem, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
@@ -116,7 +115,7 @@ class TestPartialCholesky:
         R = rng.standard_normal((300, 3))
         np.testing.assert_allclose(factor.expand(factor.project(R)), Q @ R, rtol=0, atol=1e-5)
         np.testing.assert_allclose(
-            Preconditioner(factor, 0.1).apply(R), np.linalg.solve(Q + 0.1 * np.eye(300), R), rtol=0, atol=1e-4
+            LowRankPreconditioner(factor, 0.1).apply(R), np.linalg.solve(Q + 0.1 * np.eye(300), R), rtol=0, atol=1e-4
         )
 
     def test_of_full_rank_it_solves_in_a_few_iterations(self, executor: LocalExecutor) -> None:

@@ -1,0 +1,196 @@
+"""Block conjugate gradients: Kbar X = B for all right-hand sides together, one product an iteration.
+
+The residuals R of all columns, preconditioned, span the next directions P, which are made conjugate to the last ones
+and nearly orthonormal. One product Q = Kbar P serves every column, and each takes the step along P that is the best
+for it: X += P A, R -= Q A with A = (P'Q)^-1 P'R. For one column these are conjugate gradients.
+
+What holds the recursion together where arithmetic does not:
+
+* Directions that others span are left out, as are those along which the matrix, as rounded, has no curvature.
+* The last directions are taken out of the next ones by their products with Q, not by ratios of residuals: so the
+  preconditioner may be rounded, or change, and the residual may be computed anew, without a loss of conjugacy.
+* A step is exact for the residual at hand, whatever directions it is taken along. P and Q belong to no column: columns
+  may leave, or stay where they are, between any two iterations.
+
+References
+----------
+D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.state import SolverState
+
+__all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
+
+# Directions that the others span to this share of their length are left out.
+DEPENDENT = 1e-7
+# Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way.
+PIECE_ROWS = 4096
+
+
+def row_pieces(n: int) -> Iterator[slice]:
+    """Rows 0 to n, a piece at a time."""
+    return (slice(start, start + PIECE_ROWS) for start in range(0, n, PIECE_ROWS))
+
+
+def add_product(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None:
+    """Add A B to the target (n, t), in place, for A (n, k) and B (k, t)."""
+    for rows in row_pieces(len(tall)):
+        target[rows] += tall[rows].astype(np.float64, copy=False) @ small
+
+
+@dataclass
+class BlockDirections:
+    """The directions of the last iteration.
+
+    Attributes
+    ----------
+    vectors : (n, k) float64 or float32
+        P, nearly orthonormal; empty before the first iteration. Any will do, so float32 may round them.
+    images : (n, k) float64
+        Kbar P.
+    """
+
+    vectors: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
+    images: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    _curvature: _Curvature | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, arrays: dict[str, FloatArray]) -> BlockDirections:
+        """Those of a checkpoint; none where it is of a version that kept others, and the search starts anew."""
+        return cls(arrays["directions"], arrays["images"]) if "images" in arrays else cls()
+
+    def advance(
+        self, preconditioned: FloatArray, residual: FloatArray, product: Callable[[NDArray[Any]], FloatArray]
+    ) -> FloatArray:
+        """Find the next directions and the steps along them; the caller moves, by `vectors` and `images` times these.
+
+        Parameters
+        ----------
+        preconditioned : (n, t) float64
+            M^-1 R, with any preconditioner M; overwritten.
+        residual : (n, t) float64
+            R = B - Kbar X.
+        product : callable
+            Kbar V for V (n, k), any k up to t: (n, k) float64.
+
+        Returns
+        -------
+        (k, t) float64
+            A. With k = 0 there is nothing to gain: no residual is left, or the matrix has no curvature along any.
+        """
+        if self.images.size:  # of a checkpoint, perhaps, which has no curvature: it comes to the same bits
+            last = self._curvature or _Curvature(_cross(self.vectors, self.images))
+            add_product(preconditioned, self.vectors, -last.solve(_cross(self.images, preconditioned)))
+        # As large as the images to come, for which there shall be room.
+        self.images, self._curvature = np.zeros((0, 0)), None
+        self.vectors = _independent(preconditioned, self.vectors.dtype)
+        if self.vectors.size:
+            images = product(self.vectors)
+            curvature = _Curvature(_cross(self.vectors, images))
+            if curvature.rank:
+                self.images, self._curvature = images, curvature
+                return curvature.solve(_cross(self.vectors, residual))
+        self.vectors = np.zeros((0, 0), self.vectors.dtype)
+        return np.zeros((0, residual.shape[1]))
+
+
+@dataclass
+class BlockState(SolverState):
+    """A solve between two iterations, of a solver whose rounds are these.
+
+    Attributes
+    ----------
+    directions : BlockDirections
+    """
+
+    directions: BlockDirections = field(default_factory=BlockDirections)
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """Arrays of a checkpoint."""
+        own = {"directions": self.directions.vectors, "images": self.directions.images}
+        return {**super().arrays(), **own}
+
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
+        self.directions = BlockDirections.of(arrays)
+
+
+def iterate(operator: KernelOperator, state: BlockState, preconditioned: FloatArray) -> None:
+    """One iteration in place, given M^-1 r of the state's residual r = -g; `preconditioned` is overwritten."""
+    directions = state.directions
+    step = directions.advance(
+        preconditioned, -state.gradient, lambda vectors: operator.matmat(vectors, state.precision)
+    )
+    state.iteration += 1
+    state.columns += operator.n
+    if not len(step):
+        # Tiles in float32 need not form a positive definite matrix; those in float64 may do.
+        state.precision = "double"
+        return
+    add_product(state.alpha, directions.vectors, step)
+    add_product(state.gradient, directions.images, step)
+    state.note_step(np.einsum("kt,kt->t", step, step))
+
+
+class _Curvature:
+    """P'Q, factored."""
+
+    def __init__(self, matrix: FloatArray) -> None:
+        symmetric = (matrix + matrix.T) / 2.0
+        self._lower: FloatArray | None = None
+        self._root = np.zeros((len(symmetric), 0))
+        if not np.isfinite(symmetric).all():
+            return
+        lower, trouble = scipy.linalg.lapack.dpotrf(symmetric, lower=1)
+        if not trouble:
+            self._lower = lower
+            return
+        values, vectors = np.linalg.eigh(symmetric)
+        kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
+        self._root = vectors[:, kept] / np.sqrt(values[kept])
+
+    @property
+    def rank(self) -> int:
+        """Of how many directions' span there is any."""
+        return self._root.shape[1] if self._lower is None else len(self._lower)
+
+    def solve(self, right: FloatArray) -> FloatArray:
+        """(P'Q)^-1 B, in the space along which there is curvature."""
+        if self._lower is not None:
+            return np.asarray(scipy.linalg.lapack.dpotrs(self._lower, right, lower=1)[0])
+        return np.asarray(self._root @ (self._root.T @ right))
+
+
+def _cross(left: NDArray[Any], right: FloatArray) -> FloatArray:
+    """A'B, in float64."""
+    total = np.zeros((left.shape[1], right.shape[1]))
+    for rows in row_pieces(len(left)):
+        total += left[rows].T.astype(np.float64, copy=False) @ right[rows]
+    return total
+
+
+def _independent(z: FloatArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Directions that span what z (n, t) does, nearly orthonormal: (n, at most t)."""
+    gram = _cross(z, z)
+    if not np.isfinite(gram).all():
+        return np.zeros((len(z), 0), dtype)
+    scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
+    values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
+    kept = values > DEPENDENT**2 * values[-1]
+    mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
+    directions = np.empty((len(z), mixing.shape[1]), dtype)
+    for rows in row_pieces(len(z)):
+        directions[rows] = z[rows] @ mixing
+    return directions
