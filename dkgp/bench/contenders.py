@@ -10,29 +10,38 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 import dkgp.errors
-from dkgp.bench.references import assemble, factor_in_place, kernel_product
+from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
-from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import DkgpError, NotConvergedError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 
-__all__ = ["cholesky_bytes", "fits_cholesky", "run_contender"]
+__all__ = [
+    "Runs",
+    "cholesky_bytes",
+    "fits_cholesky",
+    "found_environment",
+    "run_contender",
+    "take_turns",
+    "with_cholesky",
+]
 
 FloatArray = NDArray[np.float64]
+# Contender -> the figures of each repeat.
+Runs = dict[str, list[dict[str, Any]]]
 
 _HEADROOM = 1.15
 
@@ -50,15 +59,12 @@ def run_contender(
     DkgpError
         It failed; the end of what it wrote to standard error is in the message.
     """
-    environment = dict(os.environ)
-    package = str(Path(dkgp.errors.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     finished = subprocess.run(
         [sys.executable, "-P", "-m", module],
         input=json.dumps(description),
         capture_output=True,
         text=True,
-        env=environment,
+        env=found_environment(),
         check=False,
     )
     if finished.returncode != 0:
@@ -70,6 +76,32 @@ def run_contender(
     return figures
 
 
+def found_environment() -> dict[str, str]:
+    """Return the environment in which a child finds this package, wherever it was imported from."""
+    package = str(Path(dkgp.errors.__file__).resolve().parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def take_turns(
+    label: str,
+    contenders: Sequence[str],
+    repeats: int,
+    describe: Callable[[str, int], dict[str, Any]],
+    reporter: Reporter,
+    module: str = "dkgp.bench.contenders",
+) -> Runs:
+    """Run every contender once in every repeat, as `describe(contender, repeat)` says; return the figures of all."""
+    runs: Runs = {name: [] for name in contenders}
+    total = repeats * len(contenders)
+    with reporter.work(label) as show:
+        for repeat in range(repeats):
+            for name in contenders:
+                show(WorkProgress(name, sum(map(len, runs.values())), total, "runs"))
+                runs[name].append(run_contender(describe(name, repeat), module, warn=reporter.warn))
+        show(WorkProgress("done", total, total, "runs"))
+    return runs
+
+
 def cholesky_bytes(n: int) -> int:
     """Bytes of the kernel matrix that LAPACK factors in place."""
     return 8 * n * n
@@ -78,6 +110,17 @@ def cholesky_bytes(n: int) -> int:
 def fits_cholesky(n: int) -> bool:
     """True if that matrix fits the memory available now."""
     return cholesky_bytes(n) * _HEADROOM <= available_bytes()
+
+
+def with_cholesky(n: int, warn: Callable[[str], None], data: str = "") -> bool:
+    """As `fits_cholesky`, for a benchmark that goes without Cholesky where it does not fit, and says so."""
+    fits = fits_cholesky(n)
+    if not fits:
+        warn(
+            f"{data}Cholesky is left out: its matrix takes {cholesky_bytes(n):,} bytes, {available_bytes():,} are "
+            "available"
+        )
+    return fits
 
 
 def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
@@ -121,9 +164,7 @@ def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparamete
     assembled = time.perf_counter()
     factor_in_place(matrix)
     factored = time.perf_counter()
-    # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
-    half = scipy.linalg.solve_triangular(matrix.T, targets, trans="T", check_finite=False)
-    alpha = scipy.linalg.solve_triangular(matrix.T, half, check_finite=False)
+    alpha = factored_solve(matrix, targets)
     return {
         "alpha": alpha,
         "seconds": time.perf_counter() - began,
@@ -149,11 +190,7 @@ CONTENDERS: dict[str, Callable[[dict[str, Any], Dataset, Hyperparameters], dict[
 
 
 def _arrays(dataset: Dataset) -> tuple[FloatArray, FloatArray]:
-    chunks = dataset.row_chunks()
-    return (
-        np.concatenate([dataset.inputs(*rows) for rows in chunks]),
-        np.concatenate([dataset.targets(*rows) for rows in chunks]),
-    )
+    return dataset.inputs(0, dataset.n_samples), dataset.targets(0, dataset.n_samples)
 
 
 def _rmse(alpha: FloatArray, description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> float | None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dkgp.bench.contenders import run_contender
-from dkgp.bench.problem import BenchProblem, prepare_problem
+from dkgp.bench.contenders import take_turns
+from dkgp.bench.problem import ProblemJob
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import Column, check_record_file, median, median_ratio, report, write_record
-from dkgp.commands.reporting.progress import Reporter, WorkProgress
-from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
+from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["BenchOverheadJob", "run_bench_overhead"]
 
@@ -32,40 +29,31 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class BenchOverheadJob:
+class BenchOverheadJob(ProblemJob):
     """A comparison of the same solve without Dask and with it; medians of interleaved repeats."""
 
-    problem: BenchProblem = field(default_factory=BenchProblem)
-    solver: SolverOptions = field(default_factory=SolverOptions)
     workers: int | None = None
     kinds: tuple[str, ...] = KINDS
     repeats: int = 3
-    out: str | None = None
 
 
 def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
     """Measure; return seconds and ratios, and whether alpha is the same to the last bit."""
-    check_record_file(job.out)
-    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in job.kinds}
-    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
-        prepared = prepare_problem(job.problem, Path(name), reporter)
-        with reporter.work("bench overhead") as show:
-            for repeat in range(job.repeats):
-                for kind in job.kinds:
-                    show(WorkProgress(kind, sum(map(len, runs.values())), job.repeats * len(job.kinds), "runs"))
-                    workers = None if kind == "none" else job.workers
-                    description = {
-                        "contender": "gbcd",
-                        **prepared.to_json(),
-                        "test": None,
-                        "alpha": str(Path(name) / f"{kind}-{repeat}.npy"),
-                        "solver": job.solver.to_json(),
-                        "cluster": {"kind": kind, "workers": workers},
-                    }
-                    runs[kind].append(run_contender(description))
-            show(WorkProgress("done", job.repeats * len(job.kinds), job.repeats * len(job.kinds), "runs"))
+    with job.prepared(reporter) as (prepared, folder):
+
+        def describe(kind: str, repeat: int) -> dict[str, Any]:
+            return {
+                "contender": "gbcd",
+                **prepared.to_json(),
+                "test": None,
+                "alpha": str(folder / f"{kind}-{repeat}.npy"),
+                "solver": job.solver.to_json(),
+                "cluster": {"kind": kind, "workers": None if kind == "none" else job.workers},
+            }
+
+        runs = take_turns("bench overhead", job.kinds, job.repeats, describe, reporter)
         alphas = {
-            kind: [np.load(Path(name) / f"{kind}-{repeat}.npy", allow_pickle=False) for repeat in range(job.repeats)]
+            kind: [np.load(folder / f"{kind}-{repeat}.npy", allow_pickle=False) for repeat in range(job.repeats)]
             for kind in job.kinds
         }
     first = job.kinds[0]
@@ -85,8 +73,6 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
     ]
     figures = {f"seconds_{row['cluster']}_to_{first}": row["ratio"] for row in rows[1:]}
     figures["bit_identical"] = all(row["bit_identical"] for row in rows)
-    title = f"Overhead of Dask: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
-    settings = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "repeats": job.repeats, "runs": runs}
-    document = report("overhead", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
-    write_record(document, job.out)
-    return document
+    title = job.title("Overhead of Dask", prepared, f"median of {job.repeats}")
+    settings = {**job.settings(prepared), "repeats": job.repeats, "runs": runs}
+    return write_record(report("overhead", title, COLUMNS, rows, figures, **settings), job.out)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.commands.reporting.measurements import check_record_file
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.models import read_hyperparameters, tune_dataset, write_hyperparameters
 
-__all__ = ["FRIEDMAN1", "BenchProblem", "PreparedProblem", "open_whole", "prepare_problem", "prepare_test"]
+__all__ = [
+    "FRIEDMAN1",
+    "BenchProblem",
+    "PreparedProblem",
+    "ProblemJob",
+    "open_whole",
+    "prepare_problem",
+    "prepare_test",
+    "write_rows",
+    "write_warm_up",
+]
 
 FRIEDMAN1 = "friedman1"
 WARM_UP_SAMPLES = 1024
@@ -64,6 +79,39 @@ class PreparedProblem:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class ProblemJob:
+    """A benchmark on one problem.
+
+    Attributes
+    ----------
+    problem, solver
+        The data, and how they are solved.
+    out
+        Where the record goes.
+    """
+
+    problem: BenchProblem = field(default_factory=BenchProblem)
+    solver: SolverOptions = field(default_factory=SolverOptions)
+    out: str | None = None
+
+    @contextmanager
+    def prepared(self, reporter: Reporter) -> Iterator[tuple[PreparedProblem, Path]]:
+        """Open a folder that holds the problem, for as long as it is measured; the record's place is checked first."""
+        check_record_file(self.out)
+        with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
+            yield prepare_problem(self.problem, Path(name), reporter), Path(name)
+
+    def title(self, subject: str, prepared: PreparedProblem, more: str) -> str:
+        """Name what was measured, and on what."""
+        return f"{subject}: {self.problem.data}, n = {prepared.n:,}, d = {prepared.d}, {more}"
+
+    def settings(self, prepared: PreparedProblem) -> dict[str, Any]:
+        """Those of the record that all benchmarks on a problem have."""
+        solver = self.solver.to_json()
+        return {"n": prepared.n, "d": prepared.d, "problem": asdict(self.problem), "solver": solver}
+
+
 def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> PreparedProblem:
     """Write the stores and the hyperparameter file into `folder`."""
     train_url, warm_url, hyper_file = (str(folder / name) for name in ("train.zarr", "warm.zarr", "hyper.json"))
@@ -80,17 +128,22 @@ def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> 
         with reporter.search("tune") as progress:
             found = tune_dataset(train, subset=problem.subset, seed=problem.seed, progress=progress)
     write_hyperparameters(hyper_file, found)
+    write_warm_up(train, warm_url)
+    test_url = None if test is None else test.url
+    return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
+
+
+def write_warm_up(train: Dataset, url: str) -> None:
+    """Write the first training samples to a store of their own, to load compiled code with."""
     rows = min(WARM_UP_SAMPLES, train.n_samples)
     dataset_from_arrays(
-        warm_url,
+        url,
         train.raw_inputs(0, rows),
         train.targets(0, rows, standardised=False),
         feature_names=train.raw_feature_names,
         target_names=train.target_names,
         standardisation=train.standardisation,
     )
-    test_url = None if test is None else test.url
-    return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
 
 
 def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
@@ -103,7 +156,7 @@ def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dat
         return test
     whole = open_whole(problem, folder, reporter)
     chosen = np.random.default_rng(problem.seed).permutation(whole.n_samples)[: problem.n_test]
-    inputs = np.concatenate([whole.raw_inputs(*rows) for rows in whole.row_chunks()])[np.sort(chosen)]
+    inputs = whole.raw_inputs(0, whole.n_samples)[np.sort(chosen)]
     return dataset_from_arrays(
         test_url, inputs, None, feature_names=whole.raw_feature_names, standardisation=whole.standardisation
     )
@@ -116,22 +169,23 @@ def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Report
     n = problem.n or max(2, whole.n_samples - problem.n_test)
     if not 2 <= n <= whole.n_samples:
         raise InputError(f"'{problem.data}' has {whole.n_samples:,} samples; cannot draw {n:,} of them to train on")
-    X = np.concatenate([whole.inputs(*rows, standardised=False) for rows in whole.row_chunks()])
-    y = np.concatenate([whole.targets(*rows, standardised=False) for rows in whole.row_chunks()])
     chosen, rest = order[:n], order[n : n + problem.n_test]
+    train = write_rows(whole, chosen, train_url)
+    return train, write_rows(whole, rest, folder / "test.zarr", train.standardisation) if rest.size else None
 
-    def write(url: str, rows: NDArray[np.int64], standardisation: Standardisation | None) -> Dataset:
-        return dataset_from_arrays(
-            url,
-            X[rows],
-            y[rows],
-            feature_names=whole.feature_names,
-            target_names=whole.target_names,
-            standardisation=standardisation,
-        )
 
-    train = write(train_url, chosen, None)
-    return train, write(str(folder / "test.zarr"), rest, train.standardisation) if rest.size else None
+def write_rows(
+    whole: Dataset, rows: NDArray[np.int64], url: str | Path, standardisation: Standardisation | None = None
+) -> Dataset:
+    """Write some samples of a data set, in the units of its source, to a store of their own."""
+    return dataset_from_arrays(
+        url,
+        whole.inputs(0, whole.n_samples, standardised=False)[rows],
+        whole.all_targets(standardised=False)[rows],
+        feature_names=whole.feature_names,
+        target_names=whole.target_names,
+        standardisation=standardisation,
+    )
 
 
 def open_whole(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:

@@ -15,7 +15,7 @@ from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.solvers.cholesky.blocked import factor_strips, strip_bounds
 
-__all__ = ["assemble", "factor_in_place", "forward_substitute", "kernel_columns", "kernel_product"]
+__all__ = ["assemble", "factor_in_place", "factored_solve", "forward_substitute", "kernel_columns", "kernel_product"]
 
 FloatArray = NDArray[np.float64]
 
@@ -43,6 +43,13 @@ def factor_in_place(matrix: FloatArray) -> None:
     """
     with single_threaded_blas():
         factor_strips([matrix[start:stop, :stop] for start, stop in strip_bounds(len(matrix), FACTOR_BLOCK)])
+
+
+def factored_solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
+    """Return (L L')^-1 B, for L in the lower triangle of a row-major matrix: (n, t)."""
+    # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
+    half = scipy.linalg.solve_triangular(matrix.T, right, trans="T", check_finite=False)
+    return np.asarray(scipy.linalg.solve_triangular(matrix.T, half, check_finite=False))
 
 
 def forward_substitute(matrix: FloatArray, right: FloatArray) -> None:

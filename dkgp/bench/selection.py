@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from dkgp.bench.problem import BenchProblem, prepare_problem
+from dkgp.bench.problem import ProblemJob
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import ENTRIES, Column, check_record_file, report, write_record
+from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_comparison
 from dkgp.commands.reporting.progress import Reporter
@@ -42,50 +40,42 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class BenchSelectionJob:
+class BenchSelectionJob(ProblemJob):
     """A comparison of selections; without conjugate memory, one variable a step unless asked for, as in the paper."""
 
-    problem: BenchProblem = field(default_factory=BenchProblem)
     solver: SolverOptions = field(
         default_factory=lambda: SolverOptions(memory=0, max_passes=30.0, variables_per_step=1)
     )
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     plot: str | None = None
     overwrite: bool = False
-    out: str | None = None
 
 
 def run_bench_selection(job: BenchSelectionJob, reporter: Reporter) -> Document:
     """Run all three; return where each ended, and draw gradient and objective by iteration where asked for."""
-    check_record_file(job.out)
     check_side_files(job.plot, None, replace=job.overwrite)
     trained: dict[str, TrainedModel] = {}
-    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
-        prepared = prepare_problem(job.problem, Path(name), reporter)
+    with job.prepared(reporter) as (prepared, _):
         dataset = open_dataset(prepared.train)
         found = read_hyperparameters(prepared.hyper)
         with open_executor(job.cluster, dataset.n_samples, reporter) as executor:
-            for solver in LABELS:
+            for solver, label in LABELS.items():
                 per_step = job.solver.variables_per_step if solver == "gbcd" else None
                 options = job.solver.changed(solver=solver, variables_per_step=per_step)
-                trained[solver] = _train(options, dataset, found, executor, reporter, LABELS[solver])
+                trained[label] = _train(options, dataset, found, executor, reporter, label)
             tight = SolverOptions(tolerance=job.solver.tolerance / REFERENCE_TIGHTENING, precision="double")
             reference = _train(tight, dataset, found, executor, reporter, "reference")
     minimum = float(reference.summary["objective"])
-    rows = [_row(LABELS[solver], trained[solver], minimum) for solver in LABELS]
-    histories = {
-        LABELS[solver]: [progress.to_json() for progress in trained[solver].solution.history] for solver in LABELS
-    }
-    block_size = trained["gbcd"].solution.solver["block_size"]
-    title = f"Selection: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, m = {block_size:,}"
+    rows = [_row(label, model, minimum) for label, model in trained.items()]
+    histories = {label: [progress.to_json() for progress in model.solution.history] for label, model in trained.items()}
+    block_size = trained[LABELS["gbcd"]].solution.solver["block_size"]
+    title = job.title("Selection", prepared, f"m = {block_size:,}")
     if job.plot is not None:
         plot_comparison(job.plot, histories, minimum=minimum, tolerance=job.solver.tolerance, title=title)
-    settings: dict[str, Any] = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "histories": histories}
     figures = {"objective_minimum": minimum, "block_size": block_size}
-    document = report("selection", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
+    document = report("selection", title, COLUMNS, rows, figures, **job.settings(prepared), histories=histories)
     document["plot"] = job.plot
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _train(

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkgp.bench.contenders import cholesky_bytes, fits_cholesky, run_contender
-from dkgp.bench.problem import BenchProblem, PreparedProblem, prepare_problem
+from dkgp.bench.contenders import Runs, take_turns, with_cholesky
+from dkgp.bench.problem import ProblemJob
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import (
-    ENTRIES,
-    Column,
-    check_record_file,
-    median,
-    median_ratio,
-    report,
-    write_record,
-)
-from dkgp.commands.reporting.memory import available_bytes
-from dkgp.commands.reporting.progress import Reporter, WorkProgress
-from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.reporting.measurements import ENTRIES, Column, median, median_ratio, report, write_record
+from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["BenchSolveJob", "run_bench_solve"]
-
-Runs = dict[str, list[dict[str, Any]]]
 
 COLUMNS = (
     Column("contender", "contender", text=True),
@@ -43,72 +30,49 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class BenchSolveJob:
+class BenchSolveJob(ProblemJob):
     """A comparison of GBCD with Cholesky and a plain pass over the kernel matrix, on one problem.
 
     Attributes
     ----------
-    problem, solver, cluster
-        The data, and how GBCD solves it.
+    cluster
+        Where GBCD runs.
     repeats
         Turns that every contender takes; medians are reported.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """
 
-    problem: BenchProblem = field(default_factory=BenchProblem)
-    solver: SolverOptions = field(default_factory=SolverOptions)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     repeats: int = 3
     with_cholesky: bool = True
     with_plain_pass: bool = True
-    out: str | None = None
 
 
 def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
     """Measure; return seconds, passes, peak memory and RMSE of each contender, and the ratios."""
-    check_record_file(job.out)
-    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
-        prepared = prepare_problem(job.problem, Path(name), reporter)
-        fits = fits_cholesky(prepared.n)
-        if job.with_cholesky and not fits:
-            reporter.warn(
-                f"Cholesky is left out: its matrix takes {cholesky_bytes(prepared.n):,} bytes, "
-                f"{available_bytes():,} are available"
-            )
+    with job.prepared(reporter) as (prepared, folder):
         contenders = ["gbcd"]
-        contenders += ["cholesky"] if job.with_cholesky and fits else []
+        contenders += ["cholesky"] if job.with_cholesky and with_cholesky(prepared.n, reporter.warn) else []
         contenders += ["plain_pass"] if job.with_plain_pass else []
-        runs = _run_all(job, contenders, prepared, Path(name), reporter)
-        figures = _figures(runs, Path(name))
+
+        def describe(name: str, repeat: int) -> dict[str, Any]:
+            return {
+                "contender": name,
+                **prepared.to_json(),
+                "alpha": str(folder / f"{name}-{repeat}.npy"),
+                "solver": job.solver.to_json(),
+                "cluster": asdict(job.cluster),
+            }
+
+        runs = take_turns("bench solve", contenders, job.repeats, describe, reporter)
+        figures = _figures(runs, folder)
     rows = [_row(contender, runs[contender], prepared.n) for contender in contenders]
-    title = f"Solve: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
-    settings = {"problem": asdict(job.problem), "solver": job.solver.to_json(), "repeats": job.repeats, "runs": runs}
-    document = report("solve", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
+    title = job.title("Solve", prepared, f"median of {job.repeats}")
+    settings = {**job.settings(prepared), "repeats": job.repeats, "runs": runs}
+    document = report("solve", title, COLUMNS, rows, figures, **settings)
     document["warnings"] = list(reporter.warnings)
-    write_record(document, job.out)
-    return document
-
-
-def _run_all(
-    job: BenchSolveJob, contenders: list[str], prepared: PreparedProblem, folder: Path, reporter: Reporter
-) -> Runs:
-    runs: Runs = {name: [] for name in contenders}
-    total = job.repeats * len(contenders)
-    with reporter.work("bench solve") as show:
-        for repeat in range(job.repeats):
-            for name in contenders:
-                show(WorkProgress(name, sum(map(len, runs.values())), total, "runs"))
-                description = {
-                    "contender": name,
-                    **prepared.to_json(),
-                    "alpha": str(folder / f"{name}-{repeat}.npy"),
-                    "solver": job.solver.to_json(),
-                    "cluster": asdict(job.cluster),
-                }
-                runs[name].append(run_contender(description, warn=reporter.warn))
-        show(WorkProgress("done", total, total, "runs"))
-    return runs
+    return write_record(document, job.out)
 
 
 def _row(name: str, runs: list[dict[str, Any]], n: int) -> dict[str, Any]:
@@ -131,16 +95,13 @@ def _row(name: str, runs: list[dict[str, Any]], n: int) -> dict[str, Any]:
 
 
 def _figures(runs: Runs, folder: Path) -> dict[str, Any]:
-    def ratio(name: str, figure: str) -> float:
-        return median_ratio([run[figure] for run in runs["gbcd"]], [run[figure] for run in runs[name]])
+    def ratio(name: str, figure: str, other: str | None = None) -> float:
+        return median_ratio([run[figure] for run in runs["gbcd"]], [run[other or figure] for run in runs[name]])
 
     figures: dict[str, Any] = {}
     if "cholesky" in runs:
         figures["seconds_gbcd_to_cholesky"] = ratio("cholesky", "seconds")
-        factor_seconds = [run["factor_seconds"] for run in runs["cholesky"]]
-        figures["seconds_gbcd_to_cholesky_factor_alone"] = median_ratio(
-            [run["seconds"] for run in runs["gbcd"]], factor_seconds
-        )
+        figures["seconds_gbcd_to_cholesky_factor_alone"] = ratio("cholesky", "seconds", "factor_seconds")
         figures["memory_gbcd_to_cholesky"] = ratio("cholesky", "peak_memory_bytes")
         ours, exact = (np.load(folder / f"{name}-0.npy", allow_pickle=False) for name in ("gbcd", "cholesky"))
         figures["largest_alpha_difference"] = float(np.max(np.abs(ours - exact)))

@@ -120,8 +120,7 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
         asked={**asdict(job), "solver": job.solver.to_json()},
     )
     document["warnings"] = list(reporter.warnings)
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[dict[str, Any]]:

@@ -92,8 +92,7 @@ def run_bench_tiles(job: BenchTilesJob, reporter: Reporter) -> Document:
         "BLAS's product of the same shapes and dkgp's own exponential"
     )
     document = report("tiles", title, COLUMNS, rows, figures, shape=(job.rows, job.columns), repeats=job.repeats)
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]:

@@ -72,8 +72,7 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
     """True targets and predicted means in the units of the targets, (n, p) each."""
-    truth = np.concatenate([dataset.targets(*rows, standardised=False) for rows in dataset.row_chunks()])
-    return truth, prediction.read("mean")
+    return dataset.all_targets(standardised=False), prediction.read("mean")
 
 
 def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.commands.reporting.plots import drawn
 
 __all__ = ["plot_plan"]
 
@@ -23,29 +22,23 @@ def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *
         Of the plan's document.
     title : str
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    workers = [row["workers"] for row in rows]
-    seconds = [row["seconds"] for row in rows]
-    left.fill_between(
-        workers, [row["seconds_low"] for row in rows], [row["seconds_high"] for row in rows], alpha=0.2, linewidth=0
-    )
-    left.plot(workers, seconds, marker="o", label="planned")
-    left.plot(
-        workers, [seconds[0] * workers[0] / count for count in workers], "--", color="grey", label="in proportion"
-    )
-    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds", xticks=workers, xticklabels=workers)
-    left.legend()
-    right.plot(workers, [row["worker_hours"] for row in rows], marker="o")
-    right.set(xscale="log", yscale="log", xlabel="workers", ylabel="worker-hours", xticks=workers, xticklabels=workers)
-    for axis in (left, right):
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    figure.suptitle(title, fontsize="medium")
-    with translate_write_errors(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
+    with drawn(path, 10.0, 4.0, title) as figure:
+        left, right = figure.subplots(1, 2)
+        workers = [row["workers"] for row in rows]
+        seconds = [row["seconds"] for row in rows]
+        left.fill_between(
+            workers, [row["seconds_low"] for row in rows], [row["seconds_high"] for row in rows], alpha=0.2, linewidth=0
+        )
+        left.plot(workers, seconds, marker="o", label="planned")
+        left.plot(
+            workers, [seconds[0] * workers[0] / count for count in workers], "--", color="grey", label="in proportion"
+        )
+        left.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds", xticks=workers, xticklabels=workers)
+        left.legend()
+        right.plot(workers, [row["worker_hours"] for row in rows], marker="o")
+        right.set(
+            xscale="log", yscale="log", xlabel="workers", ylabel="worker-hours", xticks=workers, xticklabels=workers
+        )
+        for axis in (left, right):
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)

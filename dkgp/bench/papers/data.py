@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.problem import FRIEDMAN1
+from dkgp.bench.problem import FRIEDMAN1, write_rows
 from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, write_friedman1
+from dkgp.data import Dataset, ingest, write_friedman1
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, tune_dataset
 
@@ -325,22 +325,12 @@ def _draw(
         reporter.warn(f"{name}: {warning}")
     if len(chosen[0]) < 2:
         raise InputError(f"'{path}' has {report.n_samples:,} samples; too few to train and to test on")
-    train = _write(pools[0], chosen[0], folder / "train.zarr", None)
-    return train, _write(pools[1], chosen[1], folder / "test.zarr", train.standardisation)
-
-
-def _write(pool: Dataset, rows: NDArray[np.int64], url: Path, standardisation: Standardisation | None) -> Dataset:
-    chunks = pool.row_chunks()
-    X = np.concatenate([pool.inputs(*chunk, standardised=False) for chunk in chunks])[rows]
-    y = np.concatenate([pool.targets(*chunk, standardised=False) for chunk in chunks])[rows]
-    names, targets = pool.feature_names, pool.target_names
-    return dataset_from_arrays(url, X, y, feature_names=names, target_names=targets, standardisation=standardisation)
+    train = write_rows(pools[0], chosen[0], folder / "train.zarr")
+    return train, write_rows(pools[1], chosen[1], folder / "test.zarr", train.standardisation)
 
 
 def _read(dataset: Dataset) -> tuple[FloatArray, FloatArray]:
-    chunks = dataset.row_chunks()
-    inputs = np.concatenate([dataset.inputs(*rows) for rows in chunks])
-    return inputs, np.concatenate([dataset.targets(*rows) for rows in chunks])
+    return dataset.inputs(0, dataset.n_samples), dataset.all_targets()
 
 
 def _arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from dkgp.bench.papers.runs import Exact, SolverRun, Workbench, paper_contenders
-from dkgp.bench.papers.tables import said, section
+from dkgp.bench.papers.tables import said, section, thinned
 from dkgp.bench.references import kernel_columns
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column
@@ -177,15 +178,10 @@ def growth_figure(rows: Sequence[dict[str, Any]], tolerance: float, found: Hyper
 
 def _neighbours(inputs: FloatArray, samples: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], FloatArray]:
     """Nearest others of each sample, in order, by Euclidean distance of the standardised inputs."""
-    chosen = np.empty((len(samples), count), dtype=np.int64)
-    distances = np.empty((len(samples), count))
-    for row, sample in enumerate(samples):
-        away = np.linalg.norm(inputs - inputs[sample], axis=1)
-        away[sample] = np.inf
-        nearest = np.argpartition(away, count - 1)[:count]
-        chosen[row] = nearest[np.argsort(away[nearest], kind="stable")]
-        distances[row] = away[chosen[row]]
-    return chosen, distances
+    away = cdist(inputs[samples], inputs)
+    away[np.arange(len(samples)), samples] = np.inf
+    chosen = np.argsort(away, axis=1, kind="stable")[:, :count]
+    return chosen, np.take_along_axis(away, chosen, axis=1)
 
 
 def _correlations(tracks: FloatArray, samples: NDArray[np.int64], others: NDArray[np.int64]) -> FloatArray:
@@ -228,12 +224,7 @@ def _when(run: SolverRun, against: str, figure: str, goal: float) -> float | Non
 def _thinned(run: SolverRun) -> list[dict[str, float]]:
     """At most some hundred points of a run, by iterations evenly on a logarithmic scale; the last is always there."""
     names = ("iteration", "seconds", "column_passes", "gradient_inf_norm", "objective")
-    count = len(run.history)
-    if count > MOST_POINTS:
-        kept = np.unique(np.geomspace(1, count, MOST_POINTS).round().astype(int)) - 1
-        points = [run.history[index] for index in kept]
-    else:
-        points = list(run.history)
+    points = [run.history[index] for index in thinned(len(run.history), MOST_POINTS)]
     if run.last is not None and run.last is not (points[-1] if points else None):
         points.append(run.last)
     return [{name: float(getattr(point, name)) for name in names} for point in points]

@@ -183,8 +183,7 @@ def run_bench_papers(job: BenchPapersJob, reporter: Reporter) -> Document:
                 reporter.note(f"drawn: {drawn}")
     document["warnings"] = list(reporter.warnings)
     document["complete"] = True
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _sections(

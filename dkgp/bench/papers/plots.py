@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,7 @@ import numpy as np
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import check_output_file
-from dkgp.commands.reporting.plots import check_plot_file
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.commands.reporting.plots import check_plot_file, drawn
 from dkgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,22 +42,18 @@ def check_plot_folder(folder: str, sections: list[str], *, replace: bool) -> Non
 def draw_section(folder: str, document: Document) -> str | None:
     """Draw one section's curves; return the file, or None for a section without any."""
     kind = str(document["section"]).partition(":")[0]
-    draw = {"figure_1": _histograms, "figure_2": _times, "figure_3": _iterations, "figure_4": _growth}
-    draw["figure_kcg"] = _risks
+    draw: dict[str, Callable[[Figure, Document], None]] = {
+        "figure_1": _histograms,
+        "figure_2": partial(_convergence, against="seconds", with_errors=True),
+        "figure_3": partial(_convergence, against="iteration", with_errors=False),
+        "figure_4": _growth,
+        "figure_kcg": _risks,
+    }
     if kind not in draw:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Without pyplot nothing global is touched: no backend is chosen, no figure outlives its file.
-    figure = Figure(figsize=(11.0, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw[kind](figure, document)
-    figure.suptitle(str(document["title"]), fontsize="medium")
     path = Path(folder).expanduser() / plot_name(str(document["section"]))
-    with translate_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
+    with drawn(path, 11.0, 4.5, str(document["title"])) as figure:
+        draw[kind](figure, document)
     return str(path)
 
 
@@ -72,15 +67,7 @@ def _histograms(figure: Figure, document: Document) -> None:
     panels[0].set_ylabel("pairs")
 
 
-def _times(figure: Figure, document: Document) -> None:
-    _convergence(figure, document, "seconds", with_errors=True)
-
-
-def _iterations(figure: Figure, document: Document) -> None:
-    _convergence(figure, document, "iteration", with_errors=False)
-
-
-def _convergence(figure: Figure, document: Document, against: str, *, with_errors: bool) -> None:
+def _convergence(figure: Figure, document: Document, *, against: str, with_errors: bool) -> None:
     curves: Mapping[str, Any] = document["curves"]
     panels = figure.subplots(1, 3 if with_errors else 2)
     minimum = float(curves["minimum"])
@@ -103,7 +90,7 @@ def _convergence(figure: Figure, document: Document, against: str, *, with_error
         if curves["rmse"] is not None:
             panels[2].axhline(float(curves["rmse"]), color="grey", linestyle="--", linewidth=1, label="Cholesky")
     for panel in panels:
-        _finish(panel, "iteration" if against == "iteration" else "seconds")
+        _finish(panel, against)
 
 
 def _growth(figure: Figure, document: Document) -> None:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import cholesky_bytes, fits_cholesky
+from dkgp.bench.contenders import with_cholesky
 from dkgp.bench.papers.data import PreparedData
-from dkgp.bench.references import assemble, factor_in_place, kernel_product
+from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import BlockExecutor
-from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import NumericalError
@@ -217,13 +215,8 @@ class Workbench:
         """Cholesky's solution; None, and that is said, where its matrix does not fit."""
         if not self._tried_exact:
             self._tried_exact = True
-            if fits_cholesky(self.data.n):
+            if with_cholesky(self.data.n, self.reporter.warn, f"{self.data.name}: "):
                 self._exact = self._cholesky()
-            else:
-                self.reporter.warn(
-                    f"{self.data.name}: Cholesky is left out: its matrix takes {cholesky_bytes(self.data.n):,} bytes, "
-                    f"{available_bytes():,} are available"
-                )
         return self._exact
 
     def run(self, contender: Contender) -> SolverRun:
@@ -298,9 +291,7 @@ class Workbench:
         began = time.perf_counter()
         matrix = assemble(data.inputs, data.found)
         factor_in_place(matrix)
-        # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
-        half = scipy.linalg.solve_triangular(matrix.T, data.targets, trans="T", check_finite=False)
-        alpha = scipy.linalg.solve_triangular(matrix.T, half, check_finite=False)
+        alpha = factored_solve(matrix, data.targets)
         seconds = time.perf_counter() - began
         del matrix
         mean = self.mean(alpha)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dkgp.bench.papers.runs import SolverRun, Workbench, paper_contenders
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column
@@ -11,7 +14,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.kernels import SquaredExponential, kernel_text
 from dkgp.models import Hyperparameters
 
-__all__ = ["PAPER_SECONDS", "TABLE_2_COLUMNS", "said", "section", "table_2"]
+__all__ = ["PAPER_SECONDS", "TABLE_2_COLUMNS", "said", "section", "table_2", "thinned"]
 
 # Table 2: Chol, CG, SMO, BCDC, BCDG, GBCD; none where the paper gave up after ten hours.
 PAPER_SECONDS: dict[str, dict[str, float | None]] = {
@@ -104,6 +107,13 @@ def said(found: Hyperparameters) -> str:
     else:
         shown = "; ".join(kernel_text(found.kernel.to_json(), found.feature_names or ()).splitlines())
     return f"noise variance {found.noise_variance:.4g}, {shown}"
+
+
+def thinned(count: int, most: int) -> NDArray[np.int64]:
+    """Which of so many points a curve shows: all, or `most` evenly on a logarithmic scale, the last among them."""
+    if count <= most:
+        return np.arange(count)
+    return np.unique(np.geomspace(1, count, most).round().astype(np.int64)) - 1
 
 
 def _shown(value: float | None, reference: SolverRun, name: str, *, finished: bool) -> tuple[float | None, str]:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
 
-import dkgp.errors
+from dkgp.bench.contenders import found_environment
 from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor
 from dkgp.cluster.executors.base import BlockTask
 from dkgp.commands.reporting.documents import dump
@@ -85,40 +84,9 @@ class TimedExecutor:
         self.spans: dict[str, list[tuple[float, float]]] = {}
         self.double_columns = 0
 
-    @property
-    def least_task_evaluations(self) -> int:
-        """As the executor's."""
-        return self._executor.least_task_evaluations
-
-    @property
-    def overlap_evaluations(self) -> int:
-        """As the executor's."""
-        return self._executor.overlap_evaluations
-
-    @property
-    def overlaps(self) -> bool:
-        """As the executor's."""
-        return self._executor.overlaps
-
-    @property
-    def parallelism(self) -> int:
-        """As the executor's."""
-        return self._executor.parallelism
-
-    @property
-    def threads_per_process(self) -> int:
-        """As the executor's."""
-        return self._executor.threads_per_process
-
-    @property
-    def dashboard_link(self) -> str | None:
-        """As the executor's."""
-        return self._executor.dashboard_link
-
-    @property
-    def shares_memory(self) -> bool:
-        """As the executor's."""
-        return self._executor.shares_memory
+    def __getattr__(self, name: str) -> Any:
+        """All else as the executor does."""
+        return getattr(self._executor, name)
 
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
@@ -128,14 +96,6 @@ class TimedExecutor:
             self.double_columns += next(len(value) for value in arguments if isinstance(value, np.ndarray))
         began = time.perf_counter()
         return _TimedRound(self._executor.submit(name, task, arguments, groups), began, self.spans.setdefault(name, []))
-
-    def require_one_arithmetic(self) -> None:
-        """As the executor does."""
-        self._executor.require_one_arithmetic()
-
-    def close(self) -> None:
-        """Close the executor."""
-        self._executor.close()
 
     def seconds(self, name: str) -> float:
         """Seconds in which at least one round of that name was under way."""
@@ -161,7 +121,10 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
             solver = replace(solver, largest_block_size=solver.block_size)  # rounds of one size can be timed alone
             timed = TimedExecutor(executor)
             began = time.perf_counter()
-            trained = train(data, found.kernel, found.noise_variance, timed, solver=solver, stopping=options.stopping())
+            watched = cast(BlockExecutor, timed)
+            trained = train(
+                data, found.kernel, found.noise_variance, watched, solver=solver, stopping=options.stopping()
+            )
             seconds = time.perf_counter() - began
         workers_peak = sorted(_children_peaks(), reverse=True)[: description["workers"]]
         own_peak = own_peak_bytes()
@@ -239,7 +202,7 @@ def measure_ceiling(hyper: str, processes: int) -> float:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=found_environment(),
         )
         for _ in range(processes)
     ]
@@ -269,12 +232,6 @@ def measure_ceiling(hyper: str, processes: int) -> float:
             raise DkgpError(f"a process that evaluates tiles failed: {reason[0]}")
         total += float(json.loads(printed)["entries_per_second"])
     return total
-
-
-def _environment() -> dict[str, str]:
-    """Let a child find this package, wherever it was imported from."""
-    package = str(Path(dkgp.errors.__file__).resolve().parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def main() -> None:

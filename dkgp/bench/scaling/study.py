@@ -6,21 +6,19 @@ machine's own ceiling: as many independent single-threaded processes on the same
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dkgp.bench.contenders import run_contender
-from dkgp.bench.problem import BenchProblem, PreparedProblem, prepare_problem
+from dkgp.bench.problem import BenchProblem, PreparedProblem, ProblemJob
 from dkgp.bench.scaling.run import MODULE, measure_ceiling
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset
@@ -50,13 +48,11 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class BenchScalingJob:
+class BenchScalingJob(ProblemJob):
     """A study of one solve on growing numbers of workers.
 
     Attributes
     ----------
-    problem, solver
-        The data, and how they are solved.
     workers
         Numbers of worker processes; the first is what speed-ups refer to.
     repeats
@@ -64,10 +60,8 @@ class BenchScalingJob:
     """
 
     problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))
-    solver: SolverOptions = field(default_factory=SolverOptions)
     workers: tuple[int, ...] = (1, 2)
     repeats: int = 3
-    out: str | None = None
 
     def __post_init__(self) -> None:
         if not self.workers or min(self.workers) < 1 or len(set(self.workers)) != len(self.workers):
@@ -89,20 +83,16 @@ class Scaling:
 
     def ratio(self, workers: int, base: int, name: str) -> float:
         """Median over the repeats of how many times longer `base` workers took within the same repeat."""
-        pairs = zip(self.runs[base], self.runs[workers], strict=True)
-        return median([first[name] / second[name] for first, second in pairs])
+        return median_ratio([run[name] for run in self.runs[base]], [run[name] for run in self.runs[workers]])
 
     def ceiling(self, workers: int, base: int) -> float:
         """Median over the repeats of what the machine gains from more processes."""
-        pairs = zip(self.ceilings[base], self.ceilings[workers], strict=True)
-        return median([second / first for first, second in pairs])
+        return median_ratio(self.ceilings[workers], self.ceilings[base])
 
 
 def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
-    check_record_file(job.out)
-    with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
-        prepared = prepare_problem(job.problem, Path(name), reporter)
+    with job.prepared(reporter) as (prepared, _):
         scaling = measure_scaling(prepared, job.solver, job.workers, job.repeats, reporter)
         dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
         reporter.note("measuring this machine and its cluster for the cost model")
@@ -122,34 +112,22 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
         "update_seconds_in_solve": first["update_seconds_in_solve"],
         "block_size": problem.block_size,
     }
-    title = f"Worker processes: {job.problem.data}, n = {prepared.n:,}, d = {prepared.d}, median of {job.repeats}"
+    title = job.title("Worker processes", prepared, f"median of {job.repeats}")
     settings = {
-        "problem": asdict(job.problem),
-        "solver": job.solver.to_json(),
+        **job.settings(prepared),
         "repeats": job.repeats,
         "runs": scaling.runs,
         "entries_per_second": scaling.ceilings,
         "machine_figures": machine.to_json(),
         "network": asdict(cluster.network),
     }
-    document = report("scaling", title, COLUMNS, rows, figures, n=prepared.n, d=prepared.d, **settings)
-    write_record(document, job.out)
-    return document
+    return write_record(report("scaling", title, COLUMNS, rows, figures, **settings), job.out)
 
 
 def measure_scaling(
     prepared: PreparedProblem, solver: SolverOptions, workers: Sequence[int], repeats: int, reporter: Reporter
 ) -> Scaling:
-    """Run everything, each number of workers taking its turn in every repeat.
-
-    Parameters
-    ----------
-    prepared : PreparedProblem
-    solver : SolverOptions
-    workers : sequence of int
-    repeats : int
-    reporter : Reporter
-    """
+    """Run everything, each number of workers taking its turn in every repeat."""
     runs: dict[int, list[dict[str, Any]]] = {count: [] for count in workers}
     ceilings: dict[int, list[float]] = {count: [] for count in workers}
     total, done = 2 * repeats * len(workers), 0

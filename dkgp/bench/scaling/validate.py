@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dkgp.bench.problem import WARM_UP_SAMPLES, PreparedProblem
+from dkgp.bench.problem import PreparedProblem, write_warm_up
 from dkgp.bench.scaling.study import compare_with_model, measure_scaling
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import Dataset, dataset_from_arrays
+from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.plan.costs import Problem
 from dkgp.plan.figures import MachineFigures
@@ -39,15 +39,7 @@ def validate(
     """
     with tempfile.TemporaryDirectory(prefix="dkgp-plan-") as folder:
         warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
-        rows = min(WARM_UP_SAMPLES, dataset.n_samples)
-        dataset_from_arrays(
-            warm,
-            dataset.raw_inputs(0, rows),
-            dataset.targets(0, rows, standardised=False),
-            feature_names=dataset.raw_feature_names,
-            target_names=dataset.target_names,
-            standardisation=dataset.standardisation,
-        )
+        write_warm_up(dataset, warm)
         write_hyperparameters(hyper, found)
         prepared = PreparedProblem(dataset.url, None, warm, hyper, dataset.n_samples, dataset.n_features)
         scaling = measure_scaling(prepared, solver, WORKERS, 1, reporter)

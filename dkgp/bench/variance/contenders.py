@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import run_contender
 from dkgp.bench.references import assemble, factor_in_place, forward_substitute, kernel_columns, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
@@ -27,21 +26,12 @@ from dkgp.models import Hyperparameters
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["run_variance_contender"]
-
 FloatArray = NDArray[np.float64]
 
 # Enough to run all the code there is, and next to no work.
 WARM_UP_RANK = 8
 # Right-hand sides that the reference solves for at a time.
 SOLVED_TOGETHER = 512
-
-
-def run_variance_contender(
-    description: dict[str, Any], *, warn: Callable[[str], None] = lambda message: None
-) -> dict[str, Any]:
-    """Run one contender in a new process; return its figures, pass on its warnings. `DkgpError` where it fails."""
-    return run_contender(description, __name__, warn=warn)
 
 
 def variances(description: dict[str, Any], model: ModelRecord) -> dict[str, Any]:
@@ -127,7 +117,7 @@ CONTENDERS: dict[str, Callable[[dict[str, Any], ModelRecord], dict[str, Any]]] =
 
 
 def _support(model: ModelRecord) -> FloatArray:
-    return np.concatenate([model.inputs(*rows) for rows in model.row_chunks()])
+    return model.inputs(0, model.n_samples)
 
 
 def _hyperparameters(model: ModelRecord) -> Hyperparameters:

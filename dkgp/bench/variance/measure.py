@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import cholesky_bytes, fits_cholesky
+from dkgp.bench.contenders import Runs, cholesky_bytes, take_turns, with_cholesky
 from dkgp.bench.problem import BenchProblem, prepare_problem, prepare_test
-from dkgp.bench.variance.contenders import run_variance_contender
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.measurements import median, median_ratio
-from dkgp.commands.reporting.memory import available_bytes
-from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, open_dataset, open_model, open_prediction, save_model
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
@@ -35,6 +34,7 @@ FloatArray = NDArray[np.float64]
 Figures = dict[str, Any]
 
 REFERENCES = ("cholesky", "plain_pass")
+CONTENDERS_MODULE = "dkgp.bench.variance.contenders"
 TIMED = (
     "seconds",
     "shared_seconds",
@@ -192,9 +192,7 @@ def measure_variances(trial: VarianceTrial, folder: Path, reporter: Reporter) ->
     model_url, test = _prepared(trial, folder, reporter)
     model = open_model(model_url)
     runs = _run_all(trial, model_url, model.n_samples, test, folder, reporter)
-    exact: FloatArray | None = None
-    if "cholesky" in runs:
-        exact = np.load(folder / "exact.npy", allow_pickle=False)
+    exact = np.load(folder / "exact.npy", allow_pickle=False) if "cholesky" in runs else None
     scale = float(model.standardisation.target_std[0]) ** 2
     intervals = tuple(
         _intervals(_store(folder, number, 0), settings, scale, exact, model.noise_variance)
@@ -211,29 +209,26 @@ def measure_variances(trial: VarianceTrial, folder: Path, reporter: Reporter) ->
     return MeasuredVariances(*sizes, model.kernel, model.noise_variance, runs, intervals)
 
 
-def _run_all(
-    trial: VarianceTrial, model_url: str, n: int, test: Dataset, folder: Path, reporter: Reporter
-) -> dict[str, list[Figures]]:
+def _run_all(trial: VarianceTrial, model_url: str, n: int, test: Dataset, folder: Path, reporter: Reporter) -> Runs:
     shared = {"model": model_url, "test": test.url, "exact": str(folder / "exact.npy")}
-    contenders = [*(contender_of(settings.gap) for settings in trial.settings), *_references(trial, n, reporter)]
-    runs: dict[str, list[Figures]] = {name: [] for name in contenders}
-    total = trial.repeats * len(contenders)
-    with reporter.work("bench variance") as show:
-        for repeat in range(trial.repeats):
-            for number, name in enumerate(contenders):
-                show(WorkProgress(name, sum(map(len, runs.values())), total, "runs"))
-                description: dict[str, Any] = {"contender": name, **shared}
-                if name not in REFERENCES:
-                    description |= {
-                        "contender": "variances",
-                        "out": str(_store(folder, number, repeat)),
-                        "warm_out": str(folder / f"warm-{number}-{repeat}.zarr"),
-                        "settings": asdict(trial.settings[number]),
-                        "cluster": asdict(trial.cluster),
-                    }
-                runs[name].append(run_variance_contender(description, warn=reporter.warn))
-        show(WorkProgress("done", total, total, "runs"))
-    return runs
+    gaps = [contender_of(settings.gap) for settings in trial.settings]
+    wanted = (trial.with_cholesky and with_cholesky(n, reporter.warn), trial.with_plain_pass)
+
+    def describe(name: str, repeat: int) -> Figures:
+        if name in REFERENCES:
+            return {"contender": name, **shared}
+        number = gaps.index(name)
+        return {
+            "contender": "variances",
+            **shared,
+            "out": str(_store(folder, number, repeat)),
+            "warm_out": str(folder / f"warm-{number}-{repeat}.zarr"),
+            "settings": asdict(trial.settings[number]),
+            "cluster": asdict(trial.cluster),
+        }
+
+    contenders = [*gaps, *compress(REFERENCES, wanted)]
+    return take_turns("bench variance", contenders, trial.repeats, describe, reporter, CONTENDERS_MODULE)
 
 
 def _prepared(trial: VarianceTrial, folder: Path, reporter: Reporter) -> tuple[str, Dataset]:
@@ -257,9 +252,8 @@ def _prepared(trial: VarianceTrial, folder: Path, reporter: Reporter) -> tuple[s
 
 def _save_without_solving(url: str, train: Dataset, found: Hyperparameters) -> None:
     """Save a model whose alpha is zero, with the certificate that it deserves: the residual is the targets."""
-    targets = np.concatenate([train.targets(*rows) for rows in train.row_chunks()])
+    targets, inputs = train.all_targets(), train.inputs(0, train.n_samples)
     alpha = np.zeros_like(targets)
-    inputs = np.concatenate([train.inputs(*rows) for rows in train.row_chunks()])
     diagonal, errors = found.kernel.diagonal(inputs), certified_row_errors(found.kernel, train, inputs)
     save_model(
         url,
@@ -270,16 +264,6 @@ def _save_without_solving(url: str, train: Dataset, found: Hyperparameters) -> N
         certificate=Certificate.of(alpha, -targets, targets, found.noise_variance, diagonal, errors).to_json(),
         summary={"converged": False, "n": train.n_samples, "d": train.n_features},
     )
-
-
-def _references(trial: VarianceTrial, n: int, reporter: Reporter) -> list[str]:
-    wanted = {"cholesky": trial.with_cholesky, "plain_pass": trial.with_plain_pass}
-    if trial.with_cholesky and not fits_cholesky(n):
-        wanted["cholesky"] = False
-        reporter.warn(
-            f"Cholesky is left out: its matrix takes {cholesky_bytes(n):,} bytes, {available_bytes():,} are available"
-        )
-    return [name for name in REFERENCES if wanted[name]]
 
 
 def _store(folder: Path, number: int, repeat: int) -> Path:

@@ -155,8 +155,7 @@ def run_bench_paper_table(job: BenchPaperTableJob, reporter: Reporter) -> Docume
     )
     document["figures"] = _cautions(document["machine"])
     document["warnings"] = list(reporter.warnings)
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _cautions(machine: Document) -> dict[str, str]:

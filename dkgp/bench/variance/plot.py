@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dkgp.bench.variance.measure import Intervals
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.commands.reporting.plots import drawn
 
 __all__ = ["plot_intervals"]
 
@@ -25,29 +24,25 @@ def plot_intervals(path: str | os.PathLike[str], intervals: Sequence[Intervals],
         One for each gap wanted.
     title : str
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     known = [(each, each.exact) for each in intervals if each.exact is not None]
-    figure = Figure(figsize=(11.0 if known else 5.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 if known else 1, squeeze=False)[0]
-    for number, each in enumerate(intervals):
-        sorted_gaps = np.sort(each.relative_gap)
-        share = np.arange(1, len(sorted_gaps) + 1) / len(sorted_gaps)
-        panels[0].step(sorted_gaps, share, where="post", color=f"C{number}", label=f"wanted: {each.gap:g}")
-        panels[0].axvline(each.gap, color=f"C{number}", linestyle="--", linewidth=1)
-    panels[0].set(xscale="log", xlabel="relative gap, (upper - lower) / upper", ylabel="share of samples", ylim=(0, 1))
-    for number, (each, exact) in enumerate(known):
-        low, high = each.lower / exact - 1.0, each.upper / exact - 1.0
-        panels[1].vlines(exact, low, high, color=f"C{number}", linewidth=1, alpha=0.6, label=f"wanted: {each.gap:g}")
-    if known:
-        panels[1].axhline(0.0, color="black", linewidth=1)
-        panels[1].set(xlabel="exact variance (Cholesky, standardised)", ylabel="interval, relative to it")
-    for panel in panels:
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.suptitle(title, fontsize="medium")
-    with translate_write_errors(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
+    with drawn(path, 11.0 if known else 5.5, 4.5, title) as figure:
+        panels = figure.subplots(1, 2 if known else 1, squeeze=False)[0]
+        for number, each in enumerate(intervals):
+            sorted_gaps = np.sort(each.relative_gap)
+            share = np.arange(1, len(sorted_gaps) + 1) / len(sorted_gaps)
+            panels[0].step(sorted_gaps, share, where="post", color=f"C{number}", label=f"wanted: {each.gap:g}")
+            panels[0].axvline(each.gap, color=f"C{number}", linestyle="--", linewidth=1)
+        panels[0].set(
+            xscale="log", xlabel="relative gap, (upper - lower) / upper", ylabel="share of samples", ylim=(0, 1)
+        )
+        for number, (each, exact) in enumerate(known):
+            low, high = each.lower / exact - 1.0, each.upper / exact - 1.0
+            panels[1].vlines(
+                exact, low, high, color=f"C{number}", linewidth=1, alpha=0.6, label=f"wanted: {each.gap:g}"
+            )
+        if known:
+            panels[1].axhline(0.0, color="black", linewidth=1)
+            panels[1].set(xlabel="exact variance (Cholesky, standardised)", ylabel="interval, relative to it")
+        for panel in panels:
+            panel.grid(alpha=0.3)
+            panel.legend()

@@ -80,8 +80,7 @@ def run_bench_variance(job: BenchVarianceJob, reporter: Reporter) -> Document:
     document = report("variance", title, COLUMNS, rows, _shown(by_gap), **settings)
     document["plot"] = job.plot
     document["warnings"] = list(reporter.warnings)
-    write_record(document, job.out)
-    return document
+    return write_record(document, job.out)
 
 
 def _row(contender: str, figures: Figures) -> Figures:

@@ -82,10 +82,11 @@ def report(
     }
 
 
-def write_record(document: Document, path: str | None) -> None:
-    """Write the record, where one was asked for."""
+def write_record(document: Document, path: str | None) -> Document:
+    """Write the record, where one was asked for; return it."""
     if path is not None:
         write_text(path, dump(document) + "\n")
+    return document
 
 
 def _is_record(path: str) -> bool:

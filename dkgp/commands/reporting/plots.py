@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from dkgp.models.metrics import CoverageCurve
 
-__all__ = ["check_plot_file", "plot_comparison", "plot_convergence", "plot_predictions", "plot_run"]
+__all__ = ["check_plot_file", "drawn", "plot_comparison", "plot_convergence", "plot_predictions", "plot_run"]
 
 FloatArray = NDArray[np.float64]
 History = Sequence[Mapping[str, Any]]
@@ -52,6 +53,32 @@ def check_plot_file(path: str | os.PathLike[str]) -> None:
         raise InputError(f"a plot file ends in one of {', '.join(FORMATS)}; got '{os.fspath(path)}'")
 
 
+@contextmanager
+def drawn(path: str | os.PathLike[str], width: float, height: float, title: str) -> Iterator[Figure]:
+    """Open a figure of so many inches to draw on, and write it to a .png, .pdf or .svg.
+
+    Raises
+    ------
+    MissingExtraError
+        Matplotlib is not installed.
+    StorageError
+        The file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot", "Drawing a plot") from error
+    # Without pyplot nothing global is touched: no backend is chosen, no figure outlives its file.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure
+    figure.suptitle(title, fontsize="medium")
+    with translate_write_errors(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(os.fspath(path), dpi=120)
+
+
 def plot_convergence(
     path: str | os.PathLike[str], history: History, *, tolerance: float, title: str = "Convergence"
 ) -> None:
@@ -68,13 +95,11 @@ def plot_convergence(
     title : str
         Of the figure.
     """
-    figure = _figure(9.0, 6.0)
-    axes = figure.subplots(2, 2, sharex="col")
-    for column, (name, label) in enumerate((("column_passes", "column passes"), ("seconds", "seconds"))):
-        _draw_gradient(axes[0, column], history, name, tolerance)
-        _draw_objective(axes[1, column], history, name, label)
-    figure.suptitle(title)
-    _save(figure, path)
+    with drawn(path, 9.0, 6.0, title) as figure:
+        axes = figure.subplots(2, 2, sharex="col")
+        for column, (name, label) in enumerate((("column_passes", "column passes"), ("seconds", "seconds"))):
+            _draw_gradient(axes[0, column], history, name, tolerance)
+            _draw_objective(axes[1, column], history, name, label)
 
 
 def plot_predictions(
@@ -96,13 +121,11 @@ def plot_predictions(
         How often the truth lies in the predictive intervals.
     title : str
     """
-    figure = _figure(5.5 if coverage is None else 11.0, 5.5)
-    panels = _panels(figure, 1 if coverage is None else 2)
-    _draw_predictions(panels[0].subplots(), truth, mean)
-    if coverage is not None:
-        _draw_calibration(panels[1], coverage)
-    figure.suptitle(title)
-    _save(figure, path)
+    with drawn(path, 5.5 if coverage is None else 11.0, 5.5, title) as figure:
+        panels = _panels(figure, 1 if coverage is None else 2)
+        _draw_predictions(panels[0].subplots(), truth, mean)
+        if coverage is not None:
+            _draw_calibration(panels[1], coverage)
 
 
 def plot_run(
@@ -117,16 +140,14 @@ def plot_run(
 ) -> None:
     """Draw a whole run: convergence, predictions against the truth, and with variances their calibration."""
     count = 2 if coverage is None else 3
-    figure = _figure(5.5 * count, 5.0)
-    panels = _panels(figure, count)
-    left = panels[0].subplots()
-    _draw_gradient(left, history, "column_passes", tolerance)
-    left.set_xlabel("column passes")
-    _draw_predictions(panels[1].subplots(), truth, mean)
-    if coverage is not None:
-        _draw_calibration(panels[2], coverage)
-    figure.suptitle(title)
-    _save(figure, path)
+    with drawn(path, 5.5 * count, 5.0, title) as figure:
+        panels = _panels(figure, count)
+        left = panels[0].subplots()
+        _draw_gradient(left, history, "column_passes", tolerance)
+        left.set_xlabel("column passes")
+        _draw_predictions(panels[1].subplots(), truth, mean)
+        if coverage is not None:
+            _draw_calibration(panels[2], coverage)
 
 
 def plot_comparison(
@@ -150,47 +171,27 @@ def plot_comparison(
         Drawn as a line.
     title : str
     """
-    figure = _figure(11.0, 4.5)
-    left, right = figure.subplots(1, 2)
-    for name, history in histories.items():
-        rounds = _column(history, "iteration")
-        left.semilogy(rounds, _column(history, "gradient_inf_norm"), label=name)
-        gap = _column(history, "objective") - minimum
-        # What lies at the minimum to within rounding has no place on a logarithmic axis.
-        shown = gap > 1e-12 * abs(minimum)
-        right.semilogy(rounds[shown], gap[shown], label=name)
-    left.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label="tolerance")
-    left.set(xlabel="iteration", ylabel="max |g|")
-    right.set(xlabel="iteration", ylabel="objective above its minimum")
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.suptitle(title)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot", "Drawing a plot") from error
-    # Without pyplot nothing global is touched: no backend is chosen, no figure outlives its file.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    with drawn(path, 11.0, 4.5, title) as figure:
+        left, right = figure.subplots(1, 2)
+        for name, history in histories.items():
+            rounds = _column(history, "iteration")
+            left.semilogy(rounds, _column(history, "gradient_inf_norm"), label=name)
+            gap = _column(history, "objective") - minimum
+            # What lies at the minimum to within rounding has no place on a logarithmic axis.
+            shown = gap > 1e-12 * abs(minimum)
+            right.semilogy(rounds[shown], gap[shown], label=name)
+        left.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label="tolerance")
+        left.set(xlabel="iteration", ylabel="max |g|")
+        right.set(xlabel="iteration", ylabel="objective above its minimum")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+            axis.legend()
 
 
 def _panels(figure: Figure, count: int) -> list[SubFigure]:
     """Return as many panels, side by side."""
     side_by_side: list[SubFigure] = np.ravel(np.asarray(figure.subfigures(1, count), dtype=object)).tolist()
     return side_by_side
-
-
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    with translate_write_errors(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
 
 
 def _column(history: History, name: str) -> FloatArray:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.commands.reporting.plots import drawn
 from dkgp.models import Hyperparameters, TunedParameter
 from dkgp.models.tuned_parameter import length_scale
 
@@ -35,30 +34,22 @@ def plot_tuning(path: str | os.PathLike[str], found: Hyperparameters) -> None:
     found : Hyperparameters
         With `parameters`, as `tune` returns them.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     parameters = found.parameters or ()
     scales = [parameter for parameter in parameters if parameter.is_gamma]
     others = [parameter for parameter in parameters if not parameter.is_gamma]
-    drawn = scales or others
-    bars = sorted((_Bar(parameter) for parameter in drawn), key=lambda bar: bar.value)
+    chosen = scales or others
+    bars = sorted((_Bar(parameter) for parameter in chosen), key=lambda bar: bar.value)
     lines = _lines(others if scales else [], found)
     height = max(3.0, 1.6 + INCHES_A_BAR * min(len(bars), MOST_BARS), 1.0 + INCHES_A_LINE * len(lines))
-    figure = Figure(figsize=(9.0, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis, table = figure.subplots(1, 2, width_ratios=(3.0, 1.2))
-    _draw(axis, bars[:MOST_BARS])
-    axis.set_xlabel("length scale, in standard deviations of the feature" if scales else "value")
-    if len(bars) > MOST_BARS:
-        axis.set_title(f"the {MOST_BARS} shortest of {len(bars)}", fontsize="small")
-    table.axis("off")
-    table.text(0.0, 1.0, "\n".join(lines), va="top", fontsize="small", transform=table.transAxes)
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    figure.suptitle(_title(found), fontsize="medium")
-    with translate_write_errors(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
+    with drawn(path, 9.0, height, _title(found)) as figure:
+        axis, table = figure.subplots(1, 2, width_ratios=(3.0, 1.2))
+        _draw(axis, bars[:MOST_BARS])
+        axis.set_xlabel("length scale, in standard deviations of the feature" if scales else "value")
+        if len(bars) > MOST_BARS:
+            axis.set_title(f"the {MOST_BARS} shortest of {len(bars)}", fontsize="small")
+        table.axis("off")
+        table.text(0.0, 1.0, "\n".join(lines), va="top", fontsize="small", transform=table.transAxes)
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
 
 
 class _Bar:
