@@ -133,7 +133,10 @@ class Hyperparameters:
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.
 
-        Raises `InputError`: another number of features or, where both sides have names, other names or another order.
+        Raises
+        ------
+        InputError
+            Another number of features or, where both sides have names, other names or another order.
         """
         if self.n_features != n_features:
             raise InputError(
@@ -163,7 +166,10 @@ class Hyperparameters:
     def from_json(cls, document: object) -> Hyperparameters:
         """Rebuild from `to_json`'s form; names that are not known are ignored.
 
-        Raises `InputError`: a required name is missing, the kernel's type is unknown, or a value is not admissible.
+        Raises
+        ------
+        InputError
+            A required name is missing, the kernel's type is unknown, or a value is not admissible.
         """
         if not isinstance(document, Mapping):
             raise InputError(f"hyperparameters must be a JSON object; got {type(document).__name__}")
@@ -230,8 +236,12 @@ def read_hyperparameters(
 def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, *, overwrite: bool = False) -> None:
     """Write a hyperparameter file; a crash leaves it whole or as it was before.
 
-    Raises `OutputExistsError`: the file is there already and `overwrite` is False. `StorageError`: the storage refused
-    the write.
+    Raises
+    ------
+    OutputExistsError
+        The file is there already and `overwrite` is False.
+    StorageError
+        The storage refused the write.
     """
     if not overwrite and exists(location):
         raise OutputExistsError(

@@ -79,11 +79,24 @@ class CheckpointStore:
         On object stores the content is held in memory once more while it is sent, and is looked for afterwards: a
         store that has lost it gets it again.
 
-        `arrays` are of numbers, of any shape, by name; `metadata` is JSON. Sequence numbers grow from 0 on: checkpoints
-        with a higher one belong to a run that was given up, and are dropped.
-        Returns the address of the checkpoint.
+        Parameters
+        ----------
+        sequence_number
+            Not negative, growing from one checkpoint to the next. Checkpoints with a higher number are dropped:
+            they belong to a run that was given up.
+        arrays
+            Name -> array of numbers, of any shape.
+        metadata
+            JSON.
 
-        Raises `StorageError`: the storage refused; the checkpoints before it are untouched.
+        Returns
+        -------
+        The address of the checkpoint.
+
+        Raises
+        ------
+        StorageError
+            The storage refused; the checkpoints before it are untouched.
         """
         if sequence_number < 0:
             raise InputError(f"A checkpoint's sequence number must not be negative; got {sequence_number}.")
@@ -95,8 +108,12 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None where there is none at all.
 
-        Raises `CheckpointError`: there are checkpoints, and all of them are damaged. `StorageError`: the storage does
-        not answer.
+        Raises
+        ------
+        CheckpointError
+            There are checkpoints, and all of them are damaged.
+        StorageError
+            The storage does not answer.
         """
         reasons: dict[str, str] = {}
         for sequence_number, name in sorted(self._names(), reverse=True):

@@ -97,10 +97,23 @@ class Dataset:
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Inputs of the samples [start, stop).
 
-        Shape (stop - start, d) float64, standardised or else in the units of the source.
+        Parameters
+        ----------
+        start, stop
+            0 <= start <= stop <= n.
+        standardised
+            Whether to apply the standardisation; if not, the values are in the units of the source.
 
-        Raises `InputError`: the range is outside the data. `StoreError`: a chunk is missing or damaged; the message
-        names it.
+        Returns
+        -------
+        (stop - start, d) float64
+
+        Raises
+        ------
+        InputError
+            The range is outside the data.
+        StoreError
+            A chunk is missing or damaged; the message names it.
         """
         return self._map_inputs(self._input_array.read(start, stop), standardised)
 
@@ -148,10 +161,19 @@ class Dataset:
     ) -> Dataset:
         """The same data with the features and the map of another training set, matched by name.
 
-        `feature_names` are the kept features of that training set (or model), in its order, `target_names` its targets:
-        where this store has none of them, the result has no targets.
+        Parameters
+        ----------
+        feature_names
+            The kept features of the training set (or model), in its order.
+        target_names
+            Its targets. Where this store has none of them, the result has no targets.
+        standardisation
+            Its map.
 
-        Raises `InputError`: a feature is missing here; the message lists what is there.
+        Raises
+        ------
+        InputError
+            A feature is missing here; the message lists what is there.
         """
         missing = [name for name in feature_names if name not in self.raw_feature_names]
         if missing:
@@ -192,9 +214,17 @@ class Dataset:
 
 
 def open_dataset(url: Location) -> Dataset:
-    """Open a dataset store at a local path or fsspec URL.
+    """Open a dataset store.
 
-    Raises `StoreError`: nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address = normalise_url(url)
     manifest = read_manifest(address, DATASET_KIND)

@@ -109,10 +109,19 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     def append(self, inputs: ArrayLike, targets: ArrayLike | None = None) -> None:
         """Add samples.
 
-        Raw `inputs` (rows, d_raw), and raw `targets` (rows, p), or (rows,) for one target.
+        Parameters
+        ----------
+        inputs
+            Raw, shape (rows, d_raw).
+        targets
+            Raw, shape (rows, p) or (rows,) for one target.
 
-        Raises `InputError`: another shape, or a NaN or infinity; the message names column and row. What was written is
-        removed. `StorageError`: the storage refused; what was written is removed.
+        Raises
+        ------
+        InputError
+            Another shape, or a NaN or infinity; the message names column and row. What was written is removed.
+        StorageError
+            The storage refused; what was written is removed.
         """
         try:
             X = _matrix(inputs, len(self.feature_names), "inputs")
@@ -133,11 +142,18 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     def finish(self, standardisation: Standardisation | None = None) -> Dataset:
         """Write what is left and the manifest; the store can be opened from here on.
 
-        The map to store may be given, such as the training set's for test data; by default it is computed from these
-        samples, and features that are constant are dropped.
+        Parameters
+        ----------
+        standardisation
+            The map to store, such as the training set's for test data; by default it is computed from these samples,
+            and features that are constant are dropped.
 
-        Raises `InputError`: fewer than two samples, a constant target, no feature that varies. What was written is
-        removed. `StorageError`: the storage refused; what was written is removed.
+        Raises
+        ------
+        InputError
+            Fewer than two samples, a constant target, no feature that varies. What was written is removed.
+        StorageError
+            The storage refused; what was written is removed.
         """
         try:
             if self.n_samples == 0:
@@ -266,12 +282,21 @@ def dataset_from_arrays(
     ----------
     url
         Where to write; `memory://name` keeps it in this process.
-    X, y
-        Raw inputs (n, d), and raw targets (n,) or (n, p); None for none.
+    X
+        Raw inputs, shape (n, d).
+    y
+        Raw targets, shape (n,) or (n, p); None for none.
     feature_names, target_names
         Default x0, x1, ... and y (y0, y1, ... for several).
-    chunk_rows, overwrite, standardisation
-        As in `DatasetWriter.create` and `DatasetWriter.finish`, and so are the errors.
+    chunk_rows, overwrite
+        As in `DatasetWriter.create`.
+    standardisation
+        As in `DatasetWriter.finish`.
+
+    Raises
+    ------
+    InputError
+        As `DatasetWriter` does: shapes, names, NaN or infinity, too few samples, a constant target.
     """
     inputs = np.asarray(X)
     if inputs.ndim != 2:

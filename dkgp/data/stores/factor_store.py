@@ -85,9 +85,16 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
         One run writes a factor at a time: an unfinished factor that is found here is removed, and whoever was writing
         it gets a `StoreError`. A finished one stays in use until this one is committed.
 
-        `metadata`, JSON, says how the factor was made, and holds the "fingerprint" of the model's data; `n` is the
-        model's number of samples, `rank` that of landmarks. A chunk of columns has `chunk_rows` rows, 8 to 16 MiB by
-        default.
+        Parameters
+        ----------
+        model_url
+            The model's store: local path or fsspec URL.
+        metadata
+            JSON that says how the factor was made. "fingerprint", the model's data's, must be there.
+        n, rank
+            Number of the model's samples, and of landmarks.
+        chunk_rows
+            Rows of a chunk of the columns; default 8 to 16 MiB.
 
         Raises
         ------
@@ -139,7 +146,14 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
         """Write rows of the columns.
 
         Rows may be written in any order and from any process, as long as no two writers share a chunk, and may be
-        written again. `start` and the number of rows are multiples of `chunk_rows`, but for the last rows.
+        written again.
+
+        Parameters
+        ----------
+        start
+            First row, a multiple of `chunk_rows`.
+        block
+            (rows, R); rows is a multiple of `chunk_rows` unless the block reaches the last row.
 
         Raises
         ------
@@ -165,7 +179,14 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
     ) -> FactorRecord:
         """Write the small arrays and the manifest; the factor can be opened from here on, and replaces any before it.
 
-        `indices` are the landmarks' rows (R,), distinct; `lower` and `gram_lower` are (R, R), `residual_diagonal` (n,).
+        Parameters
+        ----------
+        indices
+            The landmarks' rows, (R,), distinct.
+        lower, gram_lower
+            (R, R).
+        residual_diagonal
+            (n,).
 
         Raises
         ------
@@ -225,7 +246,18 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
 class FactorRecord:
     """A factor as it is kept; picklable. The landmarks' rows are in memory, everything else is read when asked for.
 
-    It lies at `url`, inside the model's folder; `metadata` is as given to `FactorWriter.create`.
+    Attributes
+    ----------
+    url
+        Where it lies, inside the model's folder.
+    metadata
+        As given to `FactorWriter.create`.
+    n, rank
+        Number of the model's samples, and of landmarks.
+    chunk_rows
+        Rows of a chunk of the columns: reads aligned to it touch the fewest chunks.
+    indices
+        The landmarks' rows among the model's support inputs, (R,).
     """
 
     url: str
@@ -270,12 +302,24 @@ class FactorRecord:
 def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None:
     """Open the factor that is kept with a model.
 
-    None where there is none that may be used: none was kept, its writing never ended, or it was made for another
-    `fingerprint` of the model's data, or for another model than the one that is there now (other kernel, noise variance
-    or data). Such a factor is never returned; the next one to be committed replaces it.
+    Parameters
+    ----------
+    model_url
+        The model's store: local path or fsspec URL.
+    fingerprint
+        Of the model's data.
 
-    Raises `StoreError`: there is no model; or the factor was finished and has a missing or damaged chunk since. The
-    message says what to remove.
+    Returns
+    -------
+    The factor, or None where there is none that may be used: none was kept, its writing never ended, or it was made for
+    another fingerprint, or for another model than the one that is there now (other kernel, noise variance or data).
+    Such a factor is never returned; the next one to be committed replaces it.
+
+    Raises
+    ------
+    StoreError
+        There is no model; or the factor was finished and has a missing or damaged chunk since. The message says what to
+        remove.
     """
     address = normalise_url(model_url)
     model_checksum = checksum(read_manifest(address, MODEL_KIND))

@@ -257,9 +257,18 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
 
     Its fingerprint is that of the data set it was and of what was added.
 
-    `X` are raw inputs (m, d_raw), in the order of `dataset.raw_feature_names`, `y` raw targets (m,) or (m, p).
+    Parameters
+    ----------
+    dataset : Dataset
+    X : (m, d_raw) array_like
+        Raw inputs, in the order of `dataset.raw_feature_names`.
+    y : (m,) or (m, p) array_like
+        Raw targets.
 
-    Raises `InputError`: arrays of unfit shape, or values that are not finite.
+    Raises
+    ------
+    InputError
+        Arrays of unfit shape, or values that are not finite.
     """
     inputs, targets = _finite_pair(X, y)
     standardisation = dataset.standardisation

@@ -241,8 +241,13 @@ def _write(
 def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     """Open a model store; `alpha` is read, the support inputs are read when they are asked for.
 
-    `reference` is where the training set lies that a model by reference has to name, "" where it may name none: what
-    another process has found and checked. By default whatever `require_reference` lets pass.
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    reference
+        Where the training set lies that a model by reference has to name, "" where it may name none: what another
+        process has found and checked. By default whatever `require_reference` lets pass.
 
     Raises
     ------

@@ -166,8 +166,15 @@ class PredictionWriter(_Planned):
         """Write one region and record that it is done.
 
         Regions may be written in any order and from any process, as long as no two of them share a chunk. A region
-        may be written again. `start` and the number of rows are multiples of `chunk_rows`, but for the last rows;
-        `arrays` have shape (rows, p), or (rows,) for one target. Not all the variables need to come at once.
+        may be written again.
+
+        Parameters
+        ----------
+        start
+            First row, a multiple of `chunk_rows`.
+        arrays
+            Variable -> values of shape (rows, p), or (rows,) for one target; rows is a multiple of `chunk_rows`
+            unless the region reaches the last sample. Not all the variables need to come at once.
 
         Raises
         ------
@@ -296,7 +303,10 @@ class Prediction(_Planned):
 def open_prediction(url: Location) -> Prediction:
     """Open a prediction store.
 
-    Raises `StoreError`: nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address = normalise_url(url)
     manifest = read_manifest(address, PREDICTION_KIND)

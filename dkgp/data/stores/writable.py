@@ -33,8 +33,15 @@ __all__ = ["ensure_writable", "new_store"]
 def ensure_writable(location: Location, overwrite: bool, kind: str | None = None) -> None:
     """Check that a store may be created at a place, before any work is done. Removes nothing.
 
-    With `overwrite` a dkgp store that is already there may be replaced, of the same `kind` ("dataset", "model",
-    "prediction") alone, so that no slip of the keyboard deletes a training set. None allows any dkgp store.
+    Parameters
+    ----------
+    location
+        Where the store is to be.
+    overwrite
+        Whether a dkgp store that is already there may be replaced.
+    kind
+        The kind of store to be written ("dataset", "model", "prediction"): only a store of the same kind may be
+        replaced, so that no slip of the keyboard deletes a training set. None allows any dkgp store.
 
     Raises
     ------

@@ -212,8 +212,16 @@ def projected_peak_bytes(
 ) -> int:
     """Bytes that tuning holds at its peak in one process.
 
-    `subsets` hold a few arrays of (n, d) and (n, p) each; those evaluated `at_once` also take `matrices` arrays of
-    (n, n): 2 for the likelihood, 3 for leave-one-out. What a composed kernel adds is told by `family_bytes`.
+    Parameters
+    ----------
+    subset_size, n_features, n_targets : int
+        n, d and p of a subset.
+    subsets : int
+        How many there are; each holds a few arrays of (n, d) and (n, p).
+    at_once : int
+        How many are evaluated at the same time; each takes `matrices` arrays of (n, n).
+    matrices : int
+        2 for the likelihood, 3 for the leave-one-out objective; what a composed kernel adds is told by `family_bytes`.
     """
     rows = 9 * (n_features + 1) + 4 * n_targets
     # The inverse copies a block column, and each of its products is an array.

@@ -10,7 +10,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = ["SubsetPlan", "Subsets", "draw_subset", "plan_subsets"]
+__all__ = ["SubsetPlan", "Subsets", "draw_subset", "plan_subsets", "require_finite"]
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,17 @@ class Subsets:
             if first < last:
                 blocks.append(dataset.targets(start, stop)[indices[first:last] - start])
         inputs, targets = dataset.input_rows(indices), np.concatenate(blocks)
-        _require_finite("inputs", inputs)
-        _require_finite("targets", targets)
+        require_finite("inputs", inputs, "the subset's row")
+        require_finite("targets", targets, "the subset's row")
         return inputs, targets
 
 
-def _require_finite(name: str, values: FloatArray) -> None:
+def require_finite(name: str, values: FloatArray, row_of: str) -> None:
     """Refuse rows with NaN or infinity; `InputError` names the first."""
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = (int(index) for index in np.argwhere(bad)[0])
         raise InputError(
-            f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first in the subset's row {row}, "
+            f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first in {row_of} {row}, "
             f"column {column}; expected finite numbers. Remove or fill those rows"
         )

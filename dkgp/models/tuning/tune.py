@@ -21,7 +21,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.run import Choices, run_tuning
-from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets
+from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import Objective
 
 __all__ = ["draw_subset", "tune", "tune_dataset"]
@@ -132,10 +132,15 @@ def tune(
     settings
         As for `tune_dataset`.
 
+    Returns
+    -------
+    Hyperparameters
+        As of `tune_dataset`.
+
     Raises
     ------
     InputError
-        Arrays of unfit shape, or as `tune_dataset`.
+        Arrays of unfit shape, NaN or infinity anywhere in them, or as `tune_dataset`.
 
     Examples
     --------
@@ -151,6 +156,8 @@ def tune(
         raise InputError(f"targets must be of shape (n,) or (n, p); got {all_targets.shape}")
     if len(all_targets) != len(all_inputs):
         raise InputError(f"inputs have {len(all_inputs)} rows, but targets {len(all_targets)}; expected as many")
+    for name, values in (("inputs", all_inputs), ("targets", all_targets)):
+        require_finite(name, values.reshape(len(values), -1), "the arrays' row")
     if executor is not None and not executor.shares_memory:
         raise InputError(
             "workers in other processes cannot read arrays of this one; write the data to a store first (dkgp ingest) "
