@@ -48,8 +48,9 @@ def test_command_in_the_text_exists_with_its_options(line: Line) -> None:
         command, rest = DASK.get(rest[0], dask_worker), rest[1:]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        assert rest[0] in command.commands, f"{line.place}: there is no `dkgp {rest[0]}`"
-        command, rest = command.commands[rest[0]], rest[1:]
+        found = command.get_command(click.Context(command), rest[0])
+        assert found is not None, f"{line.place}: there is no `dkgp {rest[0]}`"
+        command, rest = found, rest[1:]
         known |= {option for parameter in command.params for option in parameter.opts}
     assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known, line
 

@@ -48,6 +48,8 @@ distributed.cli.dask_scheduler)
     exec sleep 60 ;;
 dkgp.cli)
     printf '%s\n' "$@" > "$NOTES/dkgp"
+    # A run waits for its workers.
+    [[ ! -e "$NOTES/scheduler" ]] || while [[ ! -s "$NOTES/srun" ]]; do sleep 0.02; done
     trap 'echo TERM >> "$NOTES/signals"; (( waits )) || exit "$CODE"; waits=0' TERM
     waits=${WAITS:-0}
     touch "$NOTES/started"
