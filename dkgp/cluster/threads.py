@@ -71,7 +71,6 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
     ----------
     work : callable
         Spends its time without the GIL.
-    count : int
     threads : int, optional
         Threads in all; as many as there are cores by default.
     """

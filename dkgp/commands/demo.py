@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
 from dkgp.commands.predict import PredictJob, run_predict
-from dkgp.commands.reporting.documents import Document, dump
+from dkgp.commands.reporting.documents import Document, dump, is_document
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
@@ -88,7 +87,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         raise InputError(f"the demo needs at least 2 training samples and 1 test sample; got {job.n} and {job.n_test}")
     check_plot_file(plot_file)
     # The record is written first: a folder that has one is the demo's own, and what else it holds can be made again.
-    replaceable = job.overwrite or _is_own(record_file)
+    replaceable = job.overwrite or is_document(record_file, "demo")
     for path in (hyper_file, plot_file, record_file):
         check_output_file(path, replace=replaceable, option="--out")
     for url, kind in (
@@ -168,13 +167,6 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     }
     write_text(record_file, dump(document) + "\n")
     return document
-
-
-def _is_own(record_file: Path) -> bool:
-    try:
-        return bool(json.loads(record_file.read_text(encoding="utf-8"))["command"] == "demo")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 class _Phases:

@@ -89,12 +89,8 @@ def refine_found(
 
     Parameters
     ----------
-    dataset : Dataset
     found : Hyperparameters
         Where to start.
-    settings : RefineSettings
-    executor : BlockExecutor
-    reporter : Reporter
     learn_variance : bool
         Whether the amplitude of a plain kernel moves too.
     named : mapping

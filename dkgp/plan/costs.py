@@ -121,9 +121,6 @@ def round_work(problem: Problem, figures: MachineFigures, threads: int, precisio
 
     Parameters
     ----------
-    problem : Problem
-    figures : MachineFigures
-    threads : int
     precision : {"single", "double"}
         Of the round's tiles; the selection scores in float32 always.
     """
@@ -186,15 +183,7 @@ def pass_seconds(problem: Problem, figures: MachineFigures, fleet: Fleet) -> flo
 
 
 def project(problem: Problem, figures: MachineFigures, fleet: Fleet, effort: Effort) -> Projection:
-    """Project a whole run.
-
-    Parameters
-    ----------
-    problem : Problem
-    figures : MachineFigures
-    fleet : Fleet
-    effort : Effort
-    """
+    """Project a whole run."""
     rounds = effort.passes * problem.n / problem.block_size
     double_rounds = rounds if problem.precision == "double" else effort.double_passes * problem.n / problem.block_size
     double_rounds = min(double_rounds, rounds)

@@ -32,8 +32,6 @@ def problem_of(
 
     Parameters
     ----------
-    dataset : Dataset
-    kernel : Kernel
     solver : GreedyBlockCoordinateDescent
         Block size resolved.
     least_task_evaluations : int
@@ -71,7 +69,6 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
 
     Parameters
     ----------
-    problem : Problem
     resident_bytes : int
         What the coordinator's process holds beforehand.
     cache_bytes : int

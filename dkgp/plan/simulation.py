@@ -319,11 +319,6 @@ def _machines(simulation: _Simulation, fleet: Fleet) -> tuple[_Machine, list[_Ma
 def simulate_round(work: RoundWork, fleet: Fleet) -> RoundTimes:
     """Simulate one round amid many alike.
 
-    Parameters
-    ----------
-    work : RoundWork
-    fleet : Fleet
-
     Returns
     -------
     RoundTimes
@@ -366,7 +361,6 @@ def simulate_pass(
     ----------
     task_seconds, payload_bytes, result_bytes : sequences
         By task.
-    fleet : Fleet
     """
     simulation = _Simulation()
     own, machines = _machines(simulation, fleet)

@@ -10,11 +10,8 @@ from typing import Any
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
-    Search,
-    Solve,
     SolveProgress,
     TuneProgress,
-    Work,
     WorkProgress,
 )
 from dkgp.service.queue.events import EventWriter, progress_pace_seconds
@@ -27,7 +24,6 @@ class EventReporter:
 
     Parameters
     ----------
-    events : EventWriter
     on_dashboard : callable
         Called with the link to the cluster's dashboard, once it is known.
     """
@@ -48,20 +44,9 @@ class EventReporter:
             self.warnings.append(message)
             self._events.write("warning", message=message)
 
-    def work(self, label: str) -> Work:
-        """Report {done, total, unit, phase}."""
-        return self._work(label)
-
-    def search(self, label: str) -> Search:
-        """Report the evaluations of a hyperparameter search."""
-        return self._search(label)
-
-    def solve(self, label: str, tolerance: float) -> Solve:
-        """Report rounds: figures, tolerance, rate and time left."""
-        return self._solve(label, tolerance)
-
     @contextmanager
-    def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+    def work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        """Report {done, total, unit, phase}."""
         with self._paced() as show:
 
             def update(progress: WorkProgress) -> None:
@@ -78,7 +63,8 @@ class EventReporter:
             yield update
 
     @contextmanager
-    def _search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+    def search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+        """Report the evaluations of a hyperparameter search."""
         with self._paced() as show:
 
             def update(progress: TuneProgress) -> None:
@@ -95,7 +81,8 @@ class EventReporter:
             yield update
 
     @contextmanager
-    def _solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+        """Report rounds: figures, tolerance, rate and time left."""
         estimate = ConvergenceEstimate(tolerance)
         with self._paced() as show:
 

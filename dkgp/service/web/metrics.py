@@ -41,7 +41,6 @@ class ServiceMetrics:
     ----------
     queue : JobQueue
         Asked when metrics are collected.
-    settings : ServiceSettings
     """
 
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
