@@ -50,15 +50,7 @@ class EventReporter:
         with self._paced() as show:
 
             def update(progress: WorkProgress) -> None:
-                show(
-                    {
-                        "label": label,
-                        "phase": progress.phase,
-                        "done": progress.done,
-                        "total": progress.total,
-                        "unit": progress.unit,
-                    }
-                )
+                show(label=label, **vars(progress))
 
             yield update
 
@@ -68,15 +60,7 @@ class EventReporter:
         with self._paced() as show:
 
             def update(progress: TuneProgress) -> None:
-                show(
-                    {
-                        "label": label,
-                        "done": progress.evaluation,
-                        "total": None,
-                        "unit": "evaluations",
-                        **progress.__dict__,
-                    }
-                )
+                show(label=label, done=progress.evaluation, total=None, unit="evaluations", **vars(progress))
 
             yield update
 
@@ -91,25 +75,23 @@ class EventReporter:
                 figures = progress.to_json()
                 del figures["timings"]
                 show(
-                    {
-                        "label": label,
-                        **figures,
-                        "tolerance": tolerance,
-                        "fraction": estimate.fraction,
-                        "decades_per_minute": estimate.decades_per_minute,
-                        "seconds_left": estimate.seconds_left,
-                    }
+                    label=label,
+                    **figures,
+                    tolerance=tolerance,
+                    fraction=estimate.fraction,
+                    decades_per_minute=estimate.decades_per_minute,
+                    seconds_left=estimate.seconds_left,
                 )
 
             yield update
 
     @contextmanager
-    def _paced(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+    def _paced(self) -> Iterator[Callable[..., None]]:
         """Hold progress back that comes too fast; the first and the last are always written."""
         held: list[dict[str, Any]] = []
         due = 0.0
 
-        def show(content: dict[str, Any]) -> None:
+        def show(**content: Any) -> None:
             nonlocal due
             held[:] = [content]
             now = time.monotonic()

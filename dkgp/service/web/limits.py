@@ -24,6 +24,8 @@ DRAIN_SECONDS = 5.0
 class BodyLimit:
     """Reads the body before the application sees the request, and refuses one that is too large or too slow.
 
+    Starlette limits the parts of forms alone, and uvicorn nothing of a body.
+
     Parameters
     ----------
     max_bytes : int
@@ -80,6 +82,8 @@ class BodyLimit:
 
 def parse_json(body: bytes) -> Any:
     """Return what the JSON text says, where every reader would agree on it.
+
+    By the standard library's parser: pydantic's takes the last of two values of one name without a word.
 
     Raises
     ------
