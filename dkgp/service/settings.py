@@ -114,13 +114,8 @@ class ServiceSettings:
 
     def limits(self) -> dict[str, Any]:
         """Limits of the service, for its clients."""
-        return {
-            "concurrent_jobs": self.concurrent_jobs,
-            "job_deadline_seconds": self.job_deadline_seconds,
-            "keep_seconds": self.keep_seconds,
-            "max_queued": self.max_queued,
-            "max_body_bytes": self.max_body_bytes,
-        }
+        names = ("concurrent_jobs", "job_deadline_seconds", "keep_seconds", "max_queued", "max_body_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[str, str] = os.environ) -> str | None:
