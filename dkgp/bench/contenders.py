@@ -34,9 +34,9 @@ __all__ = [
     "cholesky_bytes",
     "fits_cholesky",
     "found_environment",
+    "room_for_cholesky",
     "run_contender",
     "take_turns",
-    "with_cholesky",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -112,7 +112,7 @@ def fits_cholesky(n: int) -> bool:
     return cholesky_bytes(n) * _HEADROOM <= available_bytes()
 
 
-def with_cholesky(n: int, warn: Callable[[str], None], data: str = "") -> bool:
+def room_for_cholesky(n: int, warn: Callable[[str], None], data: str = "") -> bool:
     """As `fits_cholesky`, for a benchmark that goes without Cholesky where it does not fit, and says so."""
     fits = fits_cholesky(n)
     if not fits:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_SIZE",
+    "DATA_FOLDER",
     "OUT",
     "OVERWRITE",
     "REPEATS",
@@ -27,7 +28,7 @@ __all__ = [
     "SUBSET",
     "TOLERANCE",
     "Section",
-    "problem_and_solver",
+    "measure",
     "problem_options",
     "take",
 ]
@@ -67,6 +68,11 @@ TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellin
 REPEATS = Option("repeats", "Rounds of turns; medians are reported.", type=int, default=3, least=1)
 OVERWRITE = Option("overwrite", "Replace outputs that exist.", type=bool, default=False)
 OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
+DATA_FOLDER = Option(
+    "data",
+    "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
+    metavar="DIR",
+)
 
 
 def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
@@ -88,10 +94,13 @@ def take(values: dict[str, Any], *options: Option) -> dict[str, Any]:
     return {option.name: values.pop(option.name) for option in options}
 
 
-def problem_and_solver(values: dict[str, Any], *options: Option) -> dict[str, Any]:
-    """Take the options of a problem and those given, of a solver, out of the values; return `problem` and `solver`."""
+def measure(
+    job: type[Any], run: Callable[[Any, Reporter], Document], values: dict[str, Any], reporter: Reporter, *own: Option
+) -> Document:
+    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job."""
     from dkgp.bench.problem import BenchProblem
     from dkgp.commands.solver_options import SolverOptions
 
     problem = BenchProblem(**take(values, *problem_options()))
-    return {"problem": problem, "solver": SolverOptions(**take(values, *options), seed=problem.seed)}
+    solver = SolverOptions(**take(values, *own), seed=problem.seed)
+    return run(job(problem=problem, solver=solver, **values), reporter)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.bench.contenders import Runs, take_turns, with_cholesky
+from dkgp.bench.contenders import Runs, room_for_cholesky, take_turns
 from dkgp.bench.problem import ProblemJob
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.documents import Document
@@ -53,7 +53,7 @@ def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
     """Measure; return seconds, passes, peak memory and RMSE of each contender, and the ratios."""
     with job.prepared(reporter) as (prepared, folder):
         contenders = ["gbcd"]
-        contenders += ["cholesky"] if job.with_cholesky and with_cholesky(prepared.n, reporter.warn) else []
+        contenders += ["cholesky"] if job.with_cholesky and room_for_cholesky(prepared.n, reporter.warn) else []
         contenders += ["plain_pass"] if job.with_plain_pass else []
 
         def describe(name: str, repeat: int) -> dict[str, Any]:

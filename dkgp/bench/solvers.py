@@ -123,21 +123,28 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
     return write_record(document, job.out)
 
 
+@dataclass
+class _Taken:
+    """What a solver took on one problem, repeat by repeat; one that was refused or cut off is not tried again."""
+
+    seconds: list[float] = field(default_factory=list)
+    column_passes: float = float("nan")
+    entries: float = float("nan")
+    note: str = ""
+    gave_up: bool = False
+
+
 def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[dict[str, Any]]:
     """All solvers on one problem, the best first, `auto` last."""
-    seconds: dict[str, list[float]] = {}
-    notes: dict[str, str] = {}
-    passes: dict[str, float] = {}
-    entries: dict[str, float] = {}
-    cut: set[str] = set()
+    all_taken = {name: _Taken() for name in (*job.solvers, AUTO)}
     choice: Choice | None = None
     with open_executor(ClusterOptions(kind="none"), data.n, reporter) as executor:
         bench = Workbench(data, executor, reporter)
         _warm_up(job.solvers, bench)
         for _ in range(job.repeats):
             best = float("inf")
-            for name in (*job.solvers, AUTO):
-                if name in cut:
+            for name, taken in all_taken.items():
+                if taken.gave_up:
                     continue
                 began = time.perf_counter()
                 options = job.solver.changed(solver=name, seed=job.seed)
@@ -148,38 +155,36 @@ def _rows(job: BenchSolversJob, data: PreparedData, reporter: Reporter) -> list[
                 try:
                     run = bench.solve(Contender(name, name, options))
                 except MemoryBudgetError as error:
-                    cut.add(name)
-                    notes[name] = f"refused: {error}"
+                    taken.gave_up, taken.note = True, f"refused: {error}"
                     continue
-                took = time.perf_counter() - began
-                seconds.setdefault(name, []).append(took)
-                passes[name] = run.last.column_passes if run.last is not None else float("nan")
-                entries[name] = run.entries if run.entries is not None else float("nan")
-                if not run.converged:
-                    # Not tried again: it would be cut off again.
-                    cut.add(name)
-                    notes[name] = f"cut off: {run.reason}"
+                taken.seconds.append(time.perf_counter() - began)
+                if run.last is not None and run.entries is not None:
+                    taken.column_passes, taken.entries = run.last.column_passes, run.entries
+                if run.converged:
+                    best = min(best, taken.seconds[-1])
                 else:
-                    best = min(best, took)
+                    taken.gave_up, taken.note = True, f"cut off: {run.reason}"
     assert choice is not None
-    notes[AUTO] = f"{choice.solver}: {choice.reason}"
-    typical = {name: median(taken) for name, taken in seconds.items()}
-    finished = [typical[name] for name in typical if name not in cut and name != AUTO]
-    best = min(finished, default=typical[AUTO])
-    order = sorted(seconds, key=lambda name: (name == AUTO, name in cut, typical[name]))
-    refused: list[dict[str, Any]] = [{"solver": name, "note": notes[name]} for name in notes if name not in seconds]
+    all_taken[AUTO].note = f"{choice.solver}: {choice.reason}"
+    typical = {name: median(taken.seconds) for name, taken in all_taken.items() if taken.seconds}
+    best = min(
+        (typical[name] for name, taken in all_taken.items() if name != AUTO and not taken.gave_up),
+        default=typical[AUTO],
+    )
+    order = sorted(typical, key=lambda name: (name == AUTO, all_taken[name].gave_up, typical[name]))
     rows: list[dict[str, Any]] = [
         {
             "solver": name,
             "seconds": typical[name],
             "to_best": typical[name] / best,
-            "column_passes": passes[name],
-            "entries": entries[name],
-            "converged": name not in cut,
-            "note": notes.get(name, ""),
+            "column_passes": all_taken[name].column_passes,
+            "entries": all_taken[name].entries,
+            "converged": not all_taken[name].gave_up,
+            "note": all_taken[name].note,
         }
         for name in order
     ]
+    refused = [{"solver": name, "note": taken.note} for name, taken in all_taken.items() if not taken.seconds]
     return [{"data": data.name, "n": data.n, **row} for row in (*rows[:-1], *refused, *rows[-1:])]
 
 

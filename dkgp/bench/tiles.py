@@ -7,9 +7,9 @@ repeat, so that a ratio compares moments that lie close together.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -101,10 +101,7 @@ def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(job.repeats):
         for name, (run, entries) in contenders.items():
-            began = time.perf_counter()
-            for _ in range(loops[name]):
-                run()
-            times[name].append(1e9 * (time.perf_counter() - began) / (loops[name] * entries))
+            times[name].append(1e9 * timeit(run, number=loops[name]) / (loops[name] * entries))
     quickest = [min(pair) for pair in zip(times["differences"], times["expanded"], strict=True)]
     parts = [product + own for product, own in zip(times["product"], times["exponential"], strict=True)]
     return {
@@ -119,9 +116,7 @@ def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]
 
 def _loops(run: Pass, seconds: float) -> int:
     run()  # compiled, loaded, and in the cache
-    began = time.perf_counter()
-    run()
-    return max(1, round(seconds / max(time.perf_counter() - began, 1e-9)))
+    return max(1, round(seconds / max(timeit(run, number=1), 1e-9)))
 
 
 def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, tuple[Pass, int]]:

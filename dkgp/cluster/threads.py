@@ -71,7 +71,6 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
     ----------
     work : callable
         Spends its time without the GIL.
-    count : int
     threads : int, optional
         Threads in all; as many as there are cores by default.
     """
@@ -145,7 +144,7 @@ def single_threaded_blas() -> Iterator[None]:
     """Give BLAS one thread while the context is open; contexts may nest and overlap across threads.
 
     BLAS thread counts belong to the process, so the count from before the first context returns when the last one
-    closes.
+    closes. threadpoolctl's own context puts back what it found when it opened, which another one may have set.
     """
     global _depth
     with _lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
 from dkgp.commands.predict import PredictJob, run_predict
-from dkgp.commands.reporting.documents import Document, dump
+from dkgp.commands.reporting.documents import Document, dump, is_document
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
@@ -88,7 +87,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         raise InputError(f"the demo needs at least 2 training samples and 1 test sample; got {job.n} and {job.n_test}")
     check_plot_file(plot_file)
     # The record is written first: a folder that has one is the demo's own, and what else it holds can be made again.
-    replaceable = job.overwrite or _is_own(record_file)
+    replaceable = job.overwrite or is_document(record_file, "demo")
     for path in (hyper_file, plot_file, record_file):
         check_output_file(path, replace=replaceable, option="--out")
     for url, kind in (
@@ -143,18 +142,10 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         "out": str(folder),
         "n": job.n,
         "n_test": job.n_test,
-        "d": trained["d"],
-        "rmse": evaluated["rmse"],
-        "nlpd": evaluated["nlpd"],
-        "coverage_95": evaluated["coverage_95"],
-        "variance_gap_mean": evaluated["variance_gap_mean"],
-        "variance_gap_max": evaluated["variance_gap_max"],
-        "variance_unmet": evaluated["variance_unmet"],
-        "converged": trained["converged"],
-        "gradient_inf_norm": trained["gradient_inf_norm"],
+        **{name: evaluated[name] for name in ("rmse", "nlpd", "coverage_95")},
+        **{f"variance_{name}": evaluated[f"variance_{name}"] for name in ("gap_mean", "gap_max", "unmet")},
+        **{name: trained[name] for name in ("d", "converged", "gradient_inf_norm", "column_passes", "iterations")},
         "tolerance": job.solver.tolerance,
-        "column_passes": trained["column_passes"],
-        "iterations": trained["iterations"],
         "noise_variance": tuned["noise_variance"],
         "seconds": sum(clock.seconds.values()),
         "seconds_by_phase": clock.seconds,
@@ -168,13 +159,6 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     }
     write_text(record_file, dump(document) + "\n")
     return document
-
-
-def _is_own(record_file: Path) -> bool:
-    try:
-        return bool(json.loads(record_file.read_text(encoding="utf-8"))["command"] == "demo")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 class _Phases:

@@ -38,7 +38,6 @@ def model_difference(
 
     Parameters
     ----------
-    model : ModelRecord
     identity : dict
         The run's, as checkpoints hold it (`run_identity`).
     settings : dict

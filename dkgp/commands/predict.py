@@ -59,7 +59,6 @@ def variance_settings(wanted: bool, seed: int, given: dict[str, tuple[str, Any]]
     ----------
     wanted : bool
         Whether variances were asked for.
-    seed : int
     given : dict
         Name of the setting -> (the option that sets it, its value); None or False where it was not given.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ from dkgp.data import Dataset
 from dkgp.errors import InterruptedRunError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.refinement.memory import RefineMemory, plan_refinement
-from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
+from dkgp.models.refinement.record import Refinement, RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
@@ -50,21 +51,18 @@ def check_refinement_memory(
     """
     resident = int(psutil.Process().memory_info().rss)
     budget = resident + available_bytes()
-    n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
-
-    def plan(holds_inputs: bool) -> RefineMemory:
-        return plan_refinement(
-            n,
-            d,
-            p,
-            settings,
-            resident_bytes=resident,
-            shares_process=executor.shares_memory,
-            threads=executor.threads_per_process,
-            holds_inputs=holds_inputs,
-            cache_bytes=cache_bytes,
-        )
-
+    n, d = dataset.n_samples, dataset.n_features
+    plan = partial(
+        plan_refinement,
+        n,
+        d,
+        dataset.n_targets,
+        settings,
+        resident_bytes=resident,
+        shares_process=executor.shares_memory,
+        threads=executor.threads_per_process,
+        cache_bytes=cache_bytes,
+    )
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
         if holding.coordinator_bytes <= budget:
@@ -89,12 +87,8 @@ def refine_found(
 
     Parameters
     ----------
-    dataset : Dataset
     found : Hyperparameters
         Where to start.
-    settings : RefineSettings
-    executor : BlockExecutor
-    reporter : Reporter
     learn_variance : bool
         Whether the amplitude of a plain kernel moves too.
     named : mapping
@@ -118,16 +112,13 @@ def refine_found(
         f"{settings.probes} probes"
     )
 
-    def after_step(step: RefineStep) -> None:
-        reporter.note(str(step))
-
     with interruptible(reporter.warn) as interruption:
         refinement = refine(
             dataset,
             space,
             executor,
             settings,
-            progress=after_step,
+            progress=lambda step: reporter.note(str(step)),
             note=reporter.note,
             interrupted=interruption,
             # What the plan found room for: all inputs at the coordinator, or none.

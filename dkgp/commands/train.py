@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,21 +293,19 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
 
-    def plan(holds_inputs: bool) -> MemoryPlan:
-        return plan_training(
-            dataset.n_samples,
-            dataset.n_features,
-            dataset.n_targets,
-            memory,
-            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-            resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
-            shares_process=executor.shares_memory,
-            overlaps=executor.overlaps,
-            holds_inputs=holds_inputs,
-            cache_bytes=job.cluster.cache_bytes,
-            width=width,
-        )
-
+    plan = partial(
+        plan_training,
+        dataset.n_samples,
+        dataset.n_features,
+        dataset.n_targets,
+        memory,
+        # A checkpoint that has been read becomes part of the vectors, which the plan counts.
+        resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
+        shares_process=executor.shares_memory,
+        overlaps=executor.overlaps,
+        cache_bytes=job.cluster.cache_bytes,
+        width=width,
+    )
     needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
     if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
@@ -338,7 +337,6 @@ def _solve(
             show(progress)
             log.write(progress.to_json())
 
-        callback: Callable[[SolveProgress], None] = after_round
         try:
             return train(
                 prepared.dataset,
@@ -348,7 +346,7 @@ def _solve(
                 solver=prepared.solver,
                 stopping=job.solver.stopping(),
                 initial=prepared.initial,
-                callback=callback,
+                callback=after_round,
                 checkpointing=prepared.checkpointing,
                 interrupted=interruption,
                 # What the plan found room for: all inputs at the coordinator, or none.

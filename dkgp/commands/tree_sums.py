@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -43,9 +44,8 @@ def check_tree_error(error: float | None, tolerance: float, solver: str) -> None
 
 def check_tree_kernel(kernel: Kernel) -> None:
     """Refuse, before anything is started, a kernel or a number of features that a tree cannot serve; `InputError`."""
-    executor = LocalExecutor(1)
-    TreeKernelOperator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
-    executor.close()
+    with closing(LocalExecutor(1)) as executor:
+        TreeKernelOperator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
 
 
 def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bool, cache_bytes: int) -> SolverMemory:

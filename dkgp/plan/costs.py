@@ -121,9 +121,6 @@ def round_work(problem: Problem, figures: MachineFigures, threads: int, precisio
 
     Parameters
     ----------
-    problem : Problem
-    figures : MachineFigures
-    threads : int
     precision : {"single", "double"}
         Of the round's tiles; the selection scores in float32 always.
     """
@@ -186,15 +183,7 @@ def pass_seconds(problem: Problem, figures: MachineFigures, fleet: Fleet) -> flo
 
 
 def project(problem: Problem, figures: MachineFigures, fleet: Fleet, effort: Effort) -> Projection:
-    """Project a whole run.
-
-    Parameters
-    ----------
-    problem : Problem
-    figures : MachineFigures
-    fleet : Fleet
-    effort : Effort
-    """
+    """Project a whole run."""
     rounds = effort.passes * problem.n / problem.block_size
     double_rounds = rounds if problem.precision == "double" else effort.double_passes * problem.n / problem.block_size
     double_rounds = min(double_rounds, rounds)
@@ -223,11 +212,8 @@ def _start_seconds(problem: Problem, figures: MachineFigures, fleet: Fleet, work
     each precision.
     """
     reading = problem.n * problem.d * figures.read_seconds
-    speed = figures.speedups[min(fleet.threads_per_worker, len(figures.speedups)) - 1]
-    if fleet.one_machine:
-        speed = figures.speedups[min(fleet.threads, len(figures.speedups)) - 1] / fleet.workers
-    own = figures.speedups[min(fleet.coordinator_threads, len(figures.speedups)) - 1]
-    selection = sum(step.parallel_seconds / own + step.serial_seconds for step in work.selection)
+    speed = fleet.speed(fleet.threads) / fleet.workers if fleet.one_machine else fleet.speed(fleet.threads_per_worker)
+    selection = work.selection_seconds(fleet.speed(fleet.coordinator_threads))
     return reading + (2.0 if both else 1.0) * reading / speed + selection
 
 
@@ -236,9 +222,8 @@ def _limit(times: RoundTimes, work: RoundWork, fleet: Fleet) -> str:
         if times.compute_seconds < 0.5 * times.update_seconds:
             return "messages"
         return "tasks" if len(work.task_seconds) < fleet.threads else "workers"
-    own = fleet.speedups[min(fleet.coordinator_threads, len(fleet.speedups)) - 1]
     parts = {
-        "selection": sum(step.parallel_seconds / own + step.serial_seconds for step in work.selection),
+        "selection": work.selection_seconds(fleet.speed(fleet.coordinator_threads)),
         "solve": work.solve_seconds,
         "vectors": work.vectors_seconds + work.arrival_seconds,
         "messages": fleet.network.submit_seconds * len(work.task_seconds),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -131,8 +132,6 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float, exe
     ----------
     dataset : Dataset
         Gives d, p and the store that is read from.
-    kernel : Kernel
-    noise_variance : float
     executor : BlockExecutor
         Of this process; rounds are not run on it, it only completes an operator.
     """
@@ -162,16 +161,8 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float, exe
 def _seconds(run: Callable[[], Any]) -> float:
     """Seconds of a call on an idle machine: the least of a few repeats, each long enough to be timed."""
     run()  # compiled, loaded, in the cache
-    began = time.perf_counter()
-    run()
-    loops = max(1, round(LEAST_SECONDS / max(time.perf_counter() - began, 1e-9)))
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        for _ in range(loops):
-            run()
-        times.append((time.perf_counter() - began) / loops)
-    return min(times)
+    loops = max(1, round(LEAST_SECONDS / max(timeit(run, number=1), 1e-9)))
+    return min(repeat(run, number=loops, repeat=REPEATS)) / loops
 
 
 def _measure_update(kernel: Kernel, X: FloatArray, p: int, precision: Precision) -> float:
@@ -209,18 +200,18 @@ def _measure_selection(
     chosen = sorted({min(size, max(1, operator.n // 2)) for size in SELECTION_SIZES})
     times: dict[str, list[float]] = {"candidates": [], "dense": [], "solve": []}
 
-    def choose(size: int, candidates: int, repeat: int) -> float:
+    def choose(size: int, candidates: int, iteration: int) -> float:
         subproblem.reset()
         began = time.perf_counter()
         selection = GreedySelection(candidates=candidates, threads=1)
-        selection.fill(subproblem, operator, view, size, seed=0, iteration=repeat)
+        selection.fill(subproblem, operator, view, size, seed=0, iteration=iteration)
         return time.perf_counter() - began
 
     for size in chosen:
         subproblem = Subproblem(operator, size, p)
         choose(size, CANDIDATES, 0)  # compiled code is loaded, memory is there
         one, many = (
-            min(choose(size, candidates, repeat) for repeat in range(REPEATS)) for candidates in (1, CANDIDATES)
+            min(choose(size, candidates, iteration) for iteration in range(REPEATS)) for candidates in (1, CANDIDATES)
         )
         each = max(many - one, 0.0) / (CANDIDATES - 1)
         times["candidates"].append(each)
@@ -264,11 +255,7 @@ def _measure_vectors(p: int) -> float:
 def _measure_store(dataset: Dataset, kernel: Kernel) -> float:
     stop = min(dataset.n_samples, STORE_ROWS)
     evaluator = TileEvaluator(kernel, "single")
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        evaluator.prepare(dataset.inputs(0, stop))
-        times.append(time.perf_counter() - began)
+    times = repeat(lambda: evaluator.prepare(dataset.inputs(0, stop)), number=1, repeat=REPEATS)
     return min(times) / (stop * kernel.n_features)
 
 
@@ -277,7 +264,6 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
 
     Parameters
     ----------
-    kernel : Kernel
     cores : int, optional
         Up to how many; what this process may use by default.
     """
@@ -295,11 +281,7 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
                 evaluator.matmat(rows, rows, weights)
 
         with ThreadPoolExecutor(threads) as pool:
-            times = []
-            for _ in range(REPEATS):
-                began = time.perf_counter()
-                list(pool.map(work, range(threads)))
-                times.append(time.perf_counter() - began)
+            times = repeat(lambda: list(pool.map(work, range(threads))), number=1, repeat=REPEATS)
         return threads * loops * alone / min(times)
 
     counts = sorted({1, *(2**power for power in range(1, 5) if 2**power < cores), min(cores, MOST_MEASURED_THREADS)})

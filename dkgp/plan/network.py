@@ -54,12 +54,7 @@ def resident_task(blocks: list[int]) -> list[int]:
 
 
 def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
-    """Measure a cluster by rounds of empty tasks, in a second or two.
-
-    Parameters
-    ----------
-    executor : BlockExecutor
-    """
+    """Measure a cluster by rounds of empty tasks, in a second or two."""
 
     def timed(payload: Any, tasks: int) -> tuple[float, float]:
         began = time.perf_counter()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,10 +94,6 @@ class PassesEstimate:
     exact: bool
     trials: tuple[Trial, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 class _CountingOperator(BlockedKernelOperator):
     """Counts the columns evaluated in float64."""
@@ -132,15 +127,12 @@ def estimate_passes(
 
     Parameters
     ----------
-    dataset : Dataset
-    found : Hyperparameters
     options : SolverOptions
         Tolerance and limits.
     solver : GreedyBlockCoordinateDescent
         As the run will have it, block size resolved.
     executor : BlockExecutor
         Solves the subsets.
-    reporter : Reporter
 
     Raises
     ------
@@ -184,8 +176,6 @@ def extrapolate(trials: Sequence[Trial], n: int, ratio: float) -> tuple[float, f
     ----------
     trials : sequence of Trial
         Smallest first; at least one.
-    n : int
-    ratio : float
     """
     curves = []
     for exponent in RATIO_EXPONENTS:

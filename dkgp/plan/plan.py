@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -132,7 +133,6 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
 
     Parameters
     ----------
-    job, reporter
     validate : Validation, optional
         Trains and compares; `dkgp.bench.scaling.validate.validate` does, on this machine.
 
@@ -162,8 +162,16 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     passes = _passes(job, dataset, found, solver, reporter)
     resident = int(psutil.Process().memory_info().rss)
     memory = memory_of(problem, resident_bytes=resident, cache_bytes=job.cluster.cache_bytes)
+    effort = Effort(passes.passes, passes.double_passes, passes.refreshes)
+    speedups, threads = machine.speedups, job.threads_per_worker
     projections = {
-        count: project(problem, machine, _fleet(job, count, machine, cluster), _effort(passes)) for count in job.workers
+        count: project(
+            problem,
+            machine,
+            Fleet(count, threads, speedups, len(speedups), cluster.network, one_machine=job.one_machine),
+            effort,
+        )
+        for count in job.workers
     }
     worker_bytes = worker_memory_bytes(memory, cluster.worker_resident_bytes)
     rows = [_row(job, count, projections[count], passes, memory, worker_bytes) for count in job.workers]
@@ -177,7 +185,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "hyper": job.hyper,
         "block_size": problem.block_size,
         "tolerance": job.solver.tolerance,
-        "passes": plain(passes.to_json()),
+        "passes": plain(asdict(passes)),
         "rounds": math.ceil(passes.passes * problem.n / problem.block_size),
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
@@ -231,11 +239,8 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> tuple[ClusterFigures, 
 
 def _measure_machine(job: PlanJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> MachineFigures:
     reporter.note("measuring this machine")
-    executor = LocalExecutor(1)
-    try:
+    with closing(LocalExecutor(1)) as executor:
         machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
-    finally:
-        executor.close()
     if job.figures is not None:
         write_figures(job.figures, machine)
     return machine
@@ -251,26 +256,8 @@ def _passes(
     if job.passes is not None:
         # Two full float64 passes: one to verify, one on the way; a few rounds in float64 after the first.
         return PassesEstimate(job.passes, job.passes, job.passes, 0.0, 2, False, ())
-    executor = LocalExecutor()
-    try:
+    with closing(LocalExecutor()) as executor:
         return estimate_passes(dataset, found, job.solver, solver, executor, reporter)
-    finally:
-        executor.close()
-
-
-def _effort(passes: PassesEstimate) -> Effort:
-    return Effort(passes.passes, passes.double_passes, passes.refreshes)
-
-
-def _fleet(job: PlanJob, workers: int, machine: MachineFigures, cluster: ClusterFigures) -> Fleet:
-    return Fleet(
-        workers,
-        job.threads_per_worker,
-        machine.speedups,
-        len(machine.speedups),
-        cluster.network,
-        one_machine=job.one_machine,
-    )
 
 
 def _row(

@@ -20,7 +20,6 @@ def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *
         .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     rows : sequence of mappings
         Of the plan's document.
-    title : str
     """
     with drawn(path, 10.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)

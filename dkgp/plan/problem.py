@@ -32,8 +32,6 @@ def problem_of(
 
     Parameters
     ----------
-    dataset : Dataset
-    kernel : Kernel
     solver : GreedyBlockCoordinateDescent
         Block size resolved.
     least_task_evaluations : int
@@ -66,18 +64,15 @@ def problem_of(
     )
 
 
-def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares_process: bool = False) -> MemoryPlan:
-    """Project a run's memory as `dkgp train` does before it starts.
+def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int) -> MemoryPlan:
+    """Project a run's memory as `dkgp train` does before it starts, on workers that are processes of their own.
 
     Parameters
     ----------
-    problem : Problem
     resident_bytes : int
         What the coordinator's process holds beforehand.
     cache_bytes : int
         Of each worker's feature cache.
-    shares_process : bool
-        Whether the workers are threads of the coordinator's process.
     """
     needed = coordinator_input_bytes_needed(problem.n, problem.d, problem.width)
     return plan_training(
@@ -90,7 +85,7 @@ def memory_of(problem: Problem, *, resident_bytes: int, cache_bytes: int, shares
             problem.least_candidates or problem.candidates,
         ),
         resident_bytes=resident_bytes,
-        shares_process=shares_process,
+        shares_process=False,
         overlaps=True,
         holds_inputs=needed <= DEFAULT_COORDINATOR_INPUT_BYTES,
         cache_bytes=cache_bytes,

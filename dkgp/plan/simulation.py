@@ -4,6 +4,9 @@ Threads of one machine share it: with k of them busy each runs at the measured s
 pass the scheduler one after another and take half a round trip each way. The coordinator does what
 `GreedyBlockCoordinateDescent.advance` does, in that order: solve, send, advance its vectors, select the next block
 while the workers update, wait, take the results in.
+
+By hand, not by SimPy: threads that share a machine's speed are none of its resources, and without them there is little
+left for it to do.
 """
 
 from __future__ import annotations
@@ -72,6 +75,10 @@ class Fleet:
         """Tasks that run at once."""
         return self.workers * self.threads_per_worker
 
+    def speed(self, threads: int) -> float:
+        """Speed of so many threads of a machine together."""
+        return self.speedups[min(threads, len(self.speedups)) - 1]
+
 
 @dataclass(frozen=True)
 class SelectionStep:
@@ -118,11 +125,9 @@ class RoundWork:
     payload_bytes: float
     result_bytes: tuple[float, ...]
 
-    @property
-    def coordinator_seconds(self) -> float:
-        """The coordinator's work, on one thread, had the update taken no time at all."""
-        steps = sum(step.parallel_seconds + step.serial_seconds for step in self.selection)
-        return self.solve_seconds + self.vectors_seconds + self.arrival_seconds + steps
+    def selection_seconds(self, speed: float) -> float:
+        """The selection of a block while nothing is under way, at that speed of all threads together."""
+        return sum(step.parallel_seconds / speed + step.serial_seconds for step in self.selection)
 
 
 @dataclass(frozen=True)
@@ -319,11 +324,6 @@ def _machines(simulation: _Simulation, fleet: Fleet) -> tuple[_Machine, list[_Ma
 def simulate_round(work: RoundWork, fleet: Fleet) -> RoundTimes:
     """Simulate one round amid many alike.
 
-    Parameters
-    ----------
-    work : RoundWork
-    fleet : Fleet
-
     Returns
     -------
     RoundTimes
@@ -366,7 +366,6 @@ def simulate_pass(
     ----------
     task_seconds, payload_bytes, result_bytes : sequences
         By task.
-    fleet : Fleet
     """
     simulation = _Simulation()
     own, machines = _machines(simulation, fleet)

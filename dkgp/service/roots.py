@@ -60,13 +60,9 @@ class Roots:
     """
 
     def __init__(self, roots: Sequence[str], excluded: Sequence[str] = ()) -> None:
-        self._places: list[_Place] = []
-        urls: list[str] = []
-        for root in roots:
-            place, url = _root(root)
-            self._places.append(place)
-            urls.append(url)
-        self.urls: tuple[str, ...] = tuple(dict.fromkeys(urls))
+        found = [_root(root) for root in roots]
+        self._places = [place for place, _ in found]
+        self.urls: tuple[str, ...] = tuple(dict.fromkeys(url for _, url in found))
         self._excluded = [_local(os.path.abspath(folder)) for folder in excluded]
 
     def contains(self, url: str) -> bool:

@@ -52,7 +52,6 @@ def run_serve(
 
     Parameters
     ----------
-    settings : ServiceSettings
     reporter : Reporter
         Told of the address and of what is risky.
     on_listening : callable, optional

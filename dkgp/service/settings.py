@@ -24,6 +24,7 @@ __all__ = [
     "ServiceSettings",
     "check_token",
     "is_loopback",
+    "is_loopback_address",
     "read_token",
     "resolve",
 ]
@@ -113,13 +114,8 @@ class ServiceSettings:
 
     def limits(self) -> dict[str, Any]:
         """Limits of the service, for its clients."""
-        return {
-            "concurrent_jobs": self.concurrent_jobs,
-            "job_deadline_seconds": self.job_deadline_seconds,
-            "keep_seconds": self.keep_seconds,
-            "max_queued": self.max_queued,
-            "max_body_bytes": self.max_body_bytes,
-        }
+        names = ("concurrent_jobs", "job_deadline_seconds", "keep_seconds", "max_queued", "max_body_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -167,6 +163,14 @@ def check_token(token: str, what: str) -> str:
 def is_loopback(host: str) -> bool:
     """True if all that the name stands for is this machine alone; `InputError` where it stands for nothing."""
     return all(ip_address(address.partition("%")[0]).is_loopback for _, address in resolve(host, 0))
+
+
+def is_loopback_address(text: str) -> bool:
+    """True for the text of an address that is this machine alone; a name is none."""
+    try:
+        return ip_address(text).is_loopback
+    except ValueError:
+        return False
 
 
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:

@@ -65,9 +65,9 @@ def curve(n_targets: int, n: int = 400) -> CoverageCurve:
     return CoverageCurve(levels, observed, n, tuple(f"target {index}" for index in range(n_targets)))
 
 
-def test_the_calibration_panel_shows_what_chance_allows() -> None:
-    figure = plots._figure(5.0, 5.0)
-    plots._draw_calibration(plots._panels(figure, 1)[0], curve(1))
+def test_the_calibration_panel_shows_what_chance_allows(tmp_path: Path) -> None:
+    with plots.drawn(tmp_path / "panel.png", 5.0, 5.0, "calibration") as figure:
+        plots._draw_calibration(plots._panels(figure, 1)[0], curve(1))
     top, bottom = figure.subfigs[0].axes
     (band,) = bottom.collections
     edges = band.get_paths()[0].vertices
@@ -100,10 +100,10 @@ def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
     assert path.read_bytes()[:5] == start
 
 
-def test_drawing_does_not_choose_a_backend_for_the_whole_process() -> None:
+def test_drawing_does_not_choose_a_backend_for_the_whole_process(tmp_path: Path) -> None:
     code = (
         "from dkgp.commands.reporting import plots; import sys; assert 'matplotlib' not in sys.modules\n"
-        "plots._figure(4, 3); print('matplotlib.pyplot' in sys.modules)"
+        f"with plots.drawn({str(tmp_path / 'plot.png')!r}, 4, 3, 'figure'): print('matplotlib.pyplot' in sys.modules)"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(plots.__file__).parents[3]

@@ -174,7 +174,7 @@ def test_more_workers_help_until_the_coordinator_is_the_limit() -> None:
     assert found[256].limit in ("selection", "solve")
     # A round cannot be shorter than what the coordinator has to do in it.
     work = round_work(PROBLEM, MACHINE, 256)
-    own = work.coordinator_seconds - (1 - 1 / 3.6) * sum(step.parallel_seconds for step in work.selection)
+    own = work.solve_seconds + work.vectors_seconds + work.arrival_seconds + work.selection_seconds(3.6)
     assert found[256].round.seconds >= own
     assert found[256].round.seconds == pytest.approx(own, rel=0.6)
     useful = most_useful_workers(workers, seconds)

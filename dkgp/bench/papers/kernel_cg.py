@@ -64,8 +64,6 @@ class RiskDistance(StoppingRule):
     ----------
     minimum : float
         The least risk, targets added up, from Cholesky.
-    noise_variance : float
-    share : float
     """
 
     minimum: float

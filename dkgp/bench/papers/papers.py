@@ -30,9 +30,8 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["FIGURES", "TABLES", "BenchPapersJob", "run_bench_papers"]
+__all__ = ["FIGURES", "BenchPapersJob", "run_bench_papers"]
 
-TABLES = ("1", "2", "3", "4")
 FIGURES = ("1", "2", "3", "4", "kcg")
 
 GBCD_SAMPLES = 10_000

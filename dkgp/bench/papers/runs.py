@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import with_cholesky
+from dkgp.bench.contenders import room_for_cholesky
 from dkgp.bench.papers.data import PreparedData
 from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import BlockExecutor
@@ -206,17 +207,11 @@ class Workbench:
     def __init__(self, data: PreparedData, executor: BlockExecutor, reporter: Reporter) -> None:
         self.data, self.executor, self.reporter = data, executor, reporter
         self._inputs = ArrayInputs(data.inputs)
-        self._exact: Exact | None = None
-        self._tried_exact = False
         self._runs: dict[Contender, SolverRun] = {}
         self._warm: set[str] = set()
 
     def exact(self) -> Exact | None:
         """Cholesky's solution; None, and that is said, where its matrix does not fit."""
-        if not self._tried_exact:
-            self._tried_exact = True
-            if with_cholesky(self.data.n, self.reporter.warn, f"{self.data.name}: "):
-                self._exact = self._cholesky()
         return self._exact
 
     def run(self, contender: Contender) -> SolverRun:
@@ -257,7 +252,7 @@ class Workbench:
                 if operator is not None:
                     solution = run(operator)
                 else:
-                    with self._operator() as blocked:
+                    with self._operator(self._inputs) as blocked:
                         solution = run(blocked)
             except NumericalError as error:
                 last = history[-1] if history else None
@@ -282,12 +277,15 @@ class Workbench:
         """Equation 16, the mean over targets under the root."""
         return float(np.sqrt(np.mean((mean - self.data.test_targets) ** 2)))
 
-    def _operator(self) -> BlockedKernelOperator:
+    def _operator(self, inputs: ArrayInputs) -> BlockedKernelOperator:
         found = self.data.found
-        return BlockedKernelOperator(found.kernel, found.noise_variance, self._inputs, self.executor)
+        return BlockedKernelOperator(found.kernel, found.noise_variance, inputs, self.executor)
 
-    def _cholesky(self) -> Exact:
+    @cached_property
+    def _exact(self) -> Exact | None:
         data = self.data
+        if not room_for_cholesky(data.n, self.reporter.warn, f"{data.name}: "):
+            return None
         began = time.perf_counter()
         matrix = assemble(data.inputs, data.found)
         factor_in_place(matrix)
@@ -332,10 +330,10 @@ class Workbench:
             return
         self._warm.add(options.solver)
         rows = min(WARM_UP_SAMPLES, self.data.n)
-        found, few = self.data.found, ArrayInputs(self.data.inputs[:rows])
+        few = ArrayInputs(self.data.inputs[:rows])
         size = options.block_size if options.block_size == "auto" else min(options.block_size, rows)
         settings = options.changed(block_size=size)
-        with BlockedKernelOperator(found.kernel, found.noise_variance, few, self.executor) as operator:
+        with self._operator(few) as operator:
             solver = settings.build(rows, few.n_features, self.data.targets.shape[1], SilentReporter())
             with suppress(NumericalError):  # the run itself will say so
                 solve(operator, self.data.targets[:rows], solver=solver, stopping=options.stopping() | MaxIterations(2))

@@ -110,7 +110,7 @@ def said(found: Hyperparameters) -> str:
 
 
 def thinned(count: int, most: int) -> NDArray[np.int64]:
-    """Which of so many points a curve shows: all, or `most` evenly on a logarithmic scale, the last among them."""
+    """Indices of the points that a curve shows: all, or `most` evenly on a logarithmic scale, the last among them."""
     if count <= most:
         return np.arange(count)
     return np.unique(np.geomspace(1, count, most).round().astype(np.int64)) - 1

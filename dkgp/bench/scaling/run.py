@@ -67,10 +67,6 @@ class _TimedRound:
 class TimedExecutor:
     """Runs rounds on another executor and notes when each was submitted and when its end was first seen.
 
-    Parameters
-    ----------
-    executor : BlockExecutor
-
     Attributes
     ----------
     spans : dict of str to list of (float, float)

@@ -11,9 +11,8 @@ from dkgp.registry import Option
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 
-    return run_bench_overhead(
-        BenchOverheadJob(**section.problem_and_solver(values, section.BLOCK_SIZE, section.TOLERANCE), **values),
-        reporter,
+    return section.measure(
+        BenchOverheadJob, run_bench_overhead, values, reporter, section.BLOCK_SIZE, section.TOLERANCE
     )
 
 

@@ -42,11 +42,7 @@ section.SECTIONS.add(
         """,
         _run,
         (
-            Option(
-                "data",
-                "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
-                metavar="DIR",
-            ),
+            section.DATA_FOLDER,
             Option(
                 "tables",
                 "Of the GBCD paper; 3 and 4 as `dkgp bench variance --table` has them.  [default: 1 and 2]",

@@ -11,9 +11,7 @@ from dkgp.registry import Option, whole_numbers
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.scaling.study import BenchScalingJob, run_bench_scaling
 
-    return run_bench_scaling(
-        BenchScalingJob(**section.problem_and_solver(values, section.BLOCK_SIZE, section.TOLERANCE), **values), reporter
-    )
+    return section.measure(BenchScalingJob, run_bench_scaling, values, reporter, section.BLOCK_SIZE, section.TOLERANCE)
 
 
 section.SECTIONS.add(

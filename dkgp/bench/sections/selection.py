@@ -25,9 +25,7 @@ METHOD = (
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
 
-    return run_bench_selection(
-        BenchSelectionJob(**section.problem_and_solver(values, section.BLOCK_SIZE, *METHOD), **values), reporter
-    )
+    return section.measure(BenchSelectionJob, run_bench_selection, values, reporter, section.BLOCK_SIZE, *METHOD)
 
 
 section.SECTIONS.add(

@@ -19,9 +19,8 @@ PER_STEP = Option(
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.solve import BenchSolveJob, run_bench_solve
 
-    return run_bench_solve(
-        BenchSolveJob(**section.problem_and_solver(values, section.BLOCK_SIZE, section.TOLERANCE, PER_STEP), **values),
-        reporter,
+    return section.measure(
+        BenchSolveJob, run_bench_solve, values, reporter, section.BLOCK_SIZE, section.TOLERANCE, PER_STEP
     )
 
 

@@ -14,11 +14,7 @@ def _options() -> tuple[Option, ...]:
     from dkgp.solvers.registry import solver_names
 
     return (
-        Option(
-            "data",
-            "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
-            metavar="DIR",
-        ),
+        section.DATA_FOLDER,
         Option(
             "problems",
             "friedman1 or a file of --data without .npz.  [default: friedman1]",

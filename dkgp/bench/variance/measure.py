@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import Runs, cholesky_bytes, take_turns, with_cholesky
+from dkgp.bench.contenders import Runs, cholesky_bytes, room_for_cholesky, take_turns
 from dkgp.bench.problem import BenchProblem, prepare_problem, prepare_test
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.measurements import median, median_ratio
@@ -212,7 +212,7 @@ def measure_variances(trial: VarianceTrial, folder: Path, reporter: Reporter) ->
 def _run_all(trial: VarianceTrial, model_url: str, n: int, test: Dataset, folder: Path, reporter: Reporter) -> Runs:
     shared = {"model": model_url, "test": test.url, "exact": str(folder / "exact.npy")}
     gaps = [contender_of(settings.gap) for settings in trial.settings]
-    wanted = (trial.with_cholesky and with_cholesky(n, reporter.warn), trial.with_plain_pass)
+    wanted = (trial.with_cholesky and room_for_cholesky(n, reporter.warn), trial.with_plain_pass)
 
     def describe(name: str, repeat: int) -> Figures:
         if name in REFERENCES:

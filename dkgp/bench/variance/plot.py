@@ -22,7 +22,6 @@ def plot_intervals(path: str | os.PathLike[str], intervals: Sequence[Intervals],
         .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     intervals : sequence
         One for each gap wanted.
-    title : str
     """
     known = [(each, each.exact) for each in intervals if each.exact is not None]
     with drawn(path, 11.0 if known else 5.5, 4.5, title) as figure:

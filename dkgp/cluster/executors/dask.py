@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -49,7 +49,6 @@ class DaskExecutor:
 
     Parameters
     ----------
-    client : distributed.Client
     round_deadline_seconds : float, default 900
         A round that takes longer than this, or has had no workers for as long, is an error instead of a hang.
     cache_bytes : int
@@ -176,7 +175,9 @@ def _threads_by_worker(client: Client) -> dict[str, int]:
     return threads
 
 
-class _DaskRound:
+class _Round:
+    """The tasks of a round on their way, until they are let go."""
+
     def __init__(
         self,
         client: Client,
@@ -193,18 +194,27 @@ class _DaskRound:
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
+        return [self._submit(index, self._task, retries=TASK_RETRIES) for index in range(len(self._groups))]
+
+    def _submit(self, index: int, task: Callable[..., Any], *before: Any, retries: int = 0) -> Future[Any]:
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
-        return [
-            self._client.submit(
-                self._task,
-                *self._arguments,
-                list(group),
-                key=(*self._label, self._attempt, index),
-                pure=False,
-                retries=TASK_RETRIES,
-            )
-            for index, group in enumerate(self._groups)
-        ]
+        return self._client.submit(
+            task,
+            *before,
+            *self._arguments,
+            list(self._groups[index]),
+            key=(*self._label, self._attempt, index),
+            pure=False,
+            retries=retries,
+        )
+
+    def _release(self) -> None:
+        for future in self._futures:
+            future.release()
+
+
+class _DaskRound(_Round):
+    """A round on worker processes; what is lost with them is computed again."""
 
     def done(self) -> bool:
         return all(future.status == "finished" for future in self._futures)
@@ -272,10 +282,6 @@ class _DaskRound:
             raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
         self._futures = self._start()
 
-    def _release(self) -> None:
-        for future in self._futures:
-            future.release()
-
     def _known_workers(self) -> str:
         try:
             return str(len(_threads_by_worker(self._client)))
@@ -283,26 +289,13 @@ class _DaskRound:
             return "an unknown number of"
 
 
-class _InProcessRound:
+class _InProcessRound(_Round):
     """A round whose results come back through memory; the cluster cannot be lost without this process."""
 
-    def __init__(
-        self,
-        client: Client,
-        label: tuple[str, str, int],
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        deadline_seconds: float,
-    ) -> None:
-        self._label, self._deadline_seconds = label, deadline_seconds
-        self._mailbox = Mailbox(len(groups))
-        self._futures = [
-            client.submit(
-                deliver, self._mailbox.number, index, task, *arguments, list(group), key=(*label, 0, index), pure=False
-            )
-            for index, group in enumerate(groups)
-        ]
+    def _start(self) -> list[Future[Any]]:
+        self._mailbox = Mailbox(len(self._groups))
+        number = self._mailbox.number
+        return [self._submit(index, deliver, number, index, self._task) for index in range(len(self._groups))]
 
     def done(self) -> bool:
         return self._mailbox.done()
@@ -323,5 +316,4 @@ class _InProcessRound:
             return [value for part in self._mailbox.take() for value in part]
         finally:
             self._mailbox.close()
-            for future in self._futures:
-                future.release()
+            self._release()

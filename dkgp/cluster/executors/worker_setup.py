@@ -39,8 +39,6 @@ class WorkerSetup(WorkerPlugin):
         itself.
     client_id, run : str
         Tell the set-ups of runs that share a cluster apart, and whose coordinator is still there.
-    arithmetic : Arithmetic, optional
-        What a worker must compute with; anything by default.
     """
 
     idempotent = False
@@ -52,12 +50,11 @@ class WorkerSetup(WorkerPlugin):
         ignore_interrupts: bool = False,
         client_id: str = "",
         run: str = "",
-        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.name = f"{_PREFIX}{client_id}/{run}"
         self._cache_bytes = cache_bytes
         self._ignore_interrupts = ignore_interrupts
-        self._arithmetic = arithmetic
+        self._arithmetic: Arithmetic | None = None
         self._coordinator = (socket.gethostname(), os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -145,7 +145,6 @@ def submit_batch_script(script: str, folder: str | Path) -> str:
 
     Parameters
     ----------
-    script : str
     folder : path
         Where the job runs; its output file goes there. SLURM keeps a copy of the script.
 
@@ -213,10 +212,9 @@ def _checked(settings: Mapping[str, str], name: str) -> tuple[dict[str, str], di
     if _MEMORY_SETTINGS & given.keys():
         defaults.pop("mem", None)
     directives = {"job-name": name, **defaults, "output": f"{name}-%j.out", **given}
-    if not re.fullmatch(r"[1-9]\d{0,5}", directives["nodes"]):
-        raise UsageError(f"nodes must be a whole number, 1 or more; got {directives['nodes']!r}")
-    if not re.fullmatch(r"[1-9]\d{0,5}", directives["cpus-per-task"]):
-        raise UsageError(f"cpus-per-task must be a whole number, 1 or more; got {directives['cpus-per-task']!r}")
+    for count in ("nodes", "cpus-per-task"):
+        if not re.fullmatch(r"[1-9]\d{0,5}", directives[count]):
+            raise UsageError(f"{count} must be a whole number, 1 or more; got {directives[count]!r}")
     if not re.fullmatch(r"B:(SIG)?USR1(@\d{1,5})?", directives["signal"]):
         raise UsageError(
             f"the script knows the signal B:USR1@SECONDS, so many seconds before the end; got {directives['signal']!r}"

@@ -6,11 +6,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Document", "dump", "plain"]
+__all__ = ["Document", "dump", "is_document", "plain"]
 
 Document: TypeAlias = dict[str, Any]
 
@@ -30,6 +31,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"a {type(value).__name__} cannot stand in a document")
+
+
+def is_document(path: str | os.PathLike[str], command: str) -> bool:
+    """True if a file holds a document of that command."""
+    try:
+        return bool(json.loads(Path(path).read_text(encoding="utf-8"))["command"] == command)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def dump(document: Mapping[str, Any], *, indent: int | None = 2) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import psutil
 from dkgp import __version__
 from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import Document, dump, plain
+from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.kernels.tiles.processor import compilation_target
 
@@ -49,7 +48,7 @@ def median_ratio(values: Sequence[float], references: Sequence[float]) -> float:
 def check_record_file(path: str | None) -> None:
     """Make sure that the record can be written; an earlier record of a benchmark is replaced, nothing else is."""
     if path is not None:
-        check_output_file(path, replace=_is_record(path), option="--out")
+        check_output_file(path, replace=is_document(path, "bench"), option="--out")
 
 
 def report(
@@ -87,13 +86,6 @@ def write_record(document: Document, path: str | None) -> Document:
     if path is not None:
         write_text(path, dump(document) + "\n")
     return document
-
-
-def _is_record(path: str) -> bool:
-    try:
-        return bool(json.loads(Path(path).read_text(encoding="utf-8"))["command"] == "bench")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -59,9 +58,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._finished.set()
         self._thread.join()
 

@@ -18,7 +18,6 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
 
     Parameters
     ----------
-    path : path
     replace : bool
         Whether a file that is there may be replaced.
     option : str

@@ -114,12 +114,10 @@ def plot_predictions(
 
     Parameters
     ----------
-    path : path
     truth, mean : (n,) or (n, p) float64
         In the units of the targets.
     coverage : CoverageCurve, optional
         How often the truth lies in the predictive intervals.
-    title : str
     """
     with drawn(path, 5.5 if coverage is None else 11.0, 5.5, title) as figure:
         panels = _panels(figure, 1 if coverage is None else 2)
@@ -162,14 +160,12 @@ def plot_comparison(
 
     Parameters
     ----------
-    path : path
     histories : mapping
         Name of the method -> its records.
     minimum : float
         The objective's minimum, as well as it is known; the gap to it is drawn.
     tolerance : float
         Drawn as a line.
-    title : str
     """
     with drawn(path, 11.0, 4.5, title) as figure:
         left, right = figure.subplots(1, 2)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.progress import Search, Solve, SolveProgress, TuneProgress, Work, WorkProgress
+from dkgp.commands.reporting.progress import SolveProgress, TuneProgress, WorkProgress
 
 __all__ = ["TerminalReporter", "duration"]
 
@@ -59,25 +59,14 @@ class TerminalReporter:
             self.warnings.append(message)
             self._print(f"warning: {message}", style="yellow")
 
-    def work(self, label: str) -> Work:
-        """Open a bar."""
-        return self._work(label)
-
-    def search(self, label: str) -> Search:
-        """Open the display of a hyperparameter search."""
-        return self._search(label)
-
-    def solve(self, label: str, tolerance: float) -> Solve:
-        """Open the display of a solve."""
-        return self._solve(label, tolerance)
-
     def _print(self, message: str, style: str | None = None) -> None:
         # A signal handler may speak while this very stream is being written to.
         with suppress(RuntimeError):
             self._console.print(message, style=style, markup=False, soft_wrap=True)
 
     @contextmanager
-    def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+    def work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        """Open a bar."""
         pace = _Pace()
         with self._display(label) as show:
 
@@ -88,7 +77,8 @@ class TerminalReporter:
             yield update
 
     @contextmanager
-    def _search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+    def search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+        """Open the display of a hyperparameter search."""
         with self._display(label) as show:
 
             def update(progress: TuneProgress) -> None:
@@ -103,7 +93,8 @@ class TerminalReporter:
             yield update
 
     @contextmanager
-    def _solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+        """Open the display of a solve."""
         estimate = ConvergenceEstimate(tolerance)
         with self._display(label) as show:
 

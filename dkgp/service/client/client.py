@@ -96,7 +96,6 @@ class ServiceClient:
 
         Parameters
         ----------
-        command : str
         options : mapping
             As the job's dataclass has them, in JSON types; local paths absolute.
         name : str, optional
@@ -196,7 +195,6 @@ class ServiceClient:
 
         Parameters
         ----------
-        job_id : str
         until : float, optional
             `time.monotonic()` at which to give up.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dkgp.errors import MissingExtraError, ServiceError, UsageError
-from dkgp.service.settings import check_token
+from dkgp.service.settings import check_token, is_loopback_address
 
 if TYPE_CHECKING:
     import httpx
@@ -78,12 +77,7 @@ def open_connection(
 
 def is_this_machine(host: str) -> bool:
     """True if a name or address is certainly this machine's own, without asking a name server."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost" or host.endswith(".localhost") or is_loopback_address(host)
 
 
 def transport_error(error: httpx.HTTPError, url: str) -> ServiceError:

@@ -126,12 +126,7 @@ class Transaction:
 
 
 class QueueDatabase:
-    """One connection, shared by the threads of this process in turn; every transaction is short.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """One connection, shared by the threads of this process in turn; every transaction is short."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -214,9 +209,7 @@ class QueueDatabase:
                 f"Cannot use the queue '{self._path}': {error}; free some space, or see that the folder may be "
                 "written to and that no program keeps it locked."
             ) from error
-        except sqlite3.ProgrammingError:
-            raise
-        except sqlite3.IntegrityError:
+        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise
         except sqlite3.DatabaseError as error:
             raise StoreError(f"The queue '{self._path}' is damaged: {error}. Start with a new folder.") from error

@@ -28,26 +28,18 @@ from typing import Any
 
 from dkgp.commands.reporting.documents import plain
 
-__all__ = ["EventReader", "EventWriter", "latest_progress", "progress_pace_seconds"]
+__all__ = ["EventReader", "EventWriter", "latest_progress", "now_text", "progress_pace_seconds"]
 
 TAIL_BYTES = 64 * 1024
-PIECE_BYTES = 1024 * 1024
-LONGEST_MESSAGE = 4000
 # Seconds between two progress events, by how many events there are: the file of a job of days stays small.
 PROGRESS_PACES = ((10_000, 0.2), (15_000, 1.0), (20_000, 5.0))
 SLOWEST_PROGRESS_SECONDS = 60.0
-# Lines of standard error beyond these are in log.txt alone.
-MOST_LOG_EVENTS = 5000
 
 
 class EventWriter:
     """Appends events; several processes may write to one file, each event whole and with a number of its own.
 
     What cannot be written (a full disk) is lost in silence: events tell of a job, they do not decide about it.
-
-    Parameters
-    ----------
-    path : Path
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +83,7 @@ class EventWriter:
             size = os.fstat(self._handle).st_size
             if size != self._end:
                 size = self._catch_up(size)
-            event = {"sequence": self.next_sequence, "time": _now(), "kind": kind, **plain(content)}
+            event = {"sequence": self.next_sequence, "time": now_text(), "kind": kind, **plain(content)}
             line = json.dumps(event, allow_nan=False).encode() + b"\n"
             try:
                 whole = os.write(self._handle, line) == len(line)
@@ -190,9 +182,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("sequence"), int) or "kind" not in event:
-        return None
-    return event
+    return event if isinstance(event, dict) and isinstance(event.get("sequence"), int) and "kind" in event else None
 
 
 def _last_event(lines: bytes, *, whole_from_start: bool) -> dict[str, Any] | None:
@@ -210,5 +200,6 @@ def _locked(handle: int) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def _now() -> str:
+def now_text() -> str:
+    """The time as events and records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -28,8 +28,8 @@ from typing import Any
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError
 from dkgp.service.queue.database import QueueDatabase, Row, Transaction, prepare_folder
-from dkgp.service.queue.events import latest_progress
-from dkgp.service.queue.ledger import Ledger, job_record, now_text
+from dkgp.service.queue.events import latest_progress, now_text
+from dkgp.service.queue.ledger import Ledger, job_record
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import (
     RESUMABLE,
@@ -169,7 +169,6 @@ class JobQueue:
         ----------
         states : collection of str
             Only jobs in these; all by default.
-        limit : int
         before : str, optional
             Only jobs that were submitted before this one: the last of the page before.
         """

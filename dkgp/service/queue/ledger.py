@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from dkgp.commands.reporting.documents import dump
 from dkgp.errors import ExitCode
 from dkgp.service.queue.database import QueueDatabase, Row, Transaction
-from dkgp.service.queue.events import EventWriter, latest_progress
+from dkgp.service.queue.events import EventWriter, latest_progress, now_text
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import JobRecord, State
 
-__all__ = ["Claim", "Ledger", "RunningJob", "StopReason", "job_record", "now_text"]
+__all__ = ["Claim", "Ledger", "RunningJob", "StopReason", "job_record"]
 
 StopReason = Literal["cancel", "deadline", "stop"]
 
@@ -71,7 +71,6 @@ class Ledger:
 
     Parameters
     ----------
-    database : QueueDatabase
     folder : Path
         The queue's.
     max_attempts : int
@@ -206,15 +205,12 @@ class Ledger:
             counted = died and row["stop"] is None
             deaths = row["deaths"] + int(counted)
             state: State
+            asked = {**error, "exit_code": int(ExitCode.INTERRUPTED)}
             if row["cancel_requested"] or row["stop"] == "cancel":
-                state, told = (
-                    "cancelled",
-                    {**error, "type": "JobCancelledError", "exit_code": int(ExitCode.INTERRUPTED)},
-                )
+                state, told = "cancelled", {**asked, "type": "JobCancelledError"}
                 told["message"] = f"cancelled; {error['message']}"
             elif row["stop"] == "deadline":
-                state, told = "failed", {**error, "type": "DeadlineExceededError"}
-                told["exit_code"] = int(ExitCode.INTERRUPTED)
+                state, told = "failed", {**asked, "type": "DeadlineExceededError"}
                 told["message"] = (
                     f"the job took longer than it may ({_seconds(row):.0f} seconds); {error['message']}. Resume it to "
                     "go on, or submit it with a later deadline"
@@ -266,21 +262,19 @@ class Ledger:
 
     def tell(self, job_id: str, kind: str, **content: Any) -> None:
         """Write an event of a job."""
-        events = EventWriter(self._job_folder(job_id) / "events.jsonl")
-        events.write(kind, **content)
-        events.close()
+        with closing(EventWriter(self._job_folder(job_id) / "events.jsonl")) as events:
+            events.write(kind, **content)
 
     def _tell_end(
         self, job_id: str, state: State, document: Mapping[str, Any] | None, error: Mapping[str, Any] | None
     ) -> None:
         """Write the last events before the change is seen, so that whoever sees it finds them all."""
-        events = EventWriter(self._job_folder(job_id) / "events.jsonl")
-        if document is not None:
-            events.write("document", document=document)
-        if error is not None:
-            events.write("error", error=error)
-        events.write("state", state=state)
-        events.close()
+        with closing(EventWriter(self._job_folder(job_id) / "events.jsonl")) as events:
+            if document is not None:
+                events.write("document", document=document)
+            if error is not None:
+                events.write("error", error=error)
+            events.write("state", state=state)
 
     def _progress(self, job_id: str) -> str | None:
         event = latest_progress(self._job_folder(job_id) / "events.jsonl")
@@ -294,35 +288,12 @@ def job_record(row: Row | None) -> JobRecord:
     """Return the record of a row of the table `jobs`."""
     if row is None:
         raise AssertionError("a row that was just written is gone")
-
-    def parsed(name: str) -> Any:
-        return None if row[name] is None else json.loads(row[name])
-
-    return JobRecord(
-        id=row["id"],
-        command=row["command"],
-        options=parsed("options"),
-        state=row["state"],
-        attempt=row["attempt"],
-        resume=bool(row["resume"]),
-        created=row["created"],
-        name=row["name"],
-        owner=row["owner"],
-        started=row["started"],
-        finished=row["finished"],
-        exit_code=row["exit_code"],
-        error=parsed("error"),
-        document=parsed("document"),
-        cancel_requested=bool(row["cancel_requested"]),
-        deadline_seconds=row["deadline_seconds"],
-        progress=parsed("progress"),
-        dashboard_link=row["dashboard_link"],
-    )
-
-
-def now_text() -> str:
-    """The time as records have it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    values = {field.name: row[field.name] for field in fields(JobRecord)}
+    for name in ("options", "error", "document", "progress"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    for name in ("resume", "cancel_requested"):
+        values[name] = bool(values[name])
+    return JobRecord(**values)
 
 
 def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:

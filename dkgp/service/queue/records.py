@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dkgp.errors import DkgpError, InputError
@@ -110,9 +109,3 @@ class JobRecord:
     def summary(self) -> dict[str, Any]:
         """Return the record without what is long: options and document."""
         return {name: value for name, value in asdict(self).items() if name not in _LONG}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> JobRecord:
-        """Read what `to_json` or `summary` returned; names of a later version are passed over."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{"options": {}, **{name: value for name, value in document.items() if name in known}})

@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -82,7 +81,6 @@ class LogTail:
 
     Parameters
     ----------
-    path : Path
     on_line : callable
         Called with each line, from a thread.
     """
@@ -102,9 +100,7 @@ class LogTail:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
 

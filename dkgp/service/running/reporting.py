@@ -10,11 +10,8 @@ from typing import Any
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
-    Search,
-    Solve,
     SolveProgress,
     TuneProgress,
-    Work,
     WorkProgress,
 )
 from dkgp.service.queue.events import EventWriter, progress_pace_seconds
@@ -27,7 +24,6 @@ class EventReporter:
 
     Parameters
     ----------
-    events : EventWriter
     on_dashboard : callable
         Called with the link to the cluster's dashboard, once it is known.
     """
@@ -48,54 +44,29 @@ class EventReporter:
             self.warnings.append(message)
             self._events.write("warning", message=message)
 
-    def work(self, label: str) -> Work:
-        """Report {done, total, unit, phase}."""
-        return self._work(label)
-
-    def search(self, label: str) -> Search:
-        """Report the evaluations of a hyperparameter search."""
-        return self._search(label)
-
-    def solve(self, label: str, tolerance: float) -> Solve:
-        """Report rounds: figures, tolerance, rate and time left."""
-        return self._solve(label, tolerance)
-
     @contextmanager
-    def _work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+    def work(self, label: str) -> Iterator[Callable[[WorkProgress], None]]:
+        """Report {done, total, unit, phase}."""
         with self._paced() as show:
 
             def update(progress: WorkProgress) -> None:
-                show(
-                    {
-                        "label": label,
-                        "phase": progress.phase,
-                        "done": progress.done,
-                        "total": progress.total,
-                        "unit": progress.unit,
-                    }
-                )
+                show(label=label, **vars(progress))
 
             yield update
 
     @contextmanager
-    def _search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+    def search(self, label: str) -> Iterator[Callable[[TuneProgress], None]]:
+        """Report the evaluations of a hyperparameter search."""
         with self._paced() as show:
 
             def update(progress: TuneProgress) -> None:
-                show(
-                    {
-                        "label": label,
-                        "done": progress.evaluation,
-                        "total": None,
-                        "unit": "evaluations",
-                        **progress.__dict__,
-                    }
-                )
+                show(label=label, done=progress.evaluation, total=None, unit="evaluations", **vars(progress))
 
             yield update
 
     @contextmanager
-    def _solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
+        """Report rounds: figures, tolerance, rate and time left."""
         estimate = ConvergenceEstimate(tolerance)
         with self._paced() as show:
 
@@ -104,25 +75,23 @@ class EventReporter:
                 figures = progress.to_json()
                 del figures["timings"]
                 show(
-                    {
-                        "label": label,
-                        **figures,
-                        "tolerance": tolerance,
-                        "fraction": estimate.fraction,
-                        "decades_per_minute": estimate.decades_per_minute,
-                        "seconds_left": estimate.seconds_left,
-                    }
+                    label=label,
+                    **figures,
+                    tolerance=tolerance,
+                    fraction=estimate.fraction,
+                    decades_per_minute=estimate.decades_per_minute,
+                    seconds_left=estimate.seconds_left,
                 )
 
             yield update
 
     @contextmanager
-    def _paced(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+    def _paced(self) -> Iterator[Callable[..., None]]:
         """Hold progress back that comes too fast; the first and the last are always written."""
         held: list[dict[str, Any]] = []
         due = 0.0
 
-        def show(content: dict[str, Any]) -> None:
+        def show(**content: Any) -> None:
             nonlocal due
             held[:] = [content]
             now = time.monotonic()

@@ -52,7 +52,6 @@ class Supervisor:
 
     Parameters
     ----------
-    queue : JobQueue
     cluster : ClusterOptions
         Where the jobs run.
     concurrent_jobs : int

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import sqlite3
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
 from dkgp.service.queue.records import JobStateError, QueueFullError, UnknownJobError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["SECURITY_HEADERS", "MalformedError", "Outermost", "answer_errors", "error_body", "send_error", "status_of"]
+__all__ = ["SECURITY_HEADERS", "MalformedError", "Outermost", "answer_errors", "error_answer", "status_of"]
 
 log = logging.getLogger("dkgp.service")
 
@@ -64,11 +63,6 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def error_body(kind: str, message: str) -> dict[str, Any]:
-    """Every error's JSON."""
-    return {"error": {"type": kind, "message": message}}
-
-
 def error_headers(status: int) -> dict[str, str]:
     """Headers that the status code itself asks for."""
     if status == 401:
@@ -78,40 +72,21 @@ def error_headers(status: int) -> dict[str, str]:
     return {}
 
 
-async def send_error(
-    send: Send, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None
-) -> None:
-    """Answer with an error, from below the framework."""
-    body = json.dumps(error_body(kind, message)).encode()
-    fields = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **error_headers(status),
-        **(headers or {}),
-    }
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+def error_answer(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer that says an error, from below the framework too: an ASGI application by itself."""
+    from starlette.responses import JSONResponse
+
+    body = {"error": {"type": kind, "message": message}}
+    return JSONResponse(body, status_code=status, headers={**error_headers(status), **(headers or {})})
 
 
 def answer_errors(app: FastAPI) -> None:
     """Have an application answer every error in the one shape."""
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
-    from starlette.responses import JSONResponse
-
-    def answer(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
-        return JSONResponse(
-            error_body(kind, message), status_code=status, headers={**error_headers(status), **(headers or {})}
-        )
 
     async def deliberate(request: Request, error: Exception) -> Response:
-        return answer(status_of(error), type(error).__name__, str(error))
+        return error_answer(status_of(error), type(error).__name__, str(error))
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -120,15 +95,15 @@ def answer_errors(app: FastAPI) -> None:
             message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
         elif error.status_code == 405:
             message = f"{request.url.path[:200]} does not take {request.method[:20]}; /docs lists what it takes"
-        return answer(error.status_code, _HTTP_NAMES.get(error.status_code, "HttpError"), message, error.headers)
+        return error_answer(error.status_code, _HTTP_NAMES.get(error.status_code, "HttpError"), message, error.headers)
 
     async def of_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         found = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()]
-        return answer(422, "UsageError", "; ".join(found))
+        return error_answer(422, "UsageError", "; ".join(found))
 
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return answer(500, type(error).__name__, _unforeseen(request.method, request.url.path, error))
+        return error_answer(500, type(error).__name__, _unforeseen(request.method, request.url.path, error))
 
     app.add_exception_handler(DkgpError, deliberate)
     app.add_exception_handler(sqlite3.OperationalError, deliberate)
@@ -168,7 +143,7 @@ class Outermost:
             message = _unforeseen(scope["method"], scope["path"], error)
             if started:
                 raise
-            await send_error(send_secured, 500, type(error).__name__, message)
+            await error_answer(500, type(error).__name__, message)(scope, receive, send_secured)
 
 
 def _unforeseen(method: str, path: str, error: Exception) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkgp.service.web.answers import send_error
+from dkgp.service.settings import is_loopback_address
+from dkgp.service.web.answers import error_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,10 +43,10 @@ class Guard:
             return
         if self._digest is not None:
             if scope["path"] not in OPEN_PATHS and not self._shows_token(scope):
-                await send_error(send, 401, "Unauthorised", UNAUTHORISED)
+                await error_answer(401, "Unauthorised", UNAUTHORISED)(scope, receive, send)
                 return
         elif (refusal := _foreign(scope)) is not None:
-            await send_error(send, 403, "ForeignRequest", refusal)
+            await error_answer(403, "ForeignRequest", refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -98,9 +98,4 @@ def _is_this_machine(host: str) -> bool:
         return False
     if "@" in host or "/" in host:
         return False
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name == "localhost" or is_loopback_address(name)

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dkgp.service.web.answers import MalformedError, send_error
+from dkgp.service.web.answers import MalformedError, error_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,9 +24,10 @@ DRAIN_SECONDS = 5.0
 class BodyLimit:
     """Reads the body before the application sees the request, and refuses one that is too large or too slow.
 
+    Starlette limits the parts of forms alone, and uvicorn nothing of a body.
+
     Parameters
     ----------
-    app : ASGI application
     max_bytes : int
         Largest body, in chunks or whole.
     seconds : float
@@ -37,6 +38,7 @@ class BodyLimit:
         self._app = app
         self._max_bytes = max_bytes
         self._seconds = seconds
+        self._too_large = f"the request is larger than {max_bytes:,} bytes, the most this service takes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -48,7 +50,7 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._max_bytes:
             if b"expect" not in headers and int(announced) <= DRAINED_BYTES:
                 await _drain(receive)
-            await self._refuse(send)
+            await self._refuse(413, "BodyTooLarge", self._too_large, scope, receive, send)
             return
         pieces: list[bytes] = []
         size = 0
@@ -63,28 +65,25 @@ class BodyLimit:
                     size += len(piece)
                     if size > self._max_bytes:
                         await _drain(receive)
-                        await self._refuse(send)
+                        await self._refuse(413, "BodyTooLarge", self._too_large, scope, receive, send)
                         return
                     pieces.append(piece)
                     more = message.get("more_body", False)
         except TimeoutError:
-            await send_error(
-                send,
-                408,
-                "TimeoutError",
-                f"the request did not arrive within {self._seconds:.0f} s",
-                {"connection": "close"},
+            await self._refuse(
+                408, "TimeoutError", f"the request did not arrive within {self._seconds:.0f} s", scope, receive, send
             )
             return
         await self._app(scope, _replay(b"".join(pieces), receive), send)
 
-    async def _refuse(self, send: Send) -> None:
-        message = f"the request is larger than {self._max_bytes:,} bytes, the most this service takes"
-        await send_error(send, 413, "BodyTooLarge", message, {"connection": "close"})
+    async def _refuse(self, status: int, kind: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_answer(status, kind, message, {"connection": "close"})(scope, receive, send)
 
 
 def parse_json(body: bytes) -> Any:
     """Return what the JSON text says, where every reader would agree on it.
+
+    By the standard library's parser: pydantic's takes the last of two values of one name without a word.
 
     Raises
     ------

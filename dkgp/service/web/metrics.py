@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dkgp
@@ -41,48 +42,44 @@ class ServiceMetrics:
     ----------
     queue : JobQueue
         Asked when metrics are collected.
-    settings : ServiceSettings
     """
 
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
         self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         ProcessCollector(registry=registry)
-        build = Gauge("dkgp_build_info", "What runs here", ("version", "python", "cluster"), registry=registry)
+        build = gauge("dkgp_build_info", "What runs here", ("version", "python", "cluster"))
         build.labels(dkgp.__version__, platform.python_version(), settings.cluster.kind).set(1)
         for name, text, limit in (
             ("dkgp_jobs_concurrent_limit", "Most jobs that run at once", settings.concurrent_jobs),
             ("dkgp_jobs_queued_limit", "Most jobs that may wait", settings.max_queued),
         ):
-            Gauge(name, text, registry=registry).set(limit)
-        self.submitted = Counter("dkgp_jobs_submitted", "Jobs accepted", ("command",), registry=registry)
-        self.refused = Counter("dkgp_jobs_refused", "Submissions refused", ("reason",), registry=registry)
-        self.finished = Counter("dkgp_jobs_finished", "Jobs that ended", ("command", "outcome"), registry=registry)
-        self.duration = Histogram(
+            gauge(name, text).set(limit)
+        self.submitted = counter("dkgp_jobs_submitted", "Jobs accepted", ("command",))
+        self.refused = counter("dkgp_jobs_refused", "Submissions refused", ("reason",))
+        self.finished = counter("dkgp_jobs_finished", "Jobs that ended", ("command", "outcome"))
+        self.duration = histogram(
             "dkgp_job_duration_seconds",
             "Seconds from a job's last start to its end",
             ("command", "outcome"),
             buckets=JOB_SECONDS,
-            registry=registry,
         )
-        self.wait = Histogram(
+        self.wait = histogram(
             "dkgp_job_queue_wait_seconds",
             "Seconds from a job's submission to its last start",
             ("command",),
             buckets=WAIT_SECONDS,
-            registry=registry,
         )
-        self.followers = Gauge("dkgp_event_followers", "Open streams of events that are followed", registry=registry)
-        self.requests = Counter(
-            "dkgp_http_requests", "Requests answered", ("method", "route", "status"), registry=registry
-        )
-        self.request_seconds = Histogram(
+        self.followers = gauge("dkgp_event_followers", "Open streams of events that are followed")
+        self.requests = counter("dkgp_http_requests", "Requests answered", ("method", "route", "status"))
+        self.request_seconds = histogram(
             "dkgp_http_request_duration_seconds",
             "Seconds until an answer started",
             ("method", "route"),
             buckets=REQUEST_SECONDS,
-            registry=registry,
         )
         self._jobs = _JobCollector(queue, self)
         registry.register(self._jobs)

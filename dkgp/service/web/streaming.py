@@ -94,7 +94,6 @@ class EventHub:
 
     Parameters
     ----------
-    queue : JobQueue
     keep_alive_seconds : float
         How long a stream may stay silent before it says a blank line.
     """

@@ -42,7 +42,7 @@ def test_a_new_job_is_kept_across_openings_with_defaults_left_out(queue: JobQueu
     assert (record.state, record.attempt, record.resume) == ("queued", 0, False)
     assert record.created.endswith("+00:00")
     assert JobQueue(queue.folder).get(record.id) == record
-    assert JobRecord.from_json(record.to_json()) == record
+    assert JobRecord(**record.to_json()) == record
     assert told(queue, record.id) == ["queued"]
 
 

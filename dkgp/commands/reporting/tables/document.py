@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, size, table_of, titled
+from dkgp.commands.reporting.tables.layout import Rows, figure, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
@@ -199,7 +199,7 @@ def _bench(document: Document) -> list[RenderableType]:
         table.add_column(column["title"], justify="left" if column.get("text") else "right")
     for row in document["rows"]:
         table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
-    extra = [(name.replace("_", " "), _figure(value)) for name, value in document["figures"].items()]
+    extra = [(name.replace("_", " "), figure(value)) for name, value in document["figures"].items()]
     if document.get("benchmark") == "tiles":
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
@@ -219,17 +219,13 @@ def _cell(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, int | float) else str(value)
 
 
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _shown(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return size(value)
     if isinstance(value, list):
         return _names([str(item) for item in value])
     if isinstance(value, dict):
-        return "\n".join(f"{key}: {_figure(item)}" for key, item in value.items())
+        return "\n".join(f"{key}: {figure(item)}" for key, item in value.items())
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables import tables
-from dkgp.commands.reporting.tables.layout import table_of
+from dkgp.commands.reporting.tables.layout import figure, table_of
 from dkgp.commands.reporting.terminal import duration
 
 __all__ = ["event_line", "job_tables", "jobs_tables", "progress_line"]
@@ -91,7 +91,7 @@ def progress_line(event: Document) -> str:
         return f"{label}: {phase}{event['done']:,}{share} {unit}".rstrip()
     skipped = ("sequence", "time", "kind", "label")
     figures = ", ".join(
-        f"{name.replace('_', ' ')} {_figure(item)}" for name, item in event.items() if name not in skipped
+        f"{name.replace('_', ' ')} {figure(item)}" for name, item in event.items() if name not in skipped
     )
     return f"{label}: {figures}" if figures else label
 
@@ -160,9 +160,5 @@ def _time(text: str, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 def _option(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_figure(item)}" for name, item in value.items())
-    return _figure(value)
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return ", ".join(f"{name} {figure(item)}" for name, item in value.items())
+    return figure(value)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Rows", "size", "table_of", "titled"]
+__all__ = ["Rows", "figure", "size", "table_of", "titled"]
 
 Rows = list[tuple[str, str]]
 
@@ -26,6 +26,11 @@ def titled(title: str, table: Table) -> RenderableType:
     """Return a table under a title."""
     # A table's own title is broken to the table's width.
     return Group(Text(title, style="bold"), table) if title else table
+
+
+def figure(value: object) -> str:
+    """A value in a few digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def size(count: float | None) -> str:
