@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
-__all__ = ["Extra", "Option", "Registry", "byte_count", "whole_numbers", "whole_or_auto"]
+__all__ = ["Extra", "Option", "Registry", "byte_count", "load_entry_points", "whole_numbers", "whole_or_auto"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,19 @@ def byte_count(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def load_entry_points(group: str, sort: str) -> None:
+    """Import what installed packages name under a group; whoever cannot be imported is left out with a warning."""
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except Exception as error:  # somebody else's package is not to take dkgp down
+            warnings.warn(
+                f"the {sort} '{point.name}' of an installed package ({point.value}) is left out: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
 class Named(Protocol):
     """A declaration."""
 
@@ -167,12 +180,4 @@ class Registry(Generic[T]):
         folder = importlib.import_module(self.package)
         for module in pkgutil.walk_packages(folder.__path__, f"{self.package}."):
             importlib.import_module(module.name)
-        for point in entry_points(group=self.group):
-            try:
-                point.load()
-            except Exception as error:  # somebody else's package is not to take dkgp down
-                warnings.warn(
-                    f"the {self.sort} '{point.name}' of an installed package ({point.value}) is left out: {error}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+        load_entry_points(self.group, self.sort)

@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.errors import InputError
 from dkgp.kernels.program import ProgramBuilder, TileProgram
 from dkgp.kernels.spectrum import RandomFeatures, Waves
+from dkgp.registry import load_entry_points
 
 __all__ = [
     "FloatArray",
@@ -363,8 +365,14 @@ def register_kernel(cls: type[K]) -> type[K]:
 
 
 def kernel_types() -> Mapping[str, type[Kernel]]:
-    """All kernels that are known, by their `type_name`."""
+    """All kernels that are known, by their `type_name`: dkgp's, and those of the entry point group "dkgp.kernels"."""
+    _load_others()
     return MappingProxyType(_REGISTRY)
+
+
+@cache
+def _load_others() -> None:
+    load_entry_points("dkgp.kernels", "kernel")
 
 
 def _composite(name: str, *parts: Any) -> Kernel:
@@ -390,11 +398,13 @@ def kernel_from_json(document: Mapping[str, Any]) -> Kernel:
         The description has no type, an unknown type, or parameters that are not admissible; names the part by its path.
     """
     if not isinstance(document, Mapping) or "type" not in document:
-        raise InputError(f'a kernel description needs a "type"; got {document!r}, known types: {sorted(_REGISTRY)}')
+        raise InputError(
+            f'a kernel description needs a "type"; got {document!r}, known types: {sorted(kernel_types())}'
+        )
     try:
-        cls = _REGISTRY[document["type"]]
+        cls = kernel_types()[document["type"]]
     except (KeyError, TypeError):
-        raise InputError(f"unknown kernel type {document['type']!r}; known types: {sorted(_REGISTRY)}") from None
+        raise InputError(f"unknown kernel type {document['type']!r}; known types: {sorted(kernel_types())}") from None
     try:
         return cls.from_json(document)
     except RecursionError:

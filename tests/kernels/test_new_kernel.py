@@ -28,6 +28,7 @@ from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from tests.models.kernel_world import NOISE, D, Fitted, fit
+from tests.plugin import dkgp, install
 
 WENDLAND = '''
 """Wendland's kernel of compact support, with a real power (Gneiting 2002, equation 3.7 with kappa = 1)."""
@@ -273,3 +274,20 @@ def test_the_command_line_tunes_trains_predicts_and_shows_it(
     assert f"power {found.parameters()[-1].value:.4g}" in shown
     assert open_model("m.zarr").kernel == tuned["kernel"]
     assert "rmse" in json.dumps(scores)
+
+
+def test_an_installed_package_brings_a_kernel(tmp_path: Path) -> None:
+    environment = install(tmp_path, "dkgp.kernels", "wendland_kernel", WENDLAND)
+    table = np.random.default_rng(3).random((60, 3))
+    np.savetxt(tmp_path / "data.csv", table, delimiter=",", header="a,b,y", comments="")
+    ingested, tuned, unknown = dkgp(
+        environment,
+        tmp_path,
+        "ingest data.csv train.zarr --target y",
+        "tune train.zarr --out hyper.json --kernel wendland --json",
+        "tune train.zarr --out other.json --kernel wendlund",
+    )
+    assert (ingested.exit_code, tuned.exit_code) == (0, 0), tuned.stderr
+    assert json.loads((tmp_path / "hyper.json").read_text())["kernel"]["type"] == "wendland"
+    assert unknown.exit_code != 0
+    assert "wendland" in unknown.stderr
