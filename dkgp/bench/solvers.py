@@ -125,7 +125,7 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
 
 @dataclass
 class _Taken:
-    """What a solver took on one problem, repeat by repeat; one that was refused or cut off is not tried again."""
+    """Figures of a solver on one problem, repeat by repeat; one that was refused or cut off is not tried again."""
 
     seconds: list[float] = field(default_factory=list)
     column_passes: float = float("nan")
