@@ -88,6 +88,7 @@ def finite(rows: list[dict[str, Any]], *names: str) -> bool:
     return all(math.isfinite(row[name]) for row in rows for name in names)
 
 
+@pytest.mark.slow
 def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
     job = BenchPapersJob(
         data=str(folder),

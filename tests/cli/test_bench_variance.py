@@ -17,6 +17,7 @@ def hyper(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_json_and_record_agree(
     run: Callable[..., Any], document: Callable[..., dict[str, Any]], hyper: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def test_workers_in_this_process(problem: Problem, reference: Bits, workers: int
         assert bits(problem.train(executor, resident=resident)) == reference
 
 
+@pytest.mark.portable
 @OUT_OF_CORE_IS_SLOW
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_worker_processes(problem: Problem, reference: Bits, workers: int, resident: bool) -> None:

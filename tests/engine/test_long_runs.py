@@ -11,6 +11,8 @@ from distributed import Client
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations, Progress
 from tests.engine.helpers import Problem, opened
 
+pytestmark = pytest.mark.portable
+
 ROUNDS = 200
 
 

@@ -55,6 +55,7 @@ def assert_projected(document: dict[str, Any]) -> None:
 FIXED = ("--block-size", 1000)
 
 
+@pytest.mark.portable
 def test_small(train: Train) -> None:
     assert_projected(train(20_000, 8, *FIXED, "--max-passes", 0.2, "--cluster", "none"))
 

@@ -91,6 +91,7 @@ def test_the_same_bits_on_any_threads(
             assert content(tmp_path / str(smooth)) == expected[smooth]
 
 
+@pytest.mark.portable
 def test_the_same_bits_in_other_processes(
     model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, processes: BlockExecutor
 ) -> None:
@@ -173,6 +174,7 @@ def one_thread() -> Iterator[BlockExecutor]:
     executor.close()
 
 
+@pytest.mark.portable
 def test_memory_does_not_grow_with_the_number_of_tests(
     model: ModelRecord, one_thread: BlockExecutor, tmp_path: Path
 ) -> None:

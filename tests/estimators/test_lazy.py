@@ -104,6 +104,7 @@ def test_graph_keeps_the_model_until_it_is_computed(problem: Problem) -> None:
     np.testing.assert_array_equal(mean.compute(), known)
 
 
+@pytest.mark.slow
 def test_pickled_graph_computes_elsewhere_while_the_estimator_lives(problem: Problem) -> None:
     model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
     sent = pickle.dumps(model.predict(da.from_array(problem.X_new, chunks=(30, 4)), return_var=True)[0])

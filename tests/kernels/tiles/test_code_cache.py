@@ -48,6 +48,7 @@ def run(folder: Path) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
+@pytest.mark.portable
 def test_a_change_in_an_inlined_file_is_noticed_by_callers_elsewhere(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()

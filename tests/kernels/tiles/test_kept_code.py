@@ -149,6 +149,8 @@ def slow(x):
     return x.sum() + x.std() + x.mean()
 
 import numpy as np
+
+pytestmark = pytest.mark.portable
 slow(np.ones(3))
 print(compiled.count("slow"))
 """

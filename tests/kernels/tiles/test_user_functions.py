@@ -219,6 +219,7 @@ def test_several_threads_ask_at_once(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(tile, expected, rtol=(1e-5, 1e-12)[number % 2])
 
 
+@pytest.mark.portable
 def test_another_process_compiles_what_it_is_sent(rng: np.random.Generator) -> None:
     X = rng.standard_normal((20, 3))
     evaluator = TileEvaluator(alone(lambda s: math.exp(-s) / (1.0 + s)), "double")
