@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import dkgp
-from dkgp.commands.reporting.memory import PeakMemory, available_bytes, own_peak_bytes
+from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.signals import interruptible, terminate_as_interrupt
 
 MEBIBYTE = 2**20
