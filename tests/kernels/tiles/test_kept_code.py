@@ -14,6 +14,8 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels.tiles import code_cache, kept_code
 
+pytestmark = pytest.mark.portable
+
 # One small function, so that a process takes a second.
 USE = """
 import logging, sys
@@ -149,8 +151,6 @@ def slow(x):
     return x.sum() + x.std() + x.mean()
 
 import numpy as np
-
-pytestmark = pytest.mark.portable
 slow(np.ones(3))
 print(compiled.count("slow"))
 """
