@@ -137,7 +137,7 @@ class LocalExecutor:
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """This process."""
+        """All threads, of this process."""
         return {"": self._threads}
 
     def submit(
