@@ -90,7 +90,7 @@ class Projection:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time."""
+        """The one that takes most of the time."""
         return max(self.limits, key=lambda name: self.limits[name])
 
 

@@ -35,7 +35,7 @@ SPREAD = 1.5
 
 @dataclass(frozen=True)
 class Counts:
-    """How often a solve does what takes its time.
+    """Numbers of the things that a solve spends its time on.
 
     Attributes
     ----------

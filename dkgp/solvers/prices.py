@@ -128,7 +128,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a solver does in the same way so many times.
+    """Something that a solver does in the same way so many times.
 
     Attributes
     ----------
