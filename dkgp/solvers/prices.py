@@ -12,7 +12,17 @@ from dataclasses import dataclass, fields, replace
 
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 
-__all__ = ["Phase", "Prices", "Sizes", "Work", "cholesky_phases", "conjugate_phases", "core_seconds", "descent_phases"]
+__all__ = [
+    "Phase",
+    "Prices",
+    "Sizes",
+    "Work",
+    "cholesky_phases",
+    "conjugate_phases",
+    "core_seconds",
+    "descent_phases",
+    "product_phase",
+]
 
 # A round of tasks at nominal prices: messages, and adding up.
 ROUND_SECONDS = 2e-3
@@ -94,12 +104,15 @@ class Sizes:
         Samples, features, right-hand sides.
     double
         Whether all kernel entries are evaluated in float64.
+    blocks
+        Of samples: products come in pairs of them.
     """
 
     n: int
     d: int
     p: int = 1
     double: bool = False
+    blocks: int = 1
 
     def product(self, rows: float, columns: float, uses: int = 1, *, double: bool = False) -> Work:
         """Entries of a product with all right-hand sides; `uses` is 2 where an entry serves its row and its column."""
@@ -115,7 +128,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a solver does in the same way so many times.
+    """Something that a solver does in the same way so many times.
 
     Attributes
     ----------
@@ -125,10 +138,12 @@ class Phase:
         How often; a fraction stands for what is expected.
     shared, threaded, alone
         Work, each time: of the workers together, of the coordinator's threads together, and of one of them.
-    rounds
-        Rounds of tasks, each time.
-    sent, returned
-        Bytes that go out and come back each time, to and from all workers together, and to each of them.
+    rounds, pieces
+        Rounds of tasks, each time, and the pieces that their work comes in: there are no more tasks.
+    paired
+        The pieces are pairs of blocks, which go out in rounds of bounded size.
+    sent, returned, sent_to_each
+        Bytes that go out and come back each time, in all tasks together, and what goes out with each.
     hidden
         The coordinator's work runs beside the phase before, where the executor overlaps.
     """
@@ -138,10 +153,12 @@ class Phase:
     shared: Work = NOTHING
     threaded: Work = NOTHING
     alone: Work = NOTHING
-    rounds: float = 0.0
+    rounds: int = 0
+    pieces: int = 1
+    paired: bool = False
     sent: float = 0.0
-    sent_to_each: float = 0.0
     returned: float = 0.0
+    sent_to_each: float = 0.0
     hidden: bool = False
 
     def core_seconds(self, prices: Prices) -> float:
@@ -157,13 +174,19 @@ def core_seconds(phases: Iterable[Phase], prices: Prices) -> float:
 
 def _check(sizes: Sizes, times: float) -> Phase:
     """Products in float64 with all of K, which verify the gradient."""
-    return replace(_product("check", sizes, times), shared=sizes.whole(double=True))
+    return replace(product_phase("check", sizes, times), shared=sizes.whole(double=True))
 
 
-def _product(name: str, sizes: Sizes, times: float) -> Phase:
-    vector = 8.0 * sizes.n * sizes.p
-    adding = Work(vectors=4.0 * sizes.n * sizes.p)
-    return Phase(name, times, sizes.whole(), alone=adding, rounds=1.0, sent=2.0 * vector, returned=2.0 * vector)
+def product_phase(name: str, sizes: Sizes, times: float) -> Phase:
+    """Float32 products with all of K."""
+    # Each pair of blocks takes a block of the vectors, more or less, and brings back two.
+    blocks, numbers = sizes.blocks, float(sizes.n * sizes.p)
+    pairs = blocks * (blocks + 1) // 2
+    moved = 8.0 * numbers * pairs / blocks
+    adding = Work(vectors=2.0 * numbers * pairs / blocks)
+    return Phase(
+        name, times, sizes.whole(), alone=adding, rounds=1, pieces=pairs, paired=True, sent=moved, returned=2.0 * moved
+    )
 
 
 def conjugate_phases(
@@ -193,8 +216,11 @@ def conjugate_phases(
         build = _sum(build, Work(double_operations=float(n) * rank**2))
     if rank or leaf:
         small = Work(double_operations=rank**3 / 3.0)
-        phases.append(Phase("factor", 1.0, build, threaded=small, rounds=2.0, returned=8.0 * rank**2))
-    phases.append(_product("products", sizes, products))
+        pieces = max(1, n // leaf) if leaf else sizes.blocks
+        phases.append(
+            Phase("factor", 1.0, build, threaded=small, rounds=2, pieces=pieces, returned=8.0 * rank**2 * sizes.blocks)
+        )
+    phases.append(product_phase("products", sizes, products))
     if rank or leaf:
         held = 4.0 * n * (halo + leaf + rank)
         # Forward and backward, each once through the factor.
@@ -206,7 +232,8 @@ def conjugate_phases(
                 products + 1.0,
                 moved,
                 alone=Work(vectors=6.0 * n * p),
-                rounds=2.0 if rank else 1.0,
+                rounds=2 if rank else 1,
+                pieces=pieces,
                 sent=vector,
                 sent_to_each=8.0 * rank * p,
                 returned=vector,
@@ -246,7 +273,8 @@ def descent_phases(sizes: Sizes, m: int, candidates: int, passes: float, *, chec
             rounds,
             sizes.product(n, size),
             alone=Work(vectors=DESCENT_VECTORS * n * p),
-            rounds=1.0,
+            rounds=1,
+            pieces=sizes.blocks,
             sent_to_each=size * (4.0 * (sizes.d + 1) + 8.0 * p),
             returned=8.0 * n * p,
         ),
