@@ -46,8 +46,8 @@ RANK_SHARE = 0.25
 LEAST_HALO = 12
 # Targets that are solved for: with more, iterations hardly get fewer.
 MOST_TARGETS = 8
-# Where a sixth of the noise makes counts grow by this power of it, it is felt: they do not depend on n (kin40k, s2 = .005).
-FELT = 0.13
+# Where a sixth of the noise makes counts grow by this power of it, it is felt: they do not depend on n (kin40k, s2 from 1e-4 to .005).
+FELT = 0.12
 DAMPING = 1e-6  # of a leaf's diagonal: no subset is so regular that it would not be positive definite
 
 
