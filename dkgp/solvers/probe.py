@@ -2,13 +2,14 @@
 
 A random subset of m of the n samples, with the same kernel, takes about as many iterations as the whole, where
 
-* halo and leaf are the same share of the samples, s m / n and g m / n;
-* the rank is R sqrt(m / n), and the noise s2 sqrt(m / n).
+* with a halo, halo and leaf are the same share of the samples, s m / n and g m / n, the rank is R sqrt(m / n), and the
+  noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between what keeps single
+  samples alike (s2) and what keeps averages alike (s2 m / n);
+* with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks that are more
+  than a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75.
 
-A subset thus has the same neighbourhoods in space and the same share of what all samples have in common; the noise lies
-between what keeps single samples alike (s2) and what keeps averages alike (s2 m / n). Measured (docs/experiments.md) on
-kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone and dem_bigtujunga, n from 3,000 to 30,000, two
-Matern kernels among them: within a fifth nearly everywhere, with counts from 2 to 170.
+Measured (docs/experiments.md) on kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone, magic and
+dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly within a fifth, with counts from 2 to 170.
 
 Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n, and
 go on growing as they do from half of the subset to all of it.
@@ -40,6 +41,9 @@ from dkgp.solvers.conjugate.block import BlockDirections
 
 __all__ = ["Probe", "ResidualCurve"]
 
+# Powers of m / n.
+RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
+LOW_RANK_SHARE, LARGE_RANK, NOISE_OF_A_LARGE_RANK = 0.2, 0.35, 0.75
 # Landmarks at most: beyond a quarter of the samples, what is left of them tells little of other samples.
 RANK_SHARE = 0.25
 # Halos of fewer samples than this are no halos; what smaller shares take follows from how counts fall up to twice it.
@@ -235,7 +239,7 @@ class Probe:
     ) -> None:
         self.n, self.p, self.tolerance = n, p, tolerance
         self._kernel, self._noise, self._inputs, self._seed = kernel, noise_variance, inputs, seed
-        self._counts: dict[tuple[int, ...], tuple[int, int | None]] = {}
+        self._counts: dict[tuple[float, ...], tuple[int, int | None]] = {}
 
     @property
     def noise(self) -> float:
@@ -250,7 +254,7 @@ class Probe:
     @property
     def largest_rank(self) -> int:
         """The largest rank that the subset can tell of."""
-        return max(1, int(len(self._whole.landmarks.rows) * math.sqrt(self.n / self._whole.m)))
+        return max(1, int(len(self._whole.landmarks.rows) * (self.n / self._whole.m) ** LARGE_RANK))
 
     def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
         """Iterations on all samples with such a factor; infinity where they are more than `most`."""
@@ -265,33 +269,39 @@ class Probe:
             return self._extended(round(halo / scale), max(1, round(leaf / scale)), rank, most)
 
     def _extended(self, halo: int, leaf: int, rank: int, most: float) -> float:
-        """Iterations on all samples, of sizes in the subset (but for the rank)."""
-        growth = self._growth if halo else 1.0
-        count = self._counted(self._whole, halo, leaf, rank, 0.5, math.floor(most / growth))
-        return math.inf if count is None else count * growth
+        """Iterations on all samples, with a halo and a leaf of the subset."""
+        subset, share = self._whole, self._whole.m / self.n
+        if not halo:
+            told = LOW_RANK_SHARE * subset.m
+            found = [self._counted(subset, 0, 0, min(rank, told), 1.0, math.floor(most))]
+            if rank > told:  # no more iterations than with the largest rank that the first law tells of
+                scaled = rank * share**LARGE_RANK
+                found.append(self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most)))
+            return float(min((count for count in found if count is not None), default=math.inf))
+        scaled = rank * share**RANK_BESIDE_A_HALO
+        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most / self._growth))
+        return math.inf if count is None else count * self._growth
 
     @cached_property
     def _growth(self) -> float:
         """What counts grow by from the subset to all samples, where the subset hardly feels the noise."""
-        halo, leaf, most = max(LEAST_HALO, self._whole.m // 20), max(LEAST_HALO, self._whole.m // 20) // 2, 400
-        all_, half, noisy = (
-            self._counted(subset, round(halo * subset.m / self._whole.m), round(leaf * subset.m / self._whole.m), 0, power, most)
-            for subset, power in ((self._whole, 0.5), (self._half, 0.5), (self._whole, 0.0))
+        shares, halo = self.n / self._whole.m, max(LEAST_HALO, self._whole.m // 20)
+        scaled, half, noisy = (
+            self._counted(subset, halo // part, halo // part // 2, 0.0, power, 400)
+            for subset, part, power in ((self._whole, 1, 0.5), (self._half, 2, 0.5), (self._whole, 1, 0.0))
         )
-        if all_ is None or half is None or noisy is None or min(all_, half, noisy) < 3:
+        if scaled is None or half is None or noisy is None or min(scaled, half, noisy) < 3 or shares <= 1.0:
             return 1.0
-        shares = self.n / self._whole.m
-        felt = math.log(all_ / noisy) / (0.5 * math.log(shares)) if shares > 1.0 else FELT
-        power = math.log2(all_ / half) * min(1.0, max(0.0, 1.0 - felt / FELT))
-        return float(shares ** max(0.0, power))
+        felt = math.log(scaled / noisy) / (0.5 * math.log(shares))
+        return float(shares ** max(0.0, math.log2(scaled / half) * max(0.0, min(1.0, 1.0 - felt / FELT))))
 
-    def _counted(self, subset: _Subset, halo: int, leaf: int, rank: int, power: float, most: int) -> int | None:
-        share = subset.m / self.n
-        small = max(1, round(rank * math.sqrt(share))) if rank else 0
-        key = (subset.m, halo, leaf, small, int(2 * power))
+    def _counted(self, subset: _Subset, halo: int, leaf: int, rank: float, power: float, most: int) -> int | None:
+        small = max(1, round(rank)) if rank else 0
+        key = (subset.m, halo, leaf, small, power)
         limit, count = self._counts.get(key, (-1, None))
         if count is None and limit < most:
-            count = subset.iterations(halo, leaf, small, self._noise * share**power, self.tolerance, most)
+            noise = self._noise * (subset.m / self.n) ** power
+            count = subset.iterations(halo, leaf, small, noise, self.tolerance, most)
             self._counts[key] = most, count
         return count if count is None or count <= most else None
 
