@@ -26,7 +26,7 @@ from dkgp.solvers import (
     MaxIterations,
     MaxPasses,
     ParameterConjugateGradient,
-    PartialCholesky,
+    FactorPreconditioning,
     SequentialMinimalOptimization,
     TiledCholesky,
     solve,
@@ -55,7 +55,7 @@ SOLVERS: dict[str, Any] = {
     "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection()),
     "smo": SequentialMinimalOptimization(),
     "cg": ConjugateGradient(),
-    "pcg": ConjugateGradient(PartialCholesky(rank=60)),
+    "pcg": ConjugateGradient(FactorPreconditioning(0, rank=60)),
     "cholesky": Cholesky(),
     "tiled-cholesky": TiledCholesky(tile_rows=64),
 }
