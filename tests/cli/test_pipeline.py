@@ -223,7 +223,10 @@ def test_make_demo_passes_its_arguments_on(run: Command, document: Command, tmp_
     wanted = "--solver gbcd --samples 400 --test-samples 50 --json"
     variables = [f"DEMO_OUTPUT={tmp_path / 'made'}", f"DEMO_ARGS={wanted}"]
     printed = subprocess.run(
-        ["make", "--dry-run", "--directory", ROOT, "demo", *variables], capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--no-print-directory", "--directory", ROOT, "demo", *variables],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     program, *arguments = shlex.split(printed.strip().splitlines()[-1])
     assert program.endswith("/bin/dkgp")
