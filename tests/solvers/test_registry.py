@@ -153,7 +153,7 @@ def small_problem(rng: np.random.Generator, tmp_path: Path) -> dict[str, str]:
 def test_inputs_beyond_the_coordinators_share_are_refused_before_the_start(
     small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands_train, "DEFAULT_COORDINATOR_INPUT_BYTES", 100)
+    monkeypatch.setattr("dkgp.models.memory.DEFAULT_COORDINATOR_INPUT_BYTES", 100)
     with pytest.raises(MemoryBudgetError, match="the solver smo needs the inputs of all samples in the coordinator's"):
         run_train(TrainJob(**small_problem, solver=SolverOptions("smo")), SilentReporter())
     assert not Path(small_problem["out"]).exists()
