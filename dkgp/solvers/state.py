@@ -110,8 +110,13 @@ class SolverState:
         largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
         norms, scale = np.sqrt(squares), self._scale
         # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
-        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(scale**2))
-        width = 0.5 * float(np.sum(squares))
+        # By sample, the noise weighs the squares: R = (y - f)' W (y - f) / 2 + s2 alpha' K alpha / 2, s2 its least and
+        # W = diag(s2 / s2_i), so that y - f = D alpha - g gives R + s2 f(alpha) = g' W g / 2, as with one variance.
+        weight = None if isinstance(operator.noise, float) else operator.noise_variance / operator.noise
+        weighed = squares if weight is None else weight @ self.gradient**2
+        at_zero = scale**2 if weight is None else weight @ self.rhs**2
+        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(at_zero))
+        width = 0.5 * float(np.sum(weighed))
         if self.risk_width < width:
             lower, width = lower + (width - self.risk_width), self.risk_width
         middle = 0.5 * (abs(lower) + abs(lower + width))
@@ -124,7 +129,7 @@ class SolverState:
             gradient_norm=float(np.max(norms, initial=0.0)),
             relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
             objective=float(np.sum(objective)),
-            objective_gap_bound=float(np.sum(squares)) / (2.0 * operator.noise_variance),
+            objective_gap_bound=float(np.sum(weighed)) / (2.0 * operator.noise_variance),
             duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
         )
 
