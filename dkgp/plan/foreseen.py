@@ -21,7 +21,7 @@ from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_within
 from dkgp.models.solver_choice import law_for
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.prices import Phase, Sizes, cholesky_phases, conjugate_phases, descent_phases
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
 
@@ -88,9 +88,10 @@ class Foreseen:
             candidates = solver.selection.candidates
             return descent_phases(sizes, int(solver.block_size), candidates, count, checks=checks)
         if isinstance(solver, ConjugateGradient):
-            settings = solver.preconditioner
-            rank = int(settings.rank) if isinstance(settings, PartialCholesky) else 0
-            return conjugate_phases(sizes, count, rank=rank, checks=checks)
+            made = solver.preconditioner
+            assert isinstance(made, FactorPreconditioning)
+            halo, leaf = (int(made.halo), int(made.leaf)) if made.halo else (0, 0)
+            return conjugate_phases(sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks)
         return cholesky_phases(sizes, checks=checks)
 
     def memory_plan(self, cache_bytes: int, budget_bytes: int | None) -> MemoryPlan:
@@ -190,7 +191,7 @@ def _counts(
         if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
             raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
         unit, expected = "column passes", known or law.passes()
-    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, PartialCholesky):
+    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
         unit, expected = "products", known or law.iterations(int(solver.preconditioner.rank))
     else:
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")

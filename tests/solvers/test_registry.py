@@ -19,7 +19,6 @@ import dkgp
 from dkgp import GPRegressor
 from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
-from dkgp.commands import train as commands_train
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
