@@ -364,6 +364,7 @@ def _solve(
                 stopping=job.solver.stopping(),
                 initial=prepared.initial,
                 callback=after_round,
+                within=show,
                 checkpointing=prepared.checkpointing,
                 interrupted=interruption,
                 # What the plan found room for: all inputs at the coordinator, or none.
