@@ -43,7 +43,7 @@ def _command(section: Section) -> click.Command:
         declared = section.options() if callable(section.options) else section.options
         made = [click_option(option) for option in declared]
         if section.without_null:
-            made.append(click.Option(["--null"], is_flag=True, hidden=True))
+            made.append(click.Option(["--null"], is_flag=True, hidden=True, help=f"Refused: {section.without_null}."))
         return made
 
     def run(as_json: bool, quiet: bool, debug: bool, **values: Any) -> None:
