@@ -223,7 +223,7 @@ def _cell(row: Document, name: str, form: str) -> str:
 
 
 def _noise(figures: Document, name: str) -> str:
-    """What the baseline's own copy came to beside it, where a ratio's noise was measured."""
+    """The range that the baseline's own copy came to, where a ratio's noise was measured."""
     least, most = figures.get("null", {}).get(name, (None, None))
     return "" if least is None else f" (null {least:.2f}-{most:.2f})"
 
