@@ -56,8 +56,11 @@ class FeatureCache:
         """Bytes held now."""
         return int(self._values.total_weight)
 
-    def get(self, key: Hashable, build: Callable[[], ValueT]) -> ValueT:
-        """Return the value under `key`; where it is missing it is built, while other threads that ask for it wait."""
+    def get(self, key: Hashable, build: Callable[[], ValueT], keep: Callable[[ValueT], bool] | None = None) -> ValueT:
+        """Return the value under `key`; where it is missing it is built, while other threads that ask for it wait.
+
+        What `keep` says no to is not kept.
+        """
         with self._lock:
             if key in self._values:
                 return cast(ValueT, self._hit(key))
@@ -68,6 +71,8 @@ class FeatureCache:
                     return cast(ValueT, self._hit(key))
             try:
                 built = build()
+                if keep is not None and not keep(built):
+                    return built
                 with self._lock:
                     self.misses += 1
                     # Evicted at once, a value may be built by two threads that waited; the later one stays.
@@ -81,11 +86,24 @@ class FeatureCache:
         self.hits += 1
         return self._values[key]  # and it is the latest used now
 
+    def bytes_of(self, prefix: tuple[Hashable, ...]) -> int:
+        """Bytes of the values whose keys start with `prefix`."""
+        with self._lock:
+            return sum(self._values.weights[key] for key in self._with_prefix(prefix))
+
     def discard_run(self, run_id: str) -> None:
         """Forget every value whose key starts with `run_id`."""
+        self.discard(run_id)
+
+    def discard(self, *prefix: Hashable) -> None:
+        """Forget every value whose key starts with `prefix`."""
         with self._lock:
-            for key in [k for k in self._values if isinstance(k, tuple) and k and k[0] == run_id]:
+            for key in self._with_prefix(prefix):
                 del self._values[key]
+
+    def _with_prefix(self, prefix: tuple[Hashable, ...]) -> list[Any]:
+        count = len(prefix)
+        return [key for key in self._values if isinstance(key, tuple) and key[:count] == prefix]
 
     def clear(self) -> None:
         """Forget everything."""

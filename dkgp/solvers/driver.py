@@ -100,9 +100,11 @@ def run(
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
 
+        renews = method.renews_in_rounds(operator)
         reason = rule.check(progress)
         while True:
-            while reason is None:
+            state.left = rule.left(progress)
+            while reason is None and not precision.is_due(state, progress, record.lefts(rule) if renews else ()):
                 interruption.heed(state)
                 timings = method.advance(operator, state)
                 progress = record.measure(state, timings)
@@ -110,19 +112,23 @@ def run(
                     state = precision.start_over(state, progress, start)
                     progress = record.measure(state, timings)
                 record.add(progress)
-                reason = rule.check(progress)
-                if reason is None and precision.drifted(state, progress):
-                    precision.renew(state, "single")
+                reason, state.left = rule.check(progress), rule.left(progress)
                 checkpoints.save_if_due(state)
             # Before the gradient is verified: whoever goes on from here ends in the bits of a run that never stopped.
-            stopped_short = not reason.converged
+            stopped_short = reason is not None and not reason.converged
             if stopped_short:
                 checkpoints.save(state)
-            if not precision.must_verify(state):
+            if reason is None:
+                interruption.heed(state)
+            elif not precision.must_verify(state):
                 break
-            precision.renew(state, state.precision)
-            progress = record.measure(state)
-            reason = rule.check(progress) or (reason if stopped_short else precision.stalled(state, progress))
+            before, moving = progress, renews and not stopped_short
+            progress = record.measure(state, method.renew(operator, state, moving))
+            if moving:
+                record.add(progress)
+            precision.note_renewal(state, progress)
+            stalled = None if stopped_short else precision.stalled(state, progress, before, claimed=reason is not None)
+            reason = rule.check(progress) or (reason if stopped_short else stalled)
             if reason is not None:
                 break
         if reason.converged:

@@ -1,0 +1,273 @@
+"""A block-Vecchia factor of Kbar with a low-rank part, spread over the workers; applied, it preconditions.
+
+Samples lie in kd order, cut into leaves; a leaf G is conditioned on its halo J, the samples of lower order that are
+nearest to any of its own. With F the partial Cholesky factor on R landmarks (none where R = 0), I = (J, G) and
+L L' = (Kbar - F F')_II, the leaf's rows of T are [-L22^-1 L21 L11^-1, L22^-1], and with V = T F
+
+    M^-1 = T' (I - V (I + V'V)^-1 V') T.
+
+T'T is the inverse that a Gaussian process would have in which a leaf depended on its halo alone among all samples before
+it (Vecchia), so M is Kbar where halos are everything. T and V are kept in float32, and rounded as they are M is
+symmetric positive definite; I + V'V is float64, at the coordinator, which holds n-vectors otherwise.
+
+References
+----------
+J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): blocks.
+P. Sigrist and others, Iterative methods for Vecchia-Laplace approximations (2023, 2024): as a preconditioner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.executors.base import BlockTask, PendingRound, split_evenly
+from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blas import lapack
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.pivots import regularised_factor
+from dkgp.operators.vecchia.embedding import embedding_landmarks
+from dkgp.operators.vecchia.leaves import Leaves, Noise
+from dkgp.operators.vecchia.tasks import (
+    Rows,
+    backward_task,
+    build_task,
+    forward_task,
+    halo_task,
+    order_task,
+    sweep_task,
+)
+
+__all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
+
+Show = Callable[[str, float], None]
+# Vectors that are multiplied at once: what is in flight is three n-vectors for each.
+VECTORS_AT_ONCE = 128
+
+
+class _Rounds(Protocol):
+    """Runs rounds of tasks: an operator, which counts entries, or this process."""
+
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound: ...
+
+
+@dataclass(frozen=True)
+class VecchiaRecipe:
+    """Everything that M^-1 can be made of again, anywhere; picklable.
+
+    Attributes
+    ----------
+    leaves : Leaves
+    noise : float or (n,) float64
+    lower : (R, R) float64
+        Cholesky factor of I + V'V.
+    """
+
+    leaves: Leaves
+    noise: Noise
+    lower: FloatArray
+
+    def local(self, threads: int) -> VecchiaProduct:
+        """M^-1 in this process, to the same bits; what its worker's cache lacks is made when it is first applied."""
+        return VecchiaProduct(self, _Here(threads), threads, shares_memory=True)
+
+
+class VecchiaProduct:
+    """M^-1.
+
+    Parameters
+    ----------
+    recipe : VecchiaRecipe
+    rounds : object with `submit`
+        Who runs the tasks.
+    parallelism : int
+        Tasks at once.
+    shares_memory : bool
+        Whether tasks may be handed references.
+    """
+
+    def __init__(self, recipe: VecchiaRecipe, rounds: _Rounds, parallelism: int, *, shares_memory: bool) -> None:
+        self.recipe = recipe
+        self._rounds, self._parallelism, self._shares_memory = rounds, parallelism, shares_memory
+        self._samples: list[NDArray[np.int32]] = []
+        self._own: list[NDArray[np.int32]] = []
+
+    @property
+    def rank(self) -> int:
+        """Landmarks, R."""
+        return self.recipe.leaves.rank
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, t), a new array."""
+        self._find_halos()
+        out = np.zeros(residual.shape)
+        with single_threaded_blas():
+            for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
+                columns = slice(first, first + VECTORS_AT_ONCE)
+                self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
+        return out
+
+    def _apply(self, residual: FloatArray, out: FloatArray) -> None:
+        leaves, noise = self.recipe.leaves, self.recipe.noise
+        if not self.rank:
+            parts = self._results(
+                "kvsweep", sweep_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
+            )
+        else:
+            found = self._results(
+                "kvforward", forward_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
+            )
+            weights = np.zeros((self.rank, residual.shape[1]), order="F")
+            for _, projected in found:
+                weights += projected
+            lapack("potrs", b"L", self.rank, weights.shape[1], self.recipe.lower, self.rank, weights, self.rank)
+            images = {number: image for number, (image, _) in enumerate(found)}
+            parts = self._results(
+                "kvbackward",
+                backward_task,
+                lambda group: (leaves, {k: images[k] for k in group}, weights, self._rows(noise, group)),
+            )
+        for samples, part in zip(self._samples, parts, strict=True):
+            out[samples] += part
+
+    def _results(self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]]) -> list[Any]:
+        """One result of each bundle, in their order."""
+        bundles = range(self.recipe.leaves.n_bundles)
+        groups = split_evenly(bundles, 2 * self._parallelism)
+        if self._shares_memory:
+            return self._rounds.submit(name, task, arguments(list(bundles)), groups).result()
+        pending = [self._rounds.submit(name, task, arguments(group), [group]) for group in groups]
+        return [result for round_ in pending for result in round_.result()]
+
+    def _rows(self, values: Any, group: list[int]) -> Any:
+        if self._shares_memory or isinstance(values, float):
+            return values
+        return {number: values[self._samples[number]] for number in group}
+
+    def _find_halos(self) -> None:
+        if not self._samples:
+            found = self._results("kvhalo", halo_task, lambda group: (self.recipe.leaves,))
+            self._samples = [samples for samples, _ in found]
+            self._own = [samples[len(samples) - own :] for samples, own in found]
+
+
+class VecchiaFactor(VecchiaProduct):
+    """The factor of an operator's Kbar, built by its executor's workers, a bundle of leaves a task.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    halo, leaf : int
+        Samples that a leaf is conditioned on, and of a leaf, at most.
+    landmarks : (R,) int, optional
+        Samples that F is built on; none by default.
+    show : callable, optional
+        `show(phase, share)`, called as the phases "order", "halos" and "factor" get on.
+
+    Attributes
+    ----------
+    memory_bytes, disk_bytes : int
+        What the leaves take, in all workers together.
+    """
+
+    def __init__(
+        self,
+        operator: BlockedKernelOperator,
+        halo: int,
+        leaf: int,
+        landmarks: IndexArray | None = None,
+        show: Show | None = None,
+    ) -> None:
+        if halo < 0 or leaf < 1:
+            raise InputError(f"a factor needs a halo of at least 0 and a leaf of at least 1; got {halo} and {leaf}")
+        executor = operator.executor
+        executor.require_one_arithmetic()
+        with single_threaded_blas():
+            leaves = _leaves(operator, min(halo, operator.n), min(leaf, operator.n), landmarks)
+            noise = _noise(operator)
+            self.memory_bytes = self.disk_bytes = 0
+            recipe = VecchiaRecipe(leaves, noise, np.zeros((leaves.rank, leaves.rank), order="F"))
+            super().__init__(recipe, operator, executor.parallelism, shares_memory=executor.shares_memory)
+            self._build(show or (lambda phase, share: None))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the leaves take in memory and on disk, in all workers together."""
+        return self.memory_bytes + self.disk_bytes
+
+    def _build(self, show: Show) -> None:
+        leaves, lower = self.recipe.leaves, self.recipe.lower
+        show("order", 0.0)
+        self._rounds.submit("kvorder", order_task, (leaves,), [[0]]).result()
+        show("halos", 0.0)
+        self._find_halos()
+        waiting: deque[PendingRound] = deque()
+        done = 0
+        for number in [*range(leaves.n_bundles), *[None] * (2 * self._parallelism)]:
+            if number is not None:
+                arguments = (leaves, self._rows(self.recipe.noise, [number]))
+                waiting.append(self._rounds.submit("kvbuild", build_task, arguments, [[number]]))
+            if waiting and (number is None or len(waiting) > 2 * self._parallelism):
+                memory, disk, gram = waiting.popleft().result()[0]
+                self.memory_bytes += memory
+                self.disk_bytes += disk
+                lower += gram
+                done += 1
+                show("factor", done / leaves.n_bundles)
+        if leaves.rank:
+            lower[...] = regularised_factor(lower, 1.0)
+
+
+def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None) -> Leaves:
+    context = operator.context
+    inputs = np.zeros((0, context.kernel.n_features))
+    if landmarks is not None and len(landmarks):
+        inputs = operator.inputs(landmarks)
+    digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
+    return Leaves(
+        context, halo, leaf, inputs, embedding_landmarks(operator), f"vecchia-{halo}-{leaf}-{len(inputs)}-{digest}"
+    )
+
+
+def _noise(operator: BlockedKernelOperator) -> Noise:
+    noise = getattr(operator, "noise", operator.noise_variance)
+    return np.asarray(noise, dtype=np.float64) if isinstance(noise, np.ndarray) else float(noise)
+
+
+class _Ready:
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        return self._values
+
+
+class _Here:
+    """Runs a round on threads of this process, before it is asked for its result."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
+        results: list[list[Any]] = [[] for _ in groups]
+
+        def run(index: int) -> None:
+            results[index] = task(*arguments, list(groups[index]))
+
+        in_parallel(run, len(groups), self._threads)
+        return _Ready([value for part in results for value in part])

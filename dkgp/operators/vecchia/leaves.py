@@ -1,0 +1,252 @@
+"""The leaves of a factor as a worker has them: made from the store, kept in its cache, spilled to disk, or made again.
+
+Everything here is a function of the store, the kernel, the noise and the settings. A worker that is asked for a leaf
+makes what it lacks: points of all samples, their order, the leaf's halo, its rows of T and V. Leaves are worked on in
+bundles of neighbours, whose halos overlap; the cut depends on n and the settings alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.threads import process_threads
+from dkgp.kernels import Features
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.low_rank.products import LandmarkTriangle
+from dkgp.operators.vecchia.embedding import embed
+from dkgp.operators.vecchia.halos import OrderedPoints
+from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
+from dkgp.operators.vecchia.order import kd_order, leaf_count
+
+__all__ = ["Bundle", "Leaves", "Noise"]
+
+# Samples of a bundle, about; less where there would be fewer bundles than this.
+BUNDLE_ROWS = 8192
+LEAST_BUNDLES = 32
+# Of a diagonal, added where even float64 finds a leaf's matrix indefinite.
+JITTERS = (1e-13, 1e-10, 1e-7, 1e-4)
+
+Noise: TypeAlias = float | FloatArray
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Samples of some neighbouring leaves and of their halos.
+
+    Attributes
+    ----------
+    samples : (u,) int32
+        In kd order; the leaves' own come last.
+    own : int
+        How many those are.
+    first : int
+        Number of the first leaf.
+    places : tuple of (m,) int32
+        Of each leaf, places in `samples` of its halo and then its own samples.
+    halos : tuple of int
+        Samples of each leaf's halo.
+    """
+
+    samples: NDArray[np.int32]
+    own: int
+    first: int
+    places: tuple[NDArray[np.int32], ...]
+    halos: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.samples.nbytes + sum(places.nbytes for places in self.places)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Everything that any leaf can be made of; a few hundred bytes on the wire, and the landmarks' inputs.
+
+    Attributes
+    ----------
+    context : BlockContext
+    halo, leaf : int
+        Samples of a halo and of a leaf, at most.
+    landmark_inputs : (R, d) float64
+        Of F; none where R is zero.
+    embedding : (e, d) float64, optional
+        Inputs of the landmarks that distances are taken by; None where they are taken between features.
+    label : str
+        Tells factors of one run apart.
+    """
+
+    context: BlockContext
+    halo: int
+    leaf: int
+    landmark_inputs: FloatArray
+    embedding: FloatArray | None
+    label: str
+
+    @property
+    def rank(self) -> int:
+        """Landmarks, R."""
+        return len(self.landmark_inputs)
+
+    @property
+    def n_leaves(self) -> int:
+        """Number of leaves."""
+        return leaf_count(self.context.n, self.leaf)
+
+    @property
+    def leaves_by_bundle(self) -> int:
+        """Leaves of a bundle."""
+        return max(1, min(self.n_leaves // LEAST_BUNDLES, BUNDLE_ROWS // self.leaf))
+
+    @property
+    def n_bundles(self) -> int:
+        """Number of bundles."""
+        return -(-self.n_leaves // self.leaves_by_bundle)
+
+    def points(self) -> OrderedPoints:
+        """The samples' points in kd order."""
+
+        def build() -> OrderedPoints:
+            points = embed(self.context, self.embedding)
+            order, bounds = kd_order(points, self.leaf)
+            return OrderedPoints(points[order], order, bounds)
+
+        return worker_cache().get(self._key("points"), build)
+
+    def bundle(self, number: int) -> Bundle:
+        """Samples of a bundle."""
+
+        def build() -> Bundle:
+            points = self.points()
+            first = number * self.leaves_by_bundle
+            leaves = range(first, min(first + self.leaves_by_bundle, self.n_leaves))
+            start, stop = points.bounds[leaves[0]], points.bounds[leaves[-1] + 1]
+            halos = [points.halo(leaf, self.halo) for leaf in leaves]
+            union = np.union1d(np.concatenate(halos), np.arange(start, stop, dtype=np.int32))
+            owns = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
+            places = tuple(
+                np.searchsorted(union, np.concatenate(pair)).astype(np.int32) for pair in zip(halos, owns, strict=True)
+            )
+            sizes = tuple(len(halo) for halo in halos)
+            return Bundle(points.order[union], int(stop - start), first, places, sizes)
+
+        return worker_cache().get(self._key("bundle", number), build)
+
+    def leaf_of(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
+        """A bundle's leaf number `place`, from this worker's cache, its scratch folder, or made anew.
+
+        `noise` is that of the bundle's samples, in their order.
+        """
+        return worker_cache().get(
+            self._key("leaf", bundle.first + place),
+            lambda: self._settled(self._made(bundle, place, noise)),
+            keep=lambda leaf: leaf.spilled or self._has_room(leaf),
+        )
+
+    def _key(self, *parts: Hashable) -> tuple[Hashable, ...]:
+        return (self.context.run_id, self.label, *parts)
+
+    def _has_room(self, leaf: Leaf) -> bool:
+        """True if the leaf may stay in memory: all that may be in the cache besides is features and points."""
+        cache, context = worker_cache(), self.context
+        besides = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (feature_width(context.kernel) + 1))
+        held = cache.bytes_of(self._key("leaf"))
+        return held + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
+
+    def _settled(self, leaf: Leaf) -> Leaf:
+        """The leaf as it is, or on disk; as it is, too, where the disk is full: then it is made again when needed."""
+        if self._has_room(leaf):
+            return leaf
+        with suppress(OSError):
+            return _spilled(leaf)
+        return leaf
+
+    def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
+        places, halo = bundle.places[place], bundle.halos[place]
+        samples = bundle.samples[places].astype(np.intp)
+        own = noise if isinstance(noise, float) else noise[places]
+        largest = float(np.max(self._diagonal(samples)))
+        double = takes_double(len(samples), float(np.min(own)), largest)
+        factor = self._factor_rows(samples)
+        for precision in ("single", "double")[double:]:
+            leaf = self._attempt(precision, samples, halo, own, factor)  # type: ignore[arg-type]
+            if leaf is not None:
+                return leaf
+        for jitter in JITTERS:
+            leaf = self._attempt("double", samples, halo, own, factor, jitter)
+            if leaf is not None:
+                return leaf
+        raise refuse(halo, len(samples) - halo)
+
+    def _attempt(
+        self,
+        precision: Precision,
+        samples: IndexArray,
+        halo: int,
+        noise: Noise,
+        factor: FloatArray | None,
+        jitter: float = 0.0,
+    ) -> Leaf | None:
+        evaluator = self.context.evaluator(precision)
+        rows = None if factor is None else factor.astype(evaluator.dtype)
+        return factor_leaf(evaluator, self._features(samples, precision), halo, noise, rows, jitter)
+
+    def _factor_rows(self, samples: IndexArray) -> FloatArray | None:
+        """F_I: (m, R)."""
+        if not self.rank:
+            return None
+        evaluator = self.context.evaluator("double")
+        triangle = worker_cache().get(
+            self._key("triangle"), lambda: LandmarkTriangle.of(evaluator, self.landmark_inputs)
+        )
+        return np.ascontiguousarray(triangle.columns(evaluator, self._features(samples, "double")).T)
+
+    def _features(self, samples: IndexArray, precision: Precision) -> Features:
+        """Prepared features of some samples, gathered from their blocks."""
+        context = self.context
+        blocks = samples // context.block_rows
+        order = np.argsort(blocks, kind="stable")
+        parts = []
+        for block in np.unique(blocks):
+            own = samples[order][blocks[order] == block] - context.bounds(int(block))[0]
+            parts.append(context.block_features(int(block), precision).take(own))
+        back = np.argsort(order, kind="stable")
+        values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
+        norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
+        return Features(values, norms, len(samples)).take(back.astype(np.intp))
+
+    def _diagonal(self, samples: IndexArray) -> FloatArray:
+        """k(x, x)."""
+        context = self.context
+        if context.kernel.stationary:
+            return np.asarray(context.kernel.diagonal(np.zeros((1, context.kernel.n_features))))
+        inputs = np.empty((len(samples), context.kernel.n_features))
+        blocks = samples // context.block_rows
+        for block in np.unique(blocks):
+            taken = blocks == block
+            rows = context.block_rows_cached(int(block)).values
+            inputs[taken] = rows[samples[taken] - context.bounds(int(block))[0]]
+        return np.asarray(context.kernel.diagonal(inputs))
+
+
+def _spilled(leaf: Leaf) -> Leaf:
+    """The leaf in a file that has no name: it goes with the process, however that ends."""
+    with tempfile.TemporaryFile(prefix="dkgp-leaf-") as file:
+        for array in (leaf.values, leaf.projected):
+            file.write(np.ascontiguousarray(array).data)
+        file.flush()
+        values = np.memmap(file, np.float32, "r", 0, leaf.values.shape)
+        projected = leaf.projected
+        if projected.size:
+            projected = np.memmap(file, np.float32, "r", values.nbytes, projected.shape)
+    return replace(leaf, values=values, projected=projected, spilled=True)

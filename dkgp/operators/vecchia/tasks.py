@@ -1,0 +1,116 @@
+"""Tasks on bundles of leaves: stateless functions of the recipe, what is sent for each bundle, and the bundles.
+
+Vectors come by bundle, its samples' rows alone, or whole where the task runs in the coordinator's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.operators.base import FloatArray
+from dkgp.operators.vecchia.leaves import Bundle, Leaves, Noise
+from dkgp.operators.vecchia.products import backward, forward, sweep
+
+__all__ = ["Rows", "backward_task", "build_task", "forward_task", "halo_task", "order_task", "sweep_task"]
+
+Rows: TypeAlias = FloatArray | Mapping[int, FloatArray]
+"""Rows of an n-vector: whole, or by bundle those that it needs"""
+
+
+@needs_one_arithmetic
+def order_task(leaves: Leaves, bundles: list[int]) -> list[None]:
+    """Bring the samples into kd order."""
+    leaves.points()
+    return [None for _ in bundles]
+
+
+@needs_one_arithmetic
+def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32], int]]:
+    """Samples that each bundle needs, its own last, and how many those are."""
+    found = [leaves.bundle(number) for number in bundles]
+    return [(bundle.samples, bundle.own) for bundle in found]
+
+
+@needs_one_arithmetic
+def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray]]:
+    """Make the leaves of each bundle: bytes in memory, bytes on disk, and V'V (R, R)."""
+    results = []
+    for number in bundles:
+        bundle = leaves.bundle(number)
+        own = _noise_of(noise, number, bundle)
+        gram = np.zeros((leaves.rank, leaves.rank))
+        memory = disk = 0
+        for place in range(len(bundle.places)):
+            leaf = leaves.leaf_of(bundle, place, own)
+            memory, disk = memory + leaf.nbytes, disk + leaf.disk_bytes
+            projected = leaf.projected.astype(np.float64)
+            gram += projected.T @ projected
+        results.append((memory, disk, gram))
+    return results
+
+
+@needs_one_arithmetic
+def sweep_task(leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list[int]) -> list[FloatArray]:
+    """T' T r of the leaves of each bundle: rows for its samples (u, t)."""
+    results = []
+    for number in bundles:
+        bundle = leaves.bundle(number)
+        rows, own = _rows_of(vectors, number, bundle.samples), _noise_of(noise, number, bundle)
+        out = np.zeros(rows.shape)
+        for place, places in enumerate(bundle.places):
+            out[places] += sweep(leaves.leaf_of(bundle, place, own), rows[places])
+        results.append(out)
+    return results
+
+
+@needs_one_arithmetic
+def forward_task(
+    leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list[int]
+) -> list[tuple[FloatArray, FloatArray]]:
+    """q = T r for the own samples of each bundle, and V' q: (own, t) and (R, t)."""
+    results = []
+    for number in bundles:
+        bundle = leaves.bundle(number)
+        rows, own = _rows_of(vectors, number, bundle.samples), _noise_of(noise, number, bundle)
+        images, total = [], np.zeros((leaves.rank, rows.shape[1]))
+        for place, places in enumerate(bundle.places):
+            image, projected = forward(leaves.leaf_of(bundle, place, own), rows[places])
+            images.append(image)
+            total += projected
+        results.append((np.concatenate(images), total))
+    return results
+
+
+@needs_one_arithmetic
+def backward_task(
+    leaves: Leaves,
+    images: Mapping[int, FloatArray],
+    weights: FloatArray,
+    noise: Noise | Rows,
+    bundles: list[int],
+) -> list[FloatArray]:
+    """T' (q - V w) of the leaves of each bundle: rows for its samples (u, t)."""
+    results = []
+    for number in bundles:
+        bundle = leaves.bundle(number)
+        own, image = _noise_of(noise, number, bundle), images[number]
+        out, start = np.zeros((len(bundle.samples), image.shape[1])), 0
+        for place, places in enumerate(bundle.places):
+            stop = start + len(places) - bundle.halos[place]
+            out[places] += backward(leaves.leaf_of(bundle, place, own), image[start:stop], weights)
+            start = stop
+        results.append(out)
+    return results
+
+
+def _rows_of(vectors: Rows, number: int, samples: NDArray[np.int32]) -> FloatArray:
+    return vectors[number] if isinstance(vectors, Mapping) else vectors[samples]
+
+
+def _noise_of(noise: Noise | Rows, number: int, bundle: Bundle) -> Noise:
+    return noise if isinstance(noise, float) else _rows_of(noise, number, bundle.samples)
