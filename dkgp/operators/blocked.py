@@ -109,10 +109,16 @@ class BlockedKernelOperator(KernelOperator):
         return self._context
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
-        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups), self.entries)
+        hints = () if owners is None else (owners,)
+        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""

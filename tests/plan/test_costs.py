@@ -77,10 +77,10 @@ class Recorder(LocalExecutor):
         self.groups: list[list[Any]] = []
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
     ) -> PendingRound:
         self.groups = [list(group) for group in groups]
-        return super().submit(name, task, arguments, groups)
+        return super().submit(name, task, arguments, groups, *hints)
 
 
 @pytest.mark.parametrize(("n", "m", "threads"), [(3000, 100, 2), (3000, 1000, 5), (5000, 700, 64), (700, 40, 8)])

@@ -85,13 +85,14 @@ class TimedExecutor:
         return getattr(self._executor, name)
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
     ) -> PendingRound:
         """Start one round."""
         if name == "kblock" and "double" in [value for value in arguments if isinstance(value, str)]:
             self.double_columns += next(len(value) for value in arguments if isinstance(value, np.ndarray))
         began = time.perf_counter()
-        return _TimedRound(self._executor.submit(name, task, arguments, groups), began, self.spans.setdefault(name, []))
+        pending = self._executor.submit(name, task, arguments, groups, *hints)
+        return _TimedRound(pending, began, self.spans.setdefault(name, []))
 
     def seconds(self, name: str) -> float:
         """Seconds in which at least one round of that name was under way."""
