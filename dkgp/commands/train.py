@@ -257,9 +257,7 @@ def _decided(
     memory_bytes = job.memory_limit_bytes
     pruned = job.tree_error is not None
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    solver, choice = job.solver.decided(
-        dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike
-    )
+    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike)
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
