@@ -48,8 +48,8 @@ class OrderedPoints:
     def halo(self, leaf: int, size: int) -> NDArray[np.int32]:
         """Places of the `size` points before a leaf that are nearest to any of its own, ascending; all, where fewer."""
         start = int(self.bounds[leaf])
-        if start <= size:
-            return np.arange(start, dtype=np.int32)
+        if start <= size or not size:
+            return np.arange(min(start, size), dtype=np.int32)
         gaps = self._gaps(leaf)
         nearest = np.argsort(gaps, kind="stable")
         sizes = np.diff(self.bounds[: leaf + 1])[nearest]
