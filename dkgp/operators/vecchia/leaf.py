@@ -5,8 +5,7 @@ With I = (J, G), a leaf G behind its halo J, and L L' = (Kbar - F F')_II,
     T_GI = [-L22^-1 L21 L11^-1, L22^-1],    V_G = T_GI F_I.
 
 The algebra is in float32, where the noise is not small beside k(x, x), and in float64 elsewhere; what is kept is
-float32. Matrices are filled by columns of their upper halves, L' as LAPACK sees it, so that rows of L, and of T, lie
-whole in memory.
+float32. Matrices lie row by row, of which LAPACK sees the transpose: rows of L, its upper half, and of T are whole.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
 
@@ -135,7 +135,7 @@ def factor_leaf(
     """
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
-    matrix, diagonal = _upper_half(evaluator, features)
+    matrix, diagonal = _lower_half(evaluator, features)
     stride = matrix.shape[1]
     diagonal += noise
     if factor is not None:
@@ -172,14 +172,25 @@ def factor_leaf(
     return leaf if np.isfinite(leaf.values).all() else None
 
 
-def _upper_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+def _lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     """K_II, of which row j holds its entries up to the diagonal (m, padded m); and its diagonal, a view."""
-    count = features.n
-    matrix = np.empty((count, features.values.shape[1]), evaluator.dtype)
+    count, dtype = features.n, evaluator.dtype
+    matrix = np.empty((count, features.values.shape[1]), dtype)
     for first in range(0, count, _COLUMNS):
         last = min(first + _COLUMNS, count)
-        tile = evaluator.tile(features.slice(0, last), features.slice(first, last))
-        matrix[first:last, :last] = tile.T
+        before, own = features.slice(0, last), features.slice(first, last)
+        evaluator.count(last * (last - first))
+        tile_into(
+            np.ascontiguousarray(before.values),
+            np.ascontiguousarray(before.squared_norms),
+            np.ascontiguousarray(own.values),
+            np.ascontiguousarray(own.squared_norms),
+            last - first,
+            matrix[first:last],
+            evaluator.program,
+            evaluator.tile_rows,
+            dtype.type(evaluator.amplitude),
+        )
     return matrix, matrix.reshape(-1)[:: matrix.shape[1] + 1][:count]
 
 
