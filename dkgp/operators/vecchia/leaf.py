@@ -106,7 +106,7 @@ def _padded(count: int, step: int) -> int:
 
 def takes_double(columns: int, least_noise: float, largest_diagonal: float) -> bool:
     """True if float32 would leave little of the noise in a Cholesky factor of so many columns."""
-    return least_noise < 0.25 * columns * 2.0**-24 * largest_diagonal
+    return least_noise < 0.0625 * columns * 2.0**-24 * largest_diagonal
 
 
 def factor_leaf(
