@@ -37,7 +37,6 @@ from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
 from dkgp.operators.vecchia.leaves import Leaves, Noise
 from dkgp.operators.vecchia.tasks import (
-    Rows,
     backward_task,
     build_task,
     forward_task,
