@@ -102,6 +102,11 @@ class TrainJob:
             raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
 
     @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from: a checkpoint, or its model."""
+        return exists(self.out) or exists(self.checkpoint_url)
+
+    @property
     def checkpoint_url(self) -> str:
         """The place of checkpoints."""
         return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"

@@ -24,7 +24,6 @@ from dkgp.commands.reporting.progress import SilentReporter, SolveProgress, Work
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.data import open_dataset, open_model
-from dkgp.data.remote.storage import exists
 from dkgp.errors import DkgpError
 from dkgp.kernels import Kernel, TileEvaluator, kernel_from_json
 from dkgp.kernels.tiles.evaluator import Precision
@@ -111,8 +110,7 @@ def train_size(description: dict[str, Any]) -> dict[str, Any]:
         cluster=ClusterOptions(**description["cluster"]),
     )
     _load_code(job, description["warm"])
-    resume = exists(job.out) or exists(job.checkpoint_url)
-    trained = run_train(replace(job, resume=resume), _LineReporter())
+    trained = run_train(replace(job, resume=job.begun), _LineReporter())
     model = open_model(description["model"])
     kernel = kernel_from_json(model.kernel)
     parts: dict[str, float] = {}
