@@ -121,6 +121,7 @@ class _Prepared:
     solver: Solver
     checkpointing: Checkpointing
     initial: FloatArray | None
+    initial_gradient: FloatArray | None
     overwrite: bool
 
 
@@ -269,9 +270,9 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
-    initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
+    initial, gradient = (None, None) if job.warm_start is None else _warm_start(job, dataset, found)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
-    return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+    return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
 
 def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
@@ -336,6 +337,7 @@ def _solve(
                 solver=prepared.solver,
                 stopping=job.solver.stopping(),
                 initial=prepared.initial,
+                initial_gradient=prepared.initial_gradient,
                 callback=after_round,
                 within=show,
                 checkpointing=prepared.checkpointing,
@@ -407,14 +409,19 @@ def _remove_checkpoint(store: CheckpointStore) -> None:
             os.rmdir(store.url)
 
 
-def _warm_start(url: str, dataset: Dataset) -> FloatArray:
+def _warm_start(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
+    """Coefficients to start from; and their gradient, which takes a float64 product to find, where the model knows it."""
+    url = str(job.warm_start)
     model = open_model(url)
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
             "samples. Leave --warm-start out, or name such a model"
         )
-    return model.alpha
+    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    wanted = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    state = model.training_state() if difference(held, wanted) is None else None
+    return model.alpha, None if state is None else state[1]
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:

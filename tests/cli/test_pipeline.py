@@ -163,13 +163,20 @@ def test_other_selections_reach_the_same_solution(
 def test_warm_start_from_the_solution_needs_no_round(
     pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
 ) -> None:
+    arguments = ("train", pipeline["ingest"]["train"], "--warm-start", pipeline["train"]["out"], "--json")
     trained = document(
-        run(
-            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
-            *("--out", tmp_path / "model.zarr", "--warm-start", pipeline["train"]["out"], "--by-reference"),
-        )
+        run(*arguments, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "model.zarr", "--by-reference")
     )
-    assert trained["iterations"] == 0
+    # Nor the float64 product that finds the gradient: the model knows it.
+    assert (trained["iterations"], trained["refreshes"]) == (0, 0)
+    assert trained["kernel_evaluations"] < 600 * 600 / 2
+    assert trained["gradient_inf_norm"] == pipeline["train"]["gradient_inf_norm"]
+    # That of another kernel it does not know.
+    other = json.loads(Path(pipeline["tune"]["out"]).read_text())
+    (tmp_path / "hyper.json").write_text(json.dumps({**other, "noise_variance": 1.001 * other["noise_variance"]}))
+    moved = document(run(*arguments, "--hyper", tmp_path / "hyper.json", "--out", tmp_path / "other.zarr"))
+    assert moved["kernel_evaluations"] >= 600 * 600 / 2
+    assert moved["certificate"] != trained["certificate"]
     model = open_model(tmp_path / "model.zarr")
     assert model.by_reference
     np.testing.assert_array_equal(model.alpha, open_model(pipeline["train"]["out"]).alpha)
