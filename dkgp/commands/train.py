@@ -36,7 +36,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -142,9 +142,8 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """
     with PeakMemory() as memory:
         dataset, found = _opened(job)
-        job, choice = _decided(job, dataset, found)
-        if choice is not None:
-            reporter.note(f"the solver is {choice.solver}: {choice.reason}")
+        asked = job
+        job, choice = _decided(asked, dataset, found, reporter)
         if job.resume:
             finished = finished_training(job, reporter, converged=True, opened=(dataset, found))
             if finished is not None:
@@ -155,7 +154,9 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
-            _require_one_arithmetic(job, executor)
+            if _differ(job, choice, executor):
+                job, choice = _decided(asked, dataset, found, reporter, one_arithmetic=False)
+                prepared = _prepare(job, dataset, found, reporter)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -250,12 +251,36 @@ def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
     return dataset, found
 
 
-def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[TrainJob, Choice | None]:
-    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
+def _decided(
+    job: TrainJob,
+    dataset: Dataset,
+    found: Hyperparameters,
+    reporter: Reporter | None = None,
+    *,
+    one_arithmetic: bool = True,
+) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
+    memory_bytes = job.memory_limit_bytes
+    pruned = job.tree_error is not None
+    alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
     solver, choice = job.solver.decided(
-        dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
+        dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike
     )
+    if choice is not None and reporter is not None:
+        reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
+
+
+def _resumes_unlike_workers(job: TrainJob) -> bool:
+    """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
+    with contextlib.suppress(CheckpointError):
+        store = CheckpointStore(job.checkpoint_url)
+        latest = store.load_latest() if exists(store.url) else None
+        if latest is not None:
+            recorded = latest.metadata.get("solver")
+            name = recorded.get("solver") if isinstance(recorded, dict) else None
+            return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
+    return False
 
 
 def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> _Prepared:
@@ -275,14 +300,21 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
 
-def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
-    """Refuse a solver whose tasks take more than dkgp's own loops to workers that differ; `ClusterError`."""
-    if job.solver.needs(Need.ROUNDS):
-        try:
-            executor.require_one_arithmetic()
-        except ClusterError as error:
-            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
-            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bool:
+    """True if "auto" must choose again: workers differ, and the solver's tasks take more than dkgp's own loops.
+
+    Raises `ClusterError` where such a solver was named.
+    """
+    if not job.solver.needs(Need.ROUNDS):
+        return False
+    try:
+        executor.require_one_arithmetic()
+    except ClusterError as error:
+        if choice is not None:
+            return True
+        others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+        raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+    return False
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
