@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,13 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.commands.own_work import difference, is_unfinished_model, model_difference
+from dkgp.commands.own_work import (
+    difference,
+    has_checkpoint,
+    is_unfinished_model,
+    model_difference,
+    remove_checkpoint,
+)
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
@@ -235,7 +240,7 @@ def _conclude(
         "log_json": job.log_json,
     }
     if summary["converged"]:
-        _remove_checkpoint(checkpoints)
+        remove_checkpoint(checkpoints)
     else:
         document["checkpoint"] = job.checkpoint_url
         reporter.warn(f"not converged: {summary['reason']}; {summary['advice']}")
@@ -263,9 +268,7 @@ def _decided(
     memory_bytes = job.memory_limit_bytes
     pruned = job.tree_error is not None
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    solver, choice = job.solver.decided(
-        dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike
-    )
+    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike)
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
@@ -393,7 +396,7 @@ def _checkpointing(
         check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
     checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
     if not job.resume:
-        if _has_checkpoint(store):
+        if has_checkpoint(store):
             reporter.warn(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
@@ -426,23 +429,8 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
         )
 
 
-def _has_checkpoint(store: CheckpointStore) -> bool:
-    try:
-        return exists(store.url) and store.load_latest() is not None
-    except CheckpointError:
-        return True
-
-
-def _remove_checkpoint(store: CheckpointStore) -> None:
-    store.clear()
-    if is_local(store.url):
-        # The folder goes too, unless something else lies in it.
-        with contextlib.suppress(OSError):
-            os.rmdir(store.url)
-
-
 def _warm_start(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
-    """Coefficients to start from; and their gradient, which takes a float64 product to find, where the model knows it."""
+    """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product."""
     url = str(job.warm_start)
     model = open_model(url)
     if model.fingerprint != dataset.fingerprint:
