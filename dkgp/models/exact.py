@@ -163,6 +163,7 @@ def trained_model(
         operator.noise_variance,
         diagonal,
         operator.row_errors(),
+        stepped=solution.stepped,
         product_error=solution.product_error,
         assumes=assumptions(operator.kernel),
     )
