@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
@@ -81,6 +84,7 @@ class KernelOperator(ABC):
     approximate: ClassVar[bool] = False
     holds_inputs: bool = True
     error_bound: float = 0.0
+    _watchers: tuple[ProgressCallback, ...] = ()
 
     def __init__(
         self, kernel: Kernel, noise_variance: float | ArrayLike, n: int, centre: FloatArray | None = None
@@ -170,6 +174,23 @@ class KernelOperator(ABC):
         entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
         self._typical_entries[sample] = float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
         return self._typical_entries[sample]
+
+    @contextmanager
+    def watched(self, *watchers: ProgressCallback | None) -> Iterator[None]:
+        """Have work that may take minutes tell these of its progress while the context is open.
+
+        Whoever is told may raise, which ends that work at once.
+        """
+        before, self._watchers = self._watchers, tuple(watcher for watcher in watchers if watcher is not None)
+        try:
+            yield
+        finally:
+            self._watchers = before
+
+    def tell(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Tell how far a long piece of work has come, as often as it takes a moment: one product, one factor."""
+        for watcher in self._watchers:
+            watcher(Progress(phase, done, total, unit))
 
     def close(self) -> None:  # noqa: B027  - some hold nothing
         """Release threads and caches held for this operator."""

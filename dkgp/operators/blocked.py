@@ -195,6 +195,8 @@ class BlockedKernelOperator(KernelOperator):
                 result[slice(*bounds[i])] += left
                 if right is not None:
                     result[slice(*bounds[j])] += right
+            phase = "product" if precision == "single" else "float64 product"
+            self.tell(phase, first + len(part), len(pairs), "pairs of blocks")
         return result
 
     def _blocks_of(self, V: FloatArray, pairs: list[tuple[int, int]]) -> dict[int, FloatArray]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
+from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
@@ -72,6 +73,7 @@ def run(
     initial: FloatArray | None = None,
     initial_gradient: FloatArray | None = None,
     callback: Callable[[Progress], None] | None = None,
+    within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
 ) -> tuple[Solution, State]:
@@ -79,11 +81,11 @@ def run(
 
     The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
     """
-    with single_threaded_blas():
+    record, precision = Record(operator, callback), PrecisionPolicy(operator)
+    checkpoints = Checkpoints(checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()})
+    interruption = Interruption(interrupted, checkpoints)
+    with single_threaded_blas(), operator.watched(interruption.heed_within, within):
         require_single_threaded_blas("the coordinator")
-        record, precision = Record(operator, callback), PrecisionPolicy(operator)
-        checkpoints = Checkpoints(checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()})
-        interruption = Interruption(interrupted, checkpoints)
         start = partial(method.start, operator, rhs, initial, initial_gradient)
 
         found = checkpoints.latest()
@@ -133,6 +135,7 @@ def run(
             )
             if reason is not None:
                 break
+            checkpoints.save_if_due(state)
         if reason.converged:
             method.finish(state)
         elif not stopped_short:
