@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZE",
     "DATA_FOLDER",
+    "NULL",
     "OUT",
     "OVERWRITE",
     "REPEATS",
@@ -49,6 +50,8 @@ class Section:
         Its own; a function that returns them where they are known only after some import.
     on_cluster
         Whether a user may say where it runs: `cluster` among the values is a `ClusterOptions`.
+    without_null
+        Why `NULL` is none of its options; it is then refused with these words.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Section:
     options: tuple[Option, ...] | Callable[[], tuple[Option, ...]] = ()
     examples: tuple[str, ...] = ()
     on_cluster: bool = False
+    without_null: str = ""
 
 
 SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "dkgp.benches")
@@ -65,7 +69,20 @@ SEED = Option("seed", "Of all random draws.", type=int, default=0)
 SUBSET = Option("subset", "Samples to tune on.", type=int, default=2000)
 BLOCK_SIZE = Option("block_size", "Variables in a round.", type=whole_or_auto, default="auto", metavar="M|auto")
 TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellings=("--tol",))
-REPEATS = Option("repeats", "Rounds of turns; medians are reported.", type=int, default=3, least=1)
+REPEATS = Option(
+    "repeats",
+    "Rounds of turns; medians are reported.",
+    type=int,
+    default=3,
+    least=1,
+    spellings=("--repeats", "--repeat"),
+)
+NULL = Option(
+    "null",
+    "Race the baseline against its own copy too, in the same turns; beside each ratio stands the range of that.",
+    type=bool,
+    default=False,
+)
 OVERWRITE = Option("overwrite", "Replace outputs that exist.", type=bool, default=False)
 OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
 DATA_FOLDER = Option(

@@ -20,20 +20,22 @@ import scipy.linalg
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord
-from dkgp.errors import InputError, NumericalError
+from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
 from dkgp.models.support import SupportInputs, cross_products
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers import GradientInfNorm, solve
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solver, solve
 
 __all__ = ["PosteriorFunctions"]
 
 # Training samples and points at which values are drawn jointly: a dense factor of as many rows.
 MOST_JOINT_SAMPLES = 4000
 PIECE_ROWS = 512
+# Functions that are solved for together: their search shares directions, and its arrays are as wide.
+SOLVED_TOGETHER = 256
 
 
 class PosteriorFunctions:
@@ -114,11 +116,16 @@ class PosteriorFunctions:
         try:
             source = self._context.source
             with BlockedKernelOperator(self._kernel, self._noise, source, runner) as operator:
-                solution = solve(operator, drawn, stopping=GradientInfNorm(tolerance))
+                for first in range(0, drawn.shape[1], SOLVED_TOGETHER):
+                    columns = slice(first, first + SOLVED_TOGETHER)
+                    solution = solve(
+                        operator, drawn[:, columns], solver=_solver(runner), stopping=GradientInfNorm(tolerance)
+                    )
+                    drawn[:, columns] = solution.alpha
         finally:
             if executor is None:
                 runner.close()
-        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - solution.alpha)
+        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - drawn)
 
     def _joint(self, inputs: FloatArray) -> FloatArray:
         """Values at these inputs, drawn from their joint posterior: (r, p count)."""
@@ -149,6 +156,15 @@ class PosteriorFunctions:
             raise NumericalError("the points' posterior covariance is not positive definite; ask for fewer points")
         draws = root @ np.random.default_rng(self._seed).standard_normal((r, model.n_targets * self._count))
         return np.asarray(np.repeat(cross.T @ model.alpha, self._count, axis=1) + draws)
+
+
+def _solver(executor: BlockExecutor) -> Solver | None:
+    """All functions in one search, preconditioned; the default, which may mix, where processors' arithmetic differs."""
+    try:
+        executor.require_one_arithmetic()
+    except ClusterError:
+        return None
+    return ConjugateGradient(FactorPreconditioning())
 
 
 def _shown(kernel: Kernel) -> str:

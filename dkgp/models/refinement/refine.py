@@ -217,7 +217,8 @@ class _Run:
                 operator,
                 self._targets,
                 self._held_out,
-                self._estimator.landmarks,
+                self._estimator.preconditioner,
+                self._settings.landmarks(),
                 initial=initial,
                 interrupted=self.interrupted,
             )

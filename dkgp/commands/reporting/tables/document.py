@@ -198,8 +198,10 @@ def _bench(document: Document) -> list[RenderableType]:
     for column in document["columns"]:
         table.add_column(column["title"], justify="left" if column.get("text") else "right")
     for row in document["rows"]:
-        table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
-    extra = [(name.replace("_", " "), figure(value)) for name, value in document["figures"].items()]
+        table.add_row(*(_cell(row, column["name"], column.get("format", "")) for column in document["columns"]))
+    extra = [
+        (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
+    ]
     if document.get("benchmark") == "tiles":
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
@@ -211,12 +213,19 @@ def _bench(document: Document) -> list[RenderableType]:
     return parts
 
 
-def _cell(value: Any, form: str) -> str:
+def _cell(row: Document, name: str, form: str) -> str:
+    value = row.get(name)
     if value is None:
         return "-"
     if form == "bytes":
         return size(value)
-    return format(value, form) if isinstance(value, int | float) else str(value)
+    return (format(value, form) if isinstance(value, int | float) else str(value)) + _noise(row, name)
+
+
+def _noise(figures: Document, name: str) -> str:
+    """The range that the baseline's own copy came to, where a ratio's noise was measured."""
+    least, most = figures.get("null", {}).get(name, (None, None))
+    return "" if least is None else f" (null {least:.2f}-{most:.2f})"
 
 
 def _shown(name: str, value: Any) -> str:
