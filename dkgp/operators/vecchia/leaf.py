@@ -147,7 +147,8 @@ def factor_leaf(
         return None
     if halo:
         blas("trmm", b"R", b"U", b"N", b"N", halo, rows, 1.0, corner, stride, cross, stride)
-    corner[np.triu_indices(rows, 1)] = 0.0
+    for row in range(rows):
+        corner[row, row + 1 :] = 0.0
     rank = 0 if factor is None else factor.shape[1]
     projected = np.zeros((_padded(rows, ROWS), _padded(rank, LANES)), dtype)
     if factor is not None:
