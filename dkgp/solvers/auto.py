@@ -40,7 +40,16 @@ from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
 from dkgp.solvers.probe import Probe
 
-__all__ = ["CHOICES", "PROBE_SAMPLES", "Choice", "Expected", "choose_solver", "default_memory_bytes", "expected_count", "probed_samples"]
+__all__ = [
+    "CHOICES",
+    "PROBE_SAMPLES",
+    "Choice",
+    "Expected",
+    "choose_solver",
+    "default_memory_bytes",
+    "expected_count",
+    "probed_samples",
+]
 
 CHOICES = ("gbcd", "pcg", "cholesky")
 
@@ -227,7 +236,11 @@ def choose_solver(
         projected["cholesky"] = core_seconds(cholesky_phases(sizes), prices)
     if not one_arithmetic:
         name = min(projected, key=lambda solver: projected[solver])
-        return Choice(name, f"the workers' processors or libraries differ, and its bits do not depend on that; {_how(name, probe)}", projected)
+        return Choice(
+            name,
+            f"the workers' processors or libraries differ, and its bits do not depend on that; {_how(name, probe)}",
+            projected,
+        )
     search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
     found = search.run()
     projected["pcg"] = found.seconds
