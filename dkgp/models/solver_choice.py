@@ -79,7 +79,9 @@ def choose_solver_for(
     )
 
 
-def probe_of(dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float = 1e-4, seed: int = 0) -> Probe:
+def probe_of(
+    dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float = 1e-4, seed: int = 0
+) -> Probe:
     """Probe a dataset as choosing does: what `expected_count` foresees a named solver's way by."""
     inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)

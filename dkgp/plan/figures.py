@@ -1,6 +1,7 @@
 """Prices of this machine, measured in a few seconds or read back, and how threads share it.
 
-They are seconds of one thread of an idle machine, taken with the very functions that training runs.
+They are seconds of one core, taken with the very functions that training runs: of this process's own time, so that
+others on the machine count for little.
 """
 
 from __future__ import annotations
@@ -119,10 +120,10 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Seconds of a call on an idle machine: the least of a few repeats, each long enough to be timed."""
+    """Seconds of one core for a call: the least of a few repeats, each long enough to be timed."""
     run()  # compiled, loaded, in the cache
     loops = max(1, round(LEAST_SECONDS / max(timeit(run, number=1), 1e-9)))
-    return min(repeat(run, number=loops, repeat=REPEATS)) / loops
+    return min(repeat(run, number=loops, repeat=REPEATS, timer=time.process_time)) / loops
 
 
 def _measure_tiles(kernel: Kernel, precision: Precision, operation: float) -> float:
@@ -164,9 +165,9 @@ def _measure_selection(
 
         def choose(iteration: int) -> float:
             subproblem.reset()
-            began = time.perf_counter()
+            began = time.process_time()
             selection.fill(subproblem, operator, view, size, seed=0, iteration=iteration)
-            return time.perf_counter() - began
+            return time.process_time() - began
 
         sizes = sorted({min(size, max(1, few // 2)) for size in SELECTION_SIZES})
         seconds = []
@@ -203,8 +204,7 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
     evaluator = TileEvaluator(kernel, "single")
     rows = evaluator.prepare(generator.standard_normal((4096, kernel.n_features)))
     weights = np.ones((4096, 1))
-    alone = _seconds(lambda: evaluator.matmat(rows, rows, weights))
-    loops = max(1, round(LEAST_SECONDS / alone))
+    loops = max(1, round(LEAST_SECONDS / _seconds(lambda: evaluator.matmat(rows, rows, weights))))
 
     def together(threads: int) -> float:
         def work(_: int) -> None:
@@ -212,11 +212,11 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
                 evaluator.matmat(rows, rows, weights)
 
         with ThreadPoolExecutor(threads) as pool:
-            times = repeat(lambda: list(pool.map(work, range(threads))), number=1, repeat=REPEATS)
-        return threads * loops * alone / min(times)
+            return min(repeat(lambda: list(pool.map(work, range(threads))), number=1, repeat=REPEATS))
 
     counts = sorted({1, *(2**power for power in range(1, 5) if 2**power < cores), min(cores, MOST_MEASURED_THREADS)})
-    speeds = [1.0, *(max(1.0, min(float(count), together(count))) for count in counts[1:])]
+    alone = together(1)
+    speeds = [1.0, *(max(1.0, min(float(count), count * alone / together(count))) for count in counts[1:])]
     speeds = [float(value) for value in np.maximum.accumulate(speeds)]
     found = np.interp(np.arange(1, min(cores, counts[-1]) + 1), counts, speeds).tolist()
     found += [found[-1] * count / len(found) for count in range(len(found) + 1, cores + 1)]
