@@ -41,7 +41,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, resuming, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -421,11 +421,13 @@ def _checkpointing(
 
 
 def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
-    other = difference(found if isinstance(found, dict) else {}, expected)
+    held = found if isinstance(found, dict) else {}
+    other = difference(held, expected)
     if other is not None:
+        same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
         raise CheckpointError(
-            f"the checkpoint in '{url}' belongs to another {other}. Resume with the same data and options, or start "
-            "afresh without --resume"
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
+            "--resume"
         )
 
 

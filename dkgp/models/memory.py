@@ -108,7 +108,9 @@ def plan_training(
     inputs = coordinator_input_bytes_needed(n, d, width) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2
     drawn = block_size * solver.candidates * (8 + (0 if holds_inputs else 16 * d + 8 * width))
-    cached = min(cache_bytes, 12 * n * (width + 1)) + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes
+    cached = (
+        min(cache_bytes, 12 * n * (width + 1) + solver.cached_bytes) + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes
+    )
     return MemoryPlan(
         resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + solver.own_bytes, cached, shares_process
     )
