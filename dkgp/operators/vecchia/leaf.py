@@ -46,7 +46,7 @@ class Leaf:
     double : bool
         Whether the algebra was in float64: products that are BLAS's are, too.
     spilled : bool
-        Whether the arrays are mapped from a file.
+        Whether they were read from a scratch file.
     """
 
     halo: int
@@ -58,14 +58,9 @@ class Leaf:
     spilled: bool = False
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the arrays, wherever they are."""
-        return self.values.nbytes + self.projected.nbytes
-
-    @property
     def nbytes(self) -> int:
-        """Bytes held in memory."""
-        return 0 if self.spilled else self.held_bytes
+        """Bytes held."""
+        return self.values.nbytes + self.projected.nbytes
 
     @property
     def padded_rows(self) -> int:
@@ -152,7 +147,8 @@ def factor_leaf(
         return None
     if halo:
         blas("trmm", b"R", b"U", b"N", b"N", halo, rows, 1.0, corner, stride, cross, stride)
-    corner[np.triu_indices(rows, 1)] = 0.0
+    for row in range(rows):
+        corner[row, row + 1 :] = 0.0
     rank = 0 if factor is None else factor.shape[1]
     projected = np.zeros((_padded(rows, ROWS), _padded(rank, LANES)), dtype)
     if factor is not None:

@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import blas
 from dkgp.operators.vecchia.leaf import LANES, PANEL_ROWS, ROWS, Leaf
 
 __all__ = ["FEW_VECTORS", "backward", "forward", "sweep"]
@@ -81,13 +82,15 @@ def _many_forward(leaf: Leaf, vectors: FloatArray) -> FloatArray:
 
 def _many_backward(leaf: Leaf, image: FloatArray) -> FloatArray:
     dtype: Any = np.float64 if leaf.double else np.float32
-    converted = np.zeros((leaf.padded_rows, image.shape[1]), dtype)
+    count = image.shape[1]
+    converted, out = np.zeros((leaf.padded_rows, count), dtype), np.zeros((leaf.width, count), dtype)
     converted[: leaf.rows] = image
-    out = np.zeros((leaf.width, image.shape[1]))
     for rows, panel in leaf.panels():
-        product: FloatArray = panel.astype(dtype, copy=False).T @ converted[rows]
-        out[: panel.shape[1]] += product
-    return out[: leaf.halo + leaf.rows]
+        values = panel.astype(dtype, copy=False)
+        height, width = values.shape
+        # Added where the sum is, as NumPy's product of a transposed matrix would not.
+        blas("gemm", b"N", b"T", count, width, height, 1.0, converted[rows], count, values, width, 1.0, out, count)
+    return out[: leaf.halo + leaf.rows].astype(np.float64, copy=False)
 
 
 # ------------------------------------------------------------------------------------------------------ compiled loops
