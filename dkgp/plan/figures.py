@@ -6,6 +6,7 @@ others on the machine count for little.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,12 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.vecchia.leaf import Leaf, values_held
+from dkgp.operators.vecchia.products import sweep
 from dkgp.solvers.block_descent.pipeline import SettledGradient
 from dkgp.solvers.block_descent.selection import GreedySelection
 from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.prices import Prices
+from dkgp.solvers.prices import ONE_SWEEP, Prices
 
 __all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
 
@@ -36,8 +39,7 @@ SELECTION_SAMPLES = 16_384
 CANDIDATES = 60
 MATRIX_ORDER = 1024
 VECTOR_SAMPLES = 131_072
-# Beyond any cache.
-STREAM_BYTES = 2**28
+LEAF_SHAPE, LEAVES = (1500, 750), 16
 STORE_ROWS = 16_384
 LEAST_SECONDS = 0.05
 REPEATS = 3
@@ -104,13 +106,15 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
     with single_threaded_blas():
         operations, double_operations = (_measure_matrices(dtype) for dtype in (np.float32, np.float64))
         entries = _measure_tiles(kernel, "single", operations)
+        used, read = _measure_leaves()
         drawn, dense = _measure_selection(dataset, kernel, noise_variance, entries)
         prices = Prices(
             entries=entries,
             double_entries=_measure_tiles(kernel, "double", double_operations),
             operations=operations,
             double_operations=double_operations,
-            bytes=_measure_stream(),
+            bytes=used,
+            spilled=read,
             vectors=_measure_vectors(),
             drawn=drawn,
             dense=dense,
@@ -141,10 +145,22 @@ def _measure_matrices(dtype: type[np.floating[Any]]) -> float:
     return _seconds(lambda: np.matmul(left, right, out=out)) / (2.0 * MATRIX_ORDER**3)
 
 
-def _measure_stream() -> float:
-    matrix = np.ones((STREAM_BYTES // 4096, 1024), np.float32)
-    vector = np.ones(1024, np.float32)
-    return _seconds(lambda: matrix @ vector) / matrix.nbytes
+def _measure_leaves() -> tuple[float, float]:
+    """Seconds for a byte of a leaf that is used, once, and that is read from disk before."""
+    halo, rows = LEAF_SHAPE
+    # Leaves in turn, so that none is left in a cache.
+    values = np.ones((LEAVES, values_held(halo, rows)), np.float32)
+    leaves = [Leaf(halo, rows, 0, each, np.zeros((0, 0), np.float32)) for each in values]
+    vector = np.ones((halo + rows, 1))
+    used = _seconds(lambda: [sweep(leaf, vector) for leaf in leaves]) / (ONE_SWEEP * values.nbytes)
+    with tempfile.TemporaryFile() as file:
+        values.tofile(file)
+
+        def read() -> None:
+            file.seek(0)
+            np.fromfile(file, np.float32, values.size)
+
+        return used, _seconds(read) / values.nbytes
 
 
 def _measure_vectors() -> float:
