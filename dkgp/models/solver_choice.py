@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +11,9 @@ from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, ResidualCurve, _Prices, choose_solver
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
-__all__ = ["Probed", "choose_solver_for", "law_for"]
+__all__ = ["Probed", "choose_solver_for", "factor_for", "law_for"]
 
 
 class Probed(Protocol):
@@ -85,3 +87,27 @@ def law_for(dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance
     largest = float(np.max(kernel.diagonal(inputs)))
     curve = ResidualCurve.of(kernel, inputs, seed)
     return _Prices(n, kernel.n_features, dataset.n_targets, noise_variance / largest, tolerance, False, curve)
+
+
+def factor_for(
+    dataset: Probed,
+    kernel: Kernel,
+    noise_variance: float,
+    t: int,
+    *,
+    tolerance: float = 1e-4,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+) -> FactorPreconditioning:
+    """Choose the factor for t right-hand sides at once: that of "auto", or its own sizes where auto takes no factor.
+
+    `memory_bytes` is what the factor may take; the others are as for `choose_solver`.
+    """
+    n, largest = dataset.n_samples, DEFAULT_MEMORY_BYTES if memory_bytes is None else memory_bytes
+    own = FactorPreconditioning(memory_bytes=memory_bytes, seed=seed)
+    if n < 2:
+        return own
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    inputs = dataset.input_rows(draw_subset(n, PROBE_SAMPLES, seed))
+    choice = choose_solver(kernel, noise_variance, inputs, n, t, tolerance=tolerance, memory_bytes=largest, seed=seed)
+    return replace(own, **choice.options) if choice.solver == "pcg" else own
