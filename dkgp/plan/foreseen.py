@@ -18,9 +18,10 @@ from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_within
-from dkgp.models.solver_choice import law_for
+from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
+from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.prices import Phase, Sizes, cholesky_phases, conjugate_phases, descent_phases
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
@@ -29,8 +30,6 @@ __all__ = ["Counts", "Foreseen", "foresee"]
 
 # Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
-# How far the laws were seen to err, either way.
-SPREAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -186,14 +185,16 @@ def _counts(
 ) -> Counts:
     if isinstance(solver, Cholesky):
         return Counts("factor", 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
-    law = law_for(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
     if isinstance(solver, GreedyBlockCoordinateDescent):
+        unit = "column passes"
         if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
             raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
-        unit, expected = "column passes", known or law.passes()
     elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
-        unit, expected = "products", known or law.iterations(int(solver.preconditioner.rank))
+        unit = "products"
     else:
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
-    spread = SPREAD if known is None else 1.0
-    return Counts(unit, expected, expected / spread, expected * spread, checks)
+    if known is not None:
+        return Counts(unit, known, known, known, checks)
+    probe = probe_of(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
+    expected = expected_count(solver, probe)
+    return Counts(unit, expected.count, expected.low, expected.high, checks)

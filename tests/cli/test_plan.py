@@ -76,7 +76,12 @@ def test_a_plan_for_1_to_256_workers(run: Run, document: Run, problem: tuple[Pat
     ("options", "solver", "phases"),
     [
         ((), "cholesky", {"matrix", "factor", "check"}),
-        (("--solver", "pcg", "--rank", 40), "pcg", {"landmarks", "factor", "products", "application", "check"}),
+        (
+            ("--solver", "pcg", "--halo", 0, "--rank", 40),
+            "pcg",
+            {"landmarks", "factor", "products", "application", "check"},
+        ),
+        (("--solver", "pcg", "--rank", 0), "pcg", {"order", "factor", "products", "application", "check"}),
         (("--solver", "gbcd"), "gbcd", {"solve", "products", "selection", "check"}),
     ],
 )

@@ -51,9 +51,3 @@ def test_it_is_the_one_that_auto_takes(dataset, monkeypatch: pytest.MonkeyPatch)
 def test_where_auto_takes_no_factor_its_own_sizes_stand(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(monkeypatch, OTHER)
     assert factor_for(dataset, KERNEL, NOISE, 9, seed=3) == FactorPreconditioning(seed=3)
-
-
-def test_one_sample_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = chosen(monkeypatch, PCG)
-    assert factor_for(memory_dataset([[1.0]], [2.0]), SquaredExponential((1.0,)), NOISE, 9) == FactorPreconditioning()
-    assert not asked

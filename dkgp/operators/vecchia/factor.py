@@ -20,22 +20,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockTask, PendingRound, split_evenly
+from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blas import lapack
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
-from dkgp.operators.vecchia.leaves import Leaves, Noise
+from dkgp.operators.vecchia.leaves import Leaves
 from dkgp.operators.vecchia.tasks import (
     backward_task,
     build_task,
@@ -53,10 +54,15 @@ VECTORS_AT_ONCE = 128
 
 
 class _Rounds(Protocol):
-    """Runs rounds of tasks: an operator, which counts entries, or this process."""
+    """Runs rounds of tasks: an operator, which counts entries, or threads of this process."""
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound: ...
 
 
@@ -78,7 +84,7 @@ class VecchiaRecipe:
 
     def local(self, threads: int) -> VecchiaProduct:
         """M^-1 in this process, to the same bits; what its worker's cache lacks is made when it is first applied."""
-        return VecchiaProduct(self, _Here(threads), threads, shares_memory=True)
+        return VecchiaProduct(self, _Here(threads), lambda: {"": threads}, shares_memory=True)
 
 
 class VecchiaProduct:
@@ -89,17 +95,19 @@ class VecchiaProduct:
     recipe : VecchiaRecipe
     rounds : object with `submit`
         Who runs the tasks.
-    parallelism : int
-        Tasks at once.
+    workers : callable
+        Returns threads by worker, now.
     shares_memory : bool
         Whether tasks may be handed references.
     """
 
-    def __init__(self, recipe: VecchiaRecipe, rounds: _Rounds, parallelism: int, *, shares_memory: bool) -> None:
+    def __init__(
+        self, recipe: VecchiaRecipe, rounds: _Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool
+    ) -> None:
         self.recipe = recipe
-        self._rounds, self._parallelism, self._shares_memory = rounds, parallelism, shares_memory
+        self._rounds, self._workers, self._shares_memory = rounds, workers, shares_memory
+        self._homes = Homes(recipe.leaves.n_bundles)
         self._samples: list[NDArray[np.int32]] = []
-        self._own: list[NDArray[np.int32]] = []
 
     @property
     def rank(self) -> int:
@@ -108,9 +116,9 @@ class VecchiaProduct:
 
     def apply(self, residual: FloatArray) -> FloatArray:
         """M^-1 r for r (n, t), a new array."""
-        self._find_halos()
         out = np.zeros(residual.shape)
         with single_threaded_blas():
+            self._find_halos()
             for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
                 columns = slice(first, first + VECTORS_AT_ONCE)
                 self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
@@ -118,14 +126,14 @@ class VecchiaProduct:
 
     def _apply(self, residual: FloatArray, out: FloatArray) -> None:
         leaves, noise = self.recipe.leaves, self.recipe.noise
+
+        def arguments(bundles: list[int]) -> tuple[Any, ...]:
+            return leaves, self._rows(residual, bundles), self._rows(noise, bundles)
+
         if not self.rank:
-            parts = self._results(
-                "kvsweep", sweep_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
-            )
+            parts = self._results("kvsweep", sweep_task, arguments)
         else:
-            found = self._results(
-                "kvforward", forward_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
-            )
+            found = self._results("kvforward", forward_task, arguments)
             weights = np.zeros((self.rank, residual.shape[1]), order="F")
             for _, projected in found:
                 weights += projected
@@ -134,30 +142,35 @@ class VecchiaProduct:
             parts = self._results(
                 "kvbackward",
                 backward_task,
-                lambda group: (leaves, {k: images[k] for k in group}, weights, self._rows(noise, group)),
+                lambda bundles: (leaves, {k: images[k] for k in bundles}, weights, self._rows(noise, bundles)),
             )
         for samples, part in zip(self._samples, parts, strict=True):
             out[samples] += part
 
     def _results(self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]]) -> list[Any]:
-        """One result of each bundle, in their order."""
-        bundles = range(self.recipe.leaves.n_bundles)
-        groups = split_evenly(bundles, 2 * self._parallelism)
+        """One result of each bundle, in their order; a bundle goes to the worker that has its leaves."""
+        bundles = list(range(self.recipe.leaves.n_bundles))
+        groups, owners = self._homes.groups(self._workers(), bundles)
         if self._shares_memory:
-            return self._rounds.submit(name, task, arguments(list(bundles)), groups).result()
-        pending = [self._rounds.submit(name, task, arguments(group), [group]) for group in groups]
-        return [result for round_ in pending for result in round_.result()]
+            found = self._rounds.submit(name, task, arguments(bundles), groups, owners).result()
+        else:
+            pending = [
+                self._rounds.submit(name, task, arguments(group), [group], [owner])
+                for group, owner in zip(groups, owners, strict=True)
+            ]
+            found = [result for round_ in pending for result in round_.result()]
+        by_bundle = dict(zip((bundle for group in groups for bundle in group), found, strict=True))
+        return [by_bundle[bundle] for bundle in bundles]
 
-    def _rows(self, values: Any, group: list[int]) -> Any:
+    def _rows(self, values: Any, bundles: list[int]) -> Any:
+        """What tasks on some bundles are given of an n-vector: their samples' rows, or all where that costs nothing."""
         if self._shares_memory or isinstance(values, float):
             return values
-        return {number: values[self._samples[number]] for number in group}
+        return {number: values[self._samples[number]] for number in bundles}
 
     def _find_halos(self) -> None:
         if not self._samples:
-            found = self._results("kvhalo", halo_task, lambda group: (self.recipe.leaves,))
-            self._samples = [samples for samples, _ in found]
-            self._own = [samples[len(samples) - own :] for samples, own in found]
+            self._samples = self._results("kvhalo", halo_task, lambda bundles: (self.recipe.leaves,))
 
 
 class VecchiaFactor(VecchiaProduct):
@@ -193,10 +206,9 @@ class VecchiaFactor(VecchiaProduct):
         executor.require_one_arithmetic()
         with single_threaded_blas():
             leaves = _leaves(operator, min(halo, operator.n), min(leaf, operator.n), landmarks)
-            noise = _noise(operator)
             self.memory_bytes = self.disk_bytes = 0
-            recipe = VecchiaRecipe(leaves, noise, np.zeros((leaves.rank, leaves.rank), order="F"))
-            super().__init__(recipe, operator, executor.parallelism, shares_memory=executor.shares_memory)
+            recipe = VecchiaRecipe(leaves, operator.noise, np.zeros((leaves.rank, leaves.rank), order="F"))
+            super().__init__(recipe, operator, lambda: executor.workers, shares_memory=executor.shares_memory)
             self._build(show or (lambda phase, share: None))
 
     @property
@@ -210,19 +222,19 @@ class VecchiaFactor(VecchiaProduct):
         self._rounds.submit("kvorder", order_task, (leaves,), [[0]]).result()
         show("halos", 0.0)
         self._find_halos()
+        # As many bundles on their way as keep everyone busy: each brings a matrix back.
         waiting: deque[PendingRound] = deque()
-        done = 0
-        for number in [*range(leaves.n_bundles), *[None] * (2 * self._parallelism)]:
-            if number is not None:
-                arguments = (leaves, self._rows(self.recipe.noise, [number]))
-                waiting.append(self._rounds.submit("kvbuild", build_task, arguments, [[number]]))
-            if waiting and (number is None or len(waiting) > 2 * self._parallelism):
+        for number in range(leaves.n_bundles):
+            groups, owners = self._homes.groups(self._workers(), [number])
+            arguments = (leaves, self._rows(self.recipe.noise, [number]))
+            waiting.append(self._rounds.submit("kvbuild", build_task, arguments, groups, owners))
+            last = number == leaves.n_bundles - 1
+            while waiting and (last or len(waiting) > 2 * sum(self._workers().values())):
                 memory, disk, gram = waiting.popleft().result()[0]
                 self.memory_bytes += memory
                 self.disk_bytes += disk
                 lower += gram
-                done += 1
-                show("factor", done / leaves.n_bundles)
+                show("factor", (number + 1 - len(waiting)) / leaves.n_bundles)
         if leaves.rank:
             lower[...] = regularised_factor(lower, 1.0)
 
@@ -236,11 +248,6 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
     return Leaves(
         context, halo, leaf, inputs, embedding_landmarks(operator), f"vecchia-{halo}-{leaf}-{len(inputs)}-{digest}"
     )
-
-
-def _noise(operator: BlockedKernelOperator) -> Noise:
-    noise = getattr(operator, "noise", operator.noise_variance)
-    return np.asarray(noise, dtype=np.float64) if isinstance(noise, np.ndarray) else float(noise)
 
 
 class _Ready:
@@ -261,7 +268,12 @@ class _Here:
         self._threads = threads
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         results: list[list[Any]] = [[] for _ in groups]
 

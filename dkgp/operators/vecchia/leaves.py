@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import process_threads
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
@@ -28,15 +27,13 @@ from dkgp.operators.vecchia.halos import OrderedPoints
 from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
 from dkgp.operators.vecchia.order import kd_order, leaf_count
 
-__all__ = ["Bundle", "Leaves", "Noise"]
+__all__ = ["Bundle", "Leaves"]
 
 # Samples of a bundle, about; less where there would be fewer bundles than this.
 BUNDLE_ROWS = 8192
 LEAST_BUNDLES = 32
 # Of a diagonal, added where even float64 finds a leaf's matrix indefinite.
 JITTERS = (1e-13, 1e-10, 1e-7, 1e-4)
-
-Noise: TypeAlias = float | FloatArray
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Bundle:
         How many those are.
     first : int
         Number of the first leaf.
-    places : tuple of (m,) int32
+    places : tuple of (m,) intp
         Of each leaf, places in `samples` of its halo and then its own samples.
     halos : tuple of int
         Samples of each leaf's halo.
@@ -60,7 +57,7 @@ class Bundle:
     samples: NDArray[np.int32]
     own: int
     first: int
-    places: tuple[NDArray[np.int32], ...]
+    places: tuple[IndexArray, ...]
     halos: tuple[int, ...]
 
     @property
@@ -134,9 +131,7 @@ class Leaves:
             halos = [points.halo(leaf, self.halo) for leaf in leaves]
             union = np.union1d(np.concatenate(halos), np.arange(start, stop, dtype=np.int32))
             owns = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
-            places = tuple(
-                np.searchsorted(union, np.concatenate(pair)).astype(np.int32) for pair in zip(halos, owns, strict=True)
-            )
+            places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, owns, strict=True))
             sizes = tuple(len(halo) for halo in halos)
             return Bundle(points.order[union], int(stop - start), first, places, sizes)
 
@@ -161,7 +156,7 @@ class Leaves:
         cache, context = worker_cache(), self.context
         besides = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (feature_width(context.kernel) + 1))
         held = cache.bytes_of(self._key("leaf"))
-        return held + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
+        return held + process_threads() * leaf.held_bytes + besides <= cache.budget_bytes
 
     def _settled(self, leaf: Leaf) -> Leaf:
         """The leaf as it is, or on disk; as it is, too, where the disk is full: then it is made again when needed."""
@@ -174,7 +169,7 @@ class Leaves:
     def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
         places, halo = bundle.places[place], bundle.halos[place]
         samples = bundle.samples[places].astype(np.intp)
-        own = noise if isinstance(noise, float) else noise[places]
+        own = noise_at(noise, places)
         largest = float(np.max(self._diagonal(samples)))
         double = takes_double(len(samples), float(np.min(own)), largest)
         factor = self._factor_rows(samples)
