@@ -110,6 +110,8 @@ class NystromFactor:
         Cholesky factor of F'F + s2 I, in the factor's precision.
     columns : (n, R) float32
         F.
+    prior : (n,) float64
+        k(x, x) of the training samples.
     residual_diagonal : (n,) float64
         diag(K - Q): of a float64 factor never less than the exact one, of a float32 one with the error of that.
     largest : float
@@ -141,7 +143,8 @@ class NystromFactor:
         errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
         self._typical_error = float(np.median(errors))
         self.entry_error = 2.0 * self._typical_error
-        diagonal = _diagonal(context) * (1.0 + 2.0 * EPS * errors)
+        self.prior = _diagonal(context)
+        diagonal = self.prior * (1.0 + 2.0 * EPS * errors)
         self.largest = float(diagonal.max()) + source.noise_variance
         excess = self._excess(errors)
         self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
@@ -200,7 +203,7 @@ class NystromFactor:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights)
+        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights, self.prior)
         return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
 
     @property
@@ -235,9 +238,10 @@ class NystromFactor:
         """Number of training samples."""
         return self.context.n
 
-    def pieces(self) -> list[tuple[Features, slice]]:
+    def pieces(self, precision: Precision = "double", length: int | None = None) -> list[tuple[Features, slice]]:
         """Training inputs in short runs, in order: prepared features and the rows that they are."""
-        return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
+        found = _pieces(self.context, precision, length or PIECE_ROWS)
+        return [(rows(), slice(start, stop)) for rows, start, stop in found]
 
     def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
         """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
@@ -287,13 +291,16 @@ def _diagonal(context: BlockContext) -> FloatArray:
     return np.concatenate([kernel.diagonal(context.source.inputs(*rows)) for rows in bounds])
 
 
-def _pieces(context: BlockContext) -> Iterator[tuple[Any, int, int]]:
+def _pieces(
+    context: BlockContext, precision: Precision = "double", length: int | None = None
+) -> Iterator[tuple[Any, int, int]]:
+    longest = length or PIECE_ROWS
     for block in range(context.n_blocks):
         first, last = context.bounds(block)
-        for start in range(first, last, PIECE_ROWS):
-            stop = min(start + PIECE_ROWS, last)
+        for start in range(first, last, longest):
+            stop = min(start + longest, last)
 
             def rows(block: int = block, start: int = start - first, stop: int = stop - first) -> Features:
-                return context.block_features(block, "double").slice(start, stop)
+                return context.block_features(block, precision).slice(start, stop)
 
             yield rows, start, stop
