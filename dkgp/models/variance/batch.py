@@ -25,8 +25,9 @@ from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.models.variance.search import Preconditioner, Wanted, expected_widths, multiply_pieces, search
+from dkgp.models.variance.search import Preconditioner, Wanted, expected_widths, search
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.low_rank.landmark_rows import multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]

@@ -19,20 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
-from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels import Features
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.blas import blas, lapack
+from dkgp.operators.blas import lapack
+from dkgp.operators.low_rank.landmark_rows import multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
-__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "multiply_pieces", "search"]
+__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search"]
 
 SingleArray = NDArray[np.float32]
 
 # Rows and columns of the tiles of a product; vectors that are preconditioned at once.
 TILE_ROWS, TILE_COLUMNS = 512, 1024
-VECTORS_AT_ONCE = 128
+VECTORS_AT_ONCE = 64
 # Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
 # A float64 product costs two of float32; a sample that it does not certify a few more. So it is worth its time once
@@ -75,7 +76,7 @@ class Wanted:
 
 def local_samples(n: int) -> int:
     """Training samples of a local solution."""
-    return max(1, min(n, round((LOCAL_SHARE * n * n) ** (1.0 / 3.0))))
+    return max(1, min(n, int((LOCAL_SHARE * n * n) ** (1.0 / 3.0))))
 
 
 def search(
@@ -183,7 +184,8 @@ class _Single:
 
     def product(self, vectors: SingleArray) -> SingleArray:
         """Kbar V for V (n, k)."""
-        images = np.float32(self._factor.noise_variance) * vectors
+        images = np.empty(vectors.shape, np.float32)
+        np.multiply(vectors, np.float32(self._factor.noise_variance), out=images)
         multiply_pieces(self._evaluator, self._rows, self._columns, vectors, images, self._threads)
         return images
 
@@ -224,35 +226,6 @@ class _Single:
 
         in_parallel(solve, len(inputs), self._threads)
         return found
-
-
-def multiply_pieces(
-    evaluator: TileEvaluator,
-    rows: list[tuple[Features, slice]],
-    columns: list[tuple[Features, slice]],
-    vectors: NDArray[Any],
-    images: NDArray[Any],
-    threads: int,
-) -> None:
-    """Add K V to the images (n, k), in their type, for V (n, k): tile by tile, and BLAS for the rest.
-
-    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row.
-    """
-    count, dtype = vectors.shape[1], images.dtype
-
-    def multiply(index: int) -> None:
-        features, where = rows[index]
-        target = images[where]
-        for others, which in columns:
-            tile = evaluator.tile(features, others)
-            weights = np.ascontiguousarray(vectors[which], dtype=dtype)
-            stored = tile.T  # column by column, (others, rows or a few more)
-            stride = stored.strides[0] // stored.itemsize
-            blas(
-                "gemm", b"N", b"T", count, features.n, others.n, 1.0, weights, count, stored, stride, 1.0, target, count
-            )
-
-    in_parallel(multiply, len(rows), threads)
 
 
 def _joined(parts: list[Features]) -> Features:

@@ -23,6 +23,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.landmark_rows import LandmarkRows
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
@@ -140,7 +141,7 @@ class LowRankPreconditioner:
 
     Parameters
     ----------
-    factor : LowRankFactor or FactorRows
+    factor : LowRankFactor, FactorRows or LandmarkRows
     noise_variance : float
         s2.
     lower : (R, R), optional
@@ -148,10 +149,16 @@ class LowRankPreconditioner:
     """
 
     def __init__(
-        self, factor: LowRankFactor | FactorRows, noise_variance: float, lower: NDArray[Any] | None = None
+        self,
+        factor: LowRankFactor | FactorRows | LandmarkRows,
+        noise_variance: float,
+        lower: NDArray[Any] | None = None,
     ) -> None:
         self._factor, self._noise_variance = factor, noise_variance
-        self.lower = regularised_factor(factor.gram(), noise_variance) if lower is None else lower
+        if lower is None:
+            assert not isinstance(factor, LandmarkRows), "its user knows F'F"
+            lower = regularised_factor(factor.gram(), noise_variance)
+        self.lower = lower
 
     @property
     def rank(self) -> int:
