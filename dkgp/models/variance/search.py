@@ -22,7 +22,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import NystromFactor
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
 from dkgp.operators.low_rank.landmark_rows import multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
@@ -39,8 +39,10 @@ LOCAL_SHARE = 0.6
 # A float64 product costs two of float32; a sample that it does not certify a few more. So it is worth its time once
 # this share of the samples is expected to be within the gap.
 EXPECTED_SHARE = 0.75
-# A sample this far below the gap gives no more directions.
-SETTLED = 0.25
+# What a step is taken to make of a width before there was one to tell by, and by how much the next one falls short of
+# the last. A step's length along M^-1 r, likewise; Kbar is rarely above twice M.
+FIRST_FACTOR, SLOWING = 0.4, 1.25
+FIRST_LENGTH, SHORTEST = 0.6, 0.3
 # Without a quarter of the samples' widths halved in so many products, float32 has done what it can, or nothing helps.
 STALLED_PRODUCTS, STALLED_FACTOR, STALLED_SHARE = 6, 0.5, 0.25
 # What float32 leaves of a residual, against the length of k_x.
@@ -107,11 +109,13 @@ def search(
     single = _Single(factor, threads)
     r = single.columns(inputs)
     v = np.zeros_like(r)
+    looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], VECTORS_AT_ONCE)).astype(np.intp)
     floor = (SINGLE_FLOOR * np.sqrt(_dots(r, r))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
-    z = single.local(r, inputs)
-    best = np.full((1, r.shape[1]), np.inf)
+    z, along = single.local(r, inputs), np.zeros(r.shape[1])
+    pace = _Pace()
     products = 0
+    explained = np.zeros(r.shape[1])
     while products < limit:
         step = directions.advance(z, r, single.product)
         if not len(step) or not np.isfinite(step).all():
@@ -119,13 +123,52 @@ def search(
         add_product(v, directions.vectors, step, threads)
         add_product(r, directions.images, -step, threads)
         products += 1
-        widths = expected_widths(factor, r, threads)[0]
-        goal = np.maximum(wanted.widths(test.prior - single.explained(v, r, inputs)), floor)
-        best = np.vstack([best[-STALLED_PRODUCTS:], np.minimum(best[-1], widths)])
-        if np.mean(widths <= goal) >= EXPECTED_SHARE or _stalled(best):
+        before, explained = explained, single.explained(v, r, inputs)
+        pace.note_step(explained - before, along)
+        widths = expected_widths(factor, r[:, looked_at], threads)[0]
+        goal = np.maximum(wanted.widths(test.prior - explained), floor)[looked_at]
+        share = pace.share_within(widths, goal)
+        if pace.stalled:
             break
-        z = _preconditioned(preconditioner, r, np.flatnonzero(widths > SETTLED * goal))
+        z = _preconditioned(preconditioner, r)
+        along = _dots(z, r)
+        if share >= EXPECTED_SHARE or products >= limit:
+            # What a product would be spent on next is worth most of that as it is: its length is what the last one was.
+            directions.conjugate(z)
+            v += pace.length * z
+            break
     return v, products
+
+
+class _Pace:
+    """How a search gets on, from the widths of some samples: what the next step is likely to bring."""
+
+    def __init__(self) -> None:
+        self._best: list[FloatArray] = []
+        self._factor = FIRST_FACTOR
+        self.length = np.float32(FIRST_LENGTH)
+
+    def note_step(self, gained: FloatArray, along: FloatArray) -> None:
+        """Note what a step took off the variances, and r'M^-1 r before it: their ratio is its length along M^-1 r."""
+        total = float(along.sum())
+        if total > 0.0:
+            self.length = np.float32(np.clip(float(gained.sum()) / total, SHORTEST, 1.0))
+
+    def share_within(self, widths: FloatArray, goal: FloatArray) -> float:
+        """Share of the samples that one more step is likely to bring within their goals."""
+        if self._best:
+            ratio = np.median(widths / np.maximum(self._best[-1], np.finfo(np.float64).tiny))
+            self._factor = float(np.clip(SLOWING * ratio, FIRST_FACTOR / 2.0, 1.0))
+        self._best.append(np.minimum(self._best[-1], widths) if self._best else widths)
+        return float(np.mean(self._factor * widths <= goal))
+
+    @property
+    def stalled(self) -> bool:
+        """True where few widths have halved for long: float32 has done what it can, or nothing helps."""
+        if len(self._best) <= STALLED_PRODUCTS:
+            return False
+        then, now = self._best[-1 - STALLED_PRODUCTS], self._best[-1]
+        return bool(np.mean(now < STALLED_FACTOR * then) < STALLED_SHARE)
 
 
 def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int) -> tuple[FloatArray, FloatArray]:
@@ -140,17 +183,11 @@ def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int)
     return widths, z
 
 
-def _stalled(best: FloatArray) -> bool:
-    if len(best) <= STALLED_PRODUCTS:
-        return False
-    return bool(np.mean(best[-1] < STALLED_FACTOR * best[0]) < STALLED_SHARE)
-
-
-def _preconditioned(preconditioner: Preconditioner, residual: SingleArray, columns: IndexArray) -> SingleArray:
-    z = np.empty((len(residual), len(columns)), np.float32)
-    for first in range(0, len(columns), VECTORS_AT_ONCE):
-        some = columns[first : first + VECTORS_AT_ONCE]
-        z[:, first : first + len(some)] = preconditioner.apply(residual[:, some].astype(np.float64))
+def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
+    z = np.empty(residual.shape, np.float32)
+    for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
+        columns = slice(first, first + VECTORS_AT_ONCE)
+        z[:, columns] = preconditioner.apply(residual[:, columns].astype(np.float64))
     return z
 
 

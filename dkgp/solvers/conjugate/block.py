@@ -99,11 +99,7 @@ class BlockDirections:
         (k, t) float64
             A. With k = 0 there is nothing to gain: no residual is left, or the matrix has no curvature along any.
         """
-        if self.images.size:  # of a checkpoint, perhaps, which has no curvature: it comes to the same bits
-            last = self._curvature or _Curvature(self._cross(self.vectors, self.images))
-            add_product(
-                preconditioned, self.vectors, -last.solve(self._cross(self.images, preconditioned)), self.threads
-            )
+        self.conjugate(preconditioned)
         # As large as the images to come, for which there shall be room.
         self.images, self._curvature = np.zeros((0, 0), self.images.dtype), None
         self.vectors = _independent(preconditioned, self.vectors.dtype, self.threads)
@@ -115,6 +111,12 @@ class BlockDirections:
                 return curvature.solve(self._cross(self.vectors, residual))
         self.vectors = np.zeros((0, 0), self.vectors.dtype)
         return np.zeros((0, residual.shape[1]))
+
+    def conjugate(self, vectors: NDArray[Any]) -> None:
+        """Take the last directions out of vectors (n, c), in place, so that they are conjugate to them."""
+        if self.images.size:  # of a checkpoint, perhaps, which has no curvature: it comes to the same bits
+            last = self._curvature or _Curvature(self._cross(self.vectors, self.images))
+            add_product(vectors, self.vectors, -last.solve(self._cross(self.images, vectors)), self.threads)
 
     def _cross(self, left: NDArray[Any], right: NDArray[Any]) -> FloatArray:
         return _cross(left, right, np.result_type(left, right), self.threads)
