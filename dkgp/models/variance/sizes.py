@@ -19,7 +19,16 @@ from dkgp.models.variance.search import VECTORS_AT_ONCE
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
 from dkgp.operators.vecchia.memory import vecchia_bytes
 
-__all__ = ["Memory", "building_bytes", "chosen_halo", "chosen_rank", "default_memory_bytes", "is_rough", "precision_of"]
+__all__ = [
+    "FACTOR_SHARE",
+    "Memory",
+    "building_bytes",
+    "chosen_halo",
+    "chosen_rank",
+    "default_memory_bytes",
+    "is_rough",
+    "precision_of",
+]
 
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 768 * MEBIBYTE

@@ -27,8 +27,16 @@ from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough
-from dkgp.models.variance.nystrom import FactorSource, leaves_of
-from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes, is_rough, precision_of
+from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
+from dkgp.models.variance.sizes import (
+    FACTOR_SHARE,
+    Memory,
+    chosen_halo,
+    chosen_rank,
+    default_memory_bytes,
+    is_rough,
+    precision_of,
+)
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 
@@ -243,7 +251,7 @@ class VarianceRun:
             landmarks.rank,
             halo,
             precision,
-            held=not halo,
+            held=not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes,
             width=self._width,
             batches=1 if self._joint else executor.threads_per_process,
         )
