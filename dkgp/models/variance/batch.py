@@ -15,7 +15,9 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,8 @@ from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.models.variance.search import Preconditioner, Wanted, expected_widths, search
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.low_rank.landmark_rows import multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
@@ -40,6 +42,8 @@ STALLED_FACTOR = 0.5
 # The proof is attempted where the expected width is within this factor of what is wanted.
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
+# Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
+TAIL_PARTS = 3
 
 
 def batch_bytes(n: int, samples: int) -> int:
@@ -57,11 +61,14 @@ class BatchVariance:
         lower <= exact variance <= upper.
     passes : (t,) float64
         Products with the whole kernel matrix that each sample took part in.
+    tally : ProductTally
+        Those products.
     """
 
     lower: FloatArray
     upper: FloatArray
     passes: FloatArray
+    tally: ProductTally = field(default_factory=ProductTally, compare=False)
 
 
 def relative_gap(lower: FloatArray, upper: FloatArray) -> FloatArray:
@@ -120,11 +127,11 @@ class _Bounds:
     def gaps(self) -> FloatArray:
         return relative_gap(self.lower + self._noise, self.upper + self._noise)
 
-    def reported(self, passes: FloatArray) -> BatchVariance:
+    def reported(self, passes: FloatArray, tally: ProductTally) -> BatchVariance:
         if self._noise == 0.0:
-            return BatchVariance(self.lower, self.upper, passes)
+            return BatchVariance(self.lower, self.upper, passes, tally)
         lower, upper = outward(self.lower + self._noise, self.upper + self._noise)
-        return BatchVariance(np.maximum(lower, self._noise), upper, passes)
+        return BatchVariance(np.maximum(lower, self._noise), upper, passes, tally)
 
 
 def solve_batch(
@@ -167,25 +174,24 @@ def solve_batch(
     """
     test = Queries.of(factor, inputs)
     bounds = _Bounds(test.highest, 0.0 if latent else factor.noise_variance, gap)
-    passes = np.zeros(len(inputs))
+    passes, tally = np.zeros(len(inputs)), ProductTally()
     if factor_first or max_passes < 1:
         bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
     todo = bounds.unfinished()
     if max_passes < 1 or not len(todo):
-        return bounds.reported(passes)
-    own = factor.preconditioner(threads)
+        return bounds.reported(passes, tally)
+    preconditioned = preconditioner or factor.preconditioner(threads)
     for group in _cut(todo, together):
+        batch = _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally)
         if preconditioner is None or max_passes < 2:
-            _Batch(factor, test, bounds, passes, group, threads, preconditioner or own).run(max_passes)
+            batch.run(max_passes)
             continue
         wanted = Wanted(gap, 0.0 if latent else factor.noise_variance)
-        v, products = search(factor, inputs[group], test.take(group), preconditioner, wanted, max_passes - 1.0, threads)
+        limit = math.floor(max_passes) - 1  # the last one is float64's
+        v, products = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
         passes[group] += products
-        # In float64 vectors are twice as large, and there are more of them.
-        for part in _cut(np.arange(len(group)), together and max(1, together // 2)):
-            batch = _Batch(factor, test, bounds, passes, group[part], threads, preconditioner)
-            batch.run(max_passes - products, v[:, part].astype(np.float64))
-    return bounds.reported(passes)
+        batch.run(max_passes - products, v.astype(np.float64), TAIL_PARTS)
+    return bounds.reported(passes, tally)
 
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:
@@ -205,40 +211,50 @@ class _Batch:
         todo: IndexArray,
         threads: int,
         preconditioner: Preconditioner,
+        tally: ProductTally,
     ) -> None:
         self._factor, self._bounds, self._passes = factor, bounds, passes
-        self._threads, self._preconditioner = threads, preconditioner
+        self._threads, self._preconditioner, self._tally = threads, preconditioner, tally
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
         self._upper, self._expected = np.full(len(todo), np.nan), np.full(len(todo), np.nan)
 
-    def run(self, max_passes: float, start: FloatArray | None = None) -> None:
-        """Go on until all samples are done, from `start` (n, t), overwritten, or from M^-1 k_x."""
+    def run(self, max_passes: float, start: FloatArray | None = None, parts: int = 1) -> None:
+        """Go on until all samples are done, from `start` (n, t), overwritten, or from M^-1 k_x.
+
+        After the first product those that are not done go on together; in so many parts, lest they take more memory
+        than the product did.
+        """
         factor = self._factor
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
         v = self._preconditioner.apply(r) if start is None else start
+        del start
         along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
-        r -= self._product(v)
+        self._add_product(r, v, -1.0)
         # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
+        self._passes[self._todo] += 1
+        keep = self._certify(v, r, along, absolute, rounding, last=max_passes < 2)
+        for part in _cut(keep, -(-v.shape[1] // parts)) if len(keep) else []:
+            rest = copy.copy(self)
+            whole = len(part) == v.shape[1]
+            rest._keep(part)
+            rest._go_on(max_passes, v if whole else v[:, part], r if whole else r[:, part], along[part], rounding[part])
+
+    def _keep(self, keep: IndexArray) -> None:
+        self._test, self._todo = self._test.take(keep), self._todo[keep]
+        self._best, self._age = self._best[keep], self._age[keep]
+        self._upper, self._expected = self._upper[keep], self._expected[keep]
+
+    def _go_on(self, max_passes: float, v: FloatArray, r: FloatArray, along: FloatArray, rounding: FloatArray) -> None:
+        """Block conjugate gradients from v, whose residual is r, after the first product."""
+        factor, done = self._factor, 1
         directions = BlockDirections(np.zeros((0, 0), np.float32), threads=self._threads)
-        done = 1
         while True:
-            self._passes[self._todo] += 1
-            keep = self._certify(v, r, along, absolute, rounding, last=done + 1 > max_passes)
-            if not len(keep):
-                return
-            if len(keep) < v.shape[1]:
-                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
-                r = r[:, keep]
-                along, rounding = along[keep], rounding[keep]
-                self._test, self._todo = self._test.take(keep), self._todo[keep]
-                self._best, self._age = self._best[keep], self._age[keep]
-                self._upper, self._expected = self._upper[keep], self._expected[keep]
             step = directions.advance(self._preconditioner.apply(r), r, self._product)
             if not len(step):
                 return
@@ -251,6 +267,15 @@ class _Batch:
             unit = factor.unit + (len(step) + 4) * EPS
             rounding += unit * factor.largest * (self._test.share + absolute + 2.0 * spread)
             done += 1
+            self._passes[self._todo] += 1
+            keep = self._certify(v, r, along, absolute, rounding, last=done + 1 > max_passes)
+            if not len(keep):
+                return
+            if len(keep) < v.shape[1]:
+                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
+                r = r[:, keep]
+                along, rounding = along[keep], rounding[keep]
+                self._keep(keep)
 
     def _certify(
         self,
@@ -289,13 +314,17 @@ class _Batch:
 
     def _product(self, vectors: NDArray[Any]) -> FloatArray:
         """Kbar V for V (n, k), in float64: one pass over the kernel matrix, never more of it than a tile a thread."""
-        factor, pieces = self._factor, self._factor.pieces()
         images = np.zeros(vectors.shape)
-        multiply_pieces(factor.evaluator, pieces, pieces, vectors, images, self._threads)
-        # Last, where it is rounded once: it may be far larger than all the rest.
-        for rows in row_pieces(len(images)):
-            images[rows] += factor.noise_variance * vectors[rows].astype(np.float64, copy=False)
+        self._add_product(images, vectors, 1.0)
         return images
+
+    def _add_product(self, images: FloatArray, vectors: NDArray[Any], scale: float) -> None:
+        factor, pieces = self._factor, self._factor.pieces()
+        self._tally.multiply(factor.evaluator, pieces, pieces, vectors, images, self._threads, scale)
+        # Last, where it is rounded once: it may be far larger than all the rest.
+        noise = scale * factor.noise_variance
+        for rows in row_pieces(len(images)):
+            images[rows] += noise * vectors[rows].astype(np.float64, copy=False)
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""

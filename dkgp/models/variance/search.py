@@ -22,9 +22,9 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
-from dkgp.operators.low_rank.landmark_rows import multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
 __all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search"]
@@ -87,7 +87,8 @@ def search(
     test: Queries,
     preconditioner: Preconditioner,
     wanted: Wanted,
-    limit: float,
+    limit: int,
+    tally: ProductTally,
     threads: int = 1,
 ) -> tuple[SingleArray, int]:
     """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that it took.
@@ -101,12 +102,14 @@ def search(
         The same samples.
     preconditioner : object with `apply`
     wanted : Wanted
-    limit : float
+    limit : int
         Products at most.
+    tally : ProductTally
+        Where they are counted.
     threads : int
         Of this process, to share the work; the result does not depend on their number.
     """
-    single = _Single(factor, threads)
+    single = _Single(factor, tally, threads)
     r = single.columns(inputs)
     v = np.zeros_like(r)
     looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], VECTORS_AT_ONCE)).astype(np.intp)
@@ -137,6 +140,7 @@ def search(
             directions.conjugate(z)
             v += pace.length * z
             break
+    v[~np.isfinite(v)] = 0.0
     return v, products
 
 
@@ -198,11 +202,12 @@ class _Single:
     ----------
     factor : NystromFactor
         Of the same training samples.
+    tally : ProductTally
     threads : int
     """
 
-    def __init__(self, factor: NystromFactor, threads: int) -> None:
-        self._factor, self._threads = factor, threads
+    def __init__(self, factor: NystromFactor, tally: ProductTally, threads: int) -> None:
+        self._factor, self._tally, self._threads = factor, tally, threads
         self._evaluator = factor.context.evaluator("single")
         self._rows = factor.pieces("single", TILE_ROWS)
         self._columns = factor.pieces("single", TILE_COLUMNS)
@@ -223,7 +228,7 @@ class _Single:
         """Kbar V for V (n, k)."""
         images = np.empty(vectors.shape, np.float32)
         np.multiply(vectors, np.float32(self._factor.noise_variance), out=images)
-        multiply_pieces(self._evaluator, self._rows, self._columns, vectors, images, self._threads)
+        self._tally.multiply(self._evaluator, self._rows, self._columns, vectors, images, self._threads)
         return images
 
     def explained(self, v: SingleArray, r: SingleArray, inputs: FloatArray) -> FloatArray:

@@ -40,9 +40,9 @@ FREE_OPERATIONS = 1e11
 # n t at which the exchange between rank and products was found; s^(11/4) = n t / 9 is that between halo and products.
 RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 1.0 / 9.0, 4.0 / 11.0
 LEAST_HALO = 256
-# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r; float64 takes half as many samples at
-# a time, each with v, r, M^-1 r and images, and directions in float32; and what the search found stays meanwhile.
-SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 4 + (4 * 8 + 4) // 2
+# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v and r, and of
+# the third that goes on at a time also v, r, M^-1 r, images, and directions in float32.
+SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 2 * 8 + (4 * 8 + 4) // 3
 # Without a search: v, r, M^-1 r and images, the preconditioner's input.
 START_BYTES = 5 * 8
 # Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly

@@ -37,6 +37,7 @@ from dkgp.models.variance.sizes import (
     is_rough,
     precision_of,
 )
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 
@@ -124,7 +125,7 @@ def variance_task(
     test: Dataset,
     options: _BatchOptions,
     batches: list[tuple[int, int]],
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]]:
+) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
     """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised."""
     factor, preconditioner = source.factor(), source.preconditioner(options.threads)
     results = []
@@ -142,7 +143,7 @@ def variance_task(
             preconditioner=preconditioner,
         )
         mean, error = certified_means(source.context, certificate, inputs)
-        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes))
+        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
     return results
 
 
@@ -284,6 +285,7 @@ class VarianceRun:
             )
         self._met = self._unmet = 0
         self._gap_sum = self._gap_max = self._passes = 0.0
+        self._tally = ProductTally()
         self._factor_seconds = 0.0
 
     def at(self, test: Dataset) -> VarianceRun:
@@ -292,6 +294,7 @@ class VarianceRun:
         other._test = test
         other._met = other._unmet = 0
         other._gap_sum = other._gap_max = other._passes = 0.0
+        other._tally = ProductTally()
         return other
 
     @property
@@ -347,7 +350,10 @@ class VarianceRun:
 
     def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
-        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
+        *arrays, tallies = zip(*results, strict=True)
+        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in arrays)
+        for tally in tallies:
+            self._tally.add(tally)
         gap = relative_gap(lower, upper)
         unmet = int(np.count_nonzero(gap > self._settings.gap))
         self._met += len(gap) - unmet
@@ -367,6 +373,10 @@ class VarianceRun:
             "gap_mean": self._gap_sum / count,
             "gap_max": self._gap_max,
             "column_passes": self._passes / count,
+            "products_float32": self._tally.single_columns / count,
+            "products_float64": self._tally.double_columns / count,
+            "product_seconds": self._tally.seconds,
+            "gemm_seconds": self._tally.gemm_seconds,
             "rank": self._landmarks.rank,
             "halo": int(self.plan["halo"]),
             "smooth": bool(self.plan["smooth"]),

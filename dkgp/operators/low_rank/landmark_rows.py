@@ -6,6 +6,7 @@ a worker would hold, is not held. F Z = K_nI (L^-T Z), F'V = L^-1 (K_In V).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +35,15 @@ def multiply_pieces(
     vectors: NDArray[Any],
     images: NDArray[Any],
     threads: int,
-) -> None:
-    """Add K(rows, columns) V to the images, in their type, in place: tile by tile, and BLAS for the rest.
+    scale: float = 1.0,
+) -> float:
+    """Add `scale` K(rows, columns) V to the images, in their type, in place: tile by tile, and BLAS for the rest.
 
-    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row.
+    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row. Returned
+    are the seconds that all threads together spent in BLAS, for whoever wants to know.
     """
     count, dtype = vectors.shape[1], images.dtype
+    seconds = np.zeros(len(rows))
 
     def multiply(index: int) -> None:
         features, where = rows[index]
@@ -50,14 +54,16 @@ def multiply_pieces(
                 stored = np.ascontiguousarray(stored)
             weights = np.ascontiguousarray(vectors[which], dtype=dtype)
             stride = stored.strides[0] // stored.itemsize
-            blas(
-                "gemm", b"N", b"T", count, features.n, others.n, 1.0, weights, count, stored, stride, 1.0, target, count
-            )  # fmt: skip
+            started = time.perf_counter()
+            sizes = count, features.n, others.n
+            blas("gemm", b"N", b"T", *sizes, scale, weights, count, stored, stride, 1.0, target, count)
+            seconds[index] += time.perf_counter() - started
 
     if not images.flags.c_contiguous:
         raise AssertionError("images must lie row by row")
     if count:
         in_parallel(multiply, len(rows), threads)
+    return float(seconds.sum())
 
 
 def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
