@@ -1,4 +1,4 @@
-"""Solutions sought in float32 with a block-Vecchia factor: intervals hold whatever they are, and they are found soon."""
+"""Solutions sought in float32 with a block-Vecchia factor: soon found, and intervals hold whatever they are."""
 
 from __future__ import annotations
 
