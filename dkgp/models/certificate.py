@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["Certificate"]
 
@@ -72,7 +72,7 @@ class Certificate:
         alpha: FloatArray,
         gradient: FloatArray,
         targets: FloatArray,
-        noise_variance: float,
+        noise_variance: Noise,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         *,
@@ -85,8 +85,8 @@ class Certificate:
         ----------
         alpha, gradient, targets : (n, p) float64
             Targets standardised.
-        noise_variance : float
-            s2.
+        noise_variance : float or (n,) float64
+            s2, or that of each sample, the least of which bounds divide by.
         kernel_diagonal : float or (n,) float64
             k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
         row_errors : (n,) float64
@@ -105,11 +105,11 @@ class Certificate:
         off = np.linalg.norm(scale * (roundings + EPS * row_errors)) * magnitude
         off += EPS * np.linalg.norm(scale) * spread
         # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-        off += roundings * noise_variance * np.linalg.norm(alpha, axis=0)
+        off += roundings * float(np.max(noise_variance)) * np.linalg.norm(alpha, axis=0)
         length = np.linalg.norm(gradient, axis=0)
         off += (n + 4) * UNIT * length + 2.0 * UNIT * np.linalg.norm(targets, axis=0)
         return cls(
-            float(noise_variance),
+            float(np.min(noise_variance)),
             n,
             residual_norm=tuple(length.tolist()),
             residual_rounding=tuple((EVALUATION * off).tolist()),

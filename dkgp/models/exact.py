@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, save_model
+from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
@@ -78,6 +79,7 @@ def train(
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
     callback: Callable[[Progress], None] | None = None,
+    within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
     coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
@@ -95,7 +97,7 @@ def train(
         s2, on the standardised scale.
     executor : BlockExecutor
         Who computes; see `dkgp.cluster.open_executor`.
-    solver, stopping, initial, callback, checkpointing, interrupted
+    solver, stopping, initial, callback, within, checkpointing, interrupted
         See `dkgp.solvers.solve`.
     coordinator_input_bytes : int
         What the coordinator may spend on inputs; see `BlockedKernelOperator`.
@@ -132,6 +134,7 @@ def train(
             stopping=stopping,
             initial=initial,
             callback=callback,
+            within=within,
             checkpointing=checkpointing,
             interrupted=interrupted,
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dkgp.errors import MemoryBudgetError
-from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers.registry import SolverMemory
 
-__all__ = ["MemoryPlan", "plan_training"]
+__all__ = ["MemoryPlan", "plan_training", "plan_within"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -112,6 +112,65 @@ def plan_training(
     return MemoryPlan(
         resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + solver.own_bytes, cached, shares_process
     )
+
+
+def plan_within(
+    budget_bytes: int,
+    n: int,
+    d: int,
+    p: int,
+    solver: SolverMemory,
+    *,
+    needs_inputs: str | None = None,
+    resident_bytes: int,
+    shares_process: bool,
+    overlaps: bool,
+    cache_bytes: int,
+    width: int | None = None,
+) -> MemoryPlan:
+    """Project the peak of a training run whose coordinator holds all inputs where that fits too.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        What the coordinator's process may take.
+    needs_inputs : str, optional
+        The name of a solver that cannot do without them.
+
+    Raises
+    ------
+    MemoryBudgetError
+        It fits neither way.
+    """
+
+    def plan(holds_inputs: bool) -> MemoryPlan:
+        return plan_training(
+            n,
+            d,
+            p,
+            solver,
+            resident_bytes=resident_bytes,
+            shares_process=shares_process,
+            overlaps=overlaps,
+            holds_inputs=holds_inputs,
+            cache_bytes=cache_bytes,
+            width=width,
+        )
+
+    needed = coordinator_input_bytes_needed(n, d, width)
+    if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True)
+        if holding.coordinator_bytes <= budget_bytes or needs_inputs:
+            holding.require(budget_bytes)
+            return holding
+    elif needs_inputs:
+        raise MemoryBudgetError(
+            f"the solver {needs_inputs} needs the inputs of all samples in the coordinator's memory: {needed:,} bytes "
+            f"for {n:,} samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
+        )
+    lean = plan(holds_inputs=False)
+    lean.require(budget_bytes)
+    return lean
 
 
 def _mib(count: int) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 
-__all__ = ["FloatArray", "IndexArray", "KernelOperator", "PendingColumns", "ReadyColumns"]
+__all__ = ["FloatArray", "IndexArray", "KernelOperator", "Noise", "PendingColumns", "ReadyColumns", "noise_at"]
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
+# What lies on the diagonal beside K: s2, or s2_i by sample (n,).
+Noise = float | FloatArray
 
 
 class PendingColumns(Protocol):
@@ -45,13 +50,13 @@ class ReadyColumns:
 
 
 class KernelOperator(ABC):
-    """Kbar = K + s2 I of n samples.
+    """Kbar = K + s2 I of n samples, or K + diag(s2_i) where the noise is given by sample.
 
     Parameters
     ----------
     kernel : Kernel
-    noise_variance : float
-        s2, on the scale of the standardised targets.
+    noise_variance : float or (n,) array_like
+        s2, or s2_i of each sample, on the scale of the standardised targets.
     n : int
         Number of samples.
     centre : (d,) float64, optional
@@ -59,6 +64,10 @@ class KernelOperator(ABC):
 
     Attributes
     ----------
+    noise : float or (n,) float64
+        What lies on the diagonal beside K, as it was given; read-only.
+    noise_variance : float
+        The least of it: no eigenvalue of Kbar is below, so bounds divide by it.
     single, double : TileEvaluator
         The kernel's tiles in float32 and float64. `features` prepares rows for one of them.
     holds_inputs : bool
@@ -75,13 +84,15 @@ class KernelOperator(ABC):
     approximate: ClassVar[bool] = False
     holds_inputs: bool = True
     error_bound: float = 0.0
+    _watchers: tuple[ProgressCallback, ...] = ()
 
-    def __init__(self, kernel: Kernel, noise_variance: float, n: int, centre: FloatArray | None = None) -> None:
-        if not np.isfinite(noise_variance) or noise_variance <= 0.0:
-            raise InputError(f"the noise variance must be finite and positive; got {noise_variance!r}")
+    def __init__(
+        self, kernel: Kernel, noise_variance: float | ArrayLike, n: int, centre: FloatArray | None = None
+    ) -> None:
         self.kernel = kernel
-        self.noise_variance = float(noise_variance)
         self.n = int(n)
+        self.noise = _checked_noise(noise_variance, self.n)
+        self.noise_variance = float(np.min(self.noise))
         self.entries = EntryCount()
         self.single = TileEvaluator(kernel, "single", entries=self.entries, centre=centre)
         self.double = TileEvaluator(kernel, "double", entries=self.entries, centre=centre)
@@ -94,6 +105,12 @@ class KernelOperator(ABC):
         A product with a symmetric matrix evaluates about half of its entries.
         """
         return self.entries.value
+
+    def noise_times(self, vectors: FloatArray, indices: IndexArray | None = None) -> FloatArray:
+        """D V, the noise's part of a product, for V (n, t); or D_B V for the samples B = `indices` (m,), V (m, t)."""
+        if isinstance(self.noise, float):
+            return self.noise * vectors
+        return (self.noise if indices is None else self.noise[indices])[:, None] * vectors
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
         """Return the tile evaluator of a precision."""
@@ -111,7 +128,7 @@ class KernelOperator(ABC):
 
     @abstractmethod
     def diagonal(self) -> FloatArray:
-        """Kbar's diagonal, k(x_i, x_i) + s2: (n,) float64."""
+        """Kbar's diagonal, k(x_i, x_i) + s2_i: (n,) float64."""
 
     @abstractmethod
     def row_errors(self) -> FloatArray:
@@ -141,10 +158,11 @@ class KernelOperator(ABC):
         """Kbar @ V for V (n, t): one full pass over the kernel matrix."""
 
     def submatrix(self, rows: IndexArray, columns: IndexArray) -> FloatArray:
-        """Kbar[rows, columns] in float64, s2 included where a row meets its own column."""
+        """Kbar[rows, columns] in float64, the noise included where a row meets its own column."""
         left, right = self.features(rows, "double"), self.features(columns, "double")
         block = np.array(self.double.tile(left, right))
-        block[rows[:, None] == columns[None, :]] += self.noise_variance
+        row, column = np.nonzero(rows[:, None] == columns[None, :])
+        block[row, column] += noise_at(self.noise, rows[row])
         return block
 
     def typical_entry(self, sample: int = 512) -> float:
@@ -157,6 +175,23 @@ class KernelOperator(ABC):
         self._typical_entries[sample] = float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
         return self._typical_entries[sample]
 
+    @contextmanager
+    def watched(self, *watchers: ProgressCallback | None) -> Iterator[None]:
+        """Have work that may take minutes tell these of its progress while the context is open.
+
+        Whoever is told may raise, which ends that work at once.
+        """
+        before, self._watchers = self._watchers, tuple(watcher for watcher in watchers if watcher is not None)
+        try:
+            yield
+        finally:
+            self._watchers = before
+
+    def tell(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Tell how far a long piece of work has come, as often as it takes a moment: one product, one factor."""
+        for watcher in self._watchers:
+            watcher(Progress(phase, done, total, unit))
+
     def close(self) -> None:  # noqa: B027  - some hold nothing
         """Release threads and caches held for this operator."""
 
@@ -167,6 +202,30 @@ class KernelOperator(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def noise_at(noise: Noise, samples: IndexArray | slice) -> Noise:
+    """Return the noise of some samples, where it is by sample; the one variance that all have elsewhere."""
+    return noise if isinstance(noise, float) else noise[samples]
+
+
+def _checked_noise(noise: float | ArrayLike, n: int) -> Noise:
+    """One variance, or those of n samples: finite and positive, in an array that nobody else writes to."""
+    values = np.array(noise, dtype=np.float64)
+    if values.shape not in ((), (n,)):
+        raise InputError(
+            f"the noise variance must be a number, or one for each of {n:,} samples; got shape {values.shape}"
+        )
+    wrong = ~(np.isfinite(values) & (values > 0.0))
+    if not values.ndim:
+        if wrong:
+            raise InputError(f"the noise variance must be finite and positive; got {noise!r}")
+        return float(values)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"noise variances must be finite and positive; got {values[row]} for sample {row}")
+    values.flags.writeable = False
+    return values
 
 
 def check_indices(n: int, indices: IndexArray) -> None:

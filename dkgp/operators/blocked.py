@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
@@ -54,7 +55,7 @@ class BlockedKernelOperator(KernelOperator):
     Parameters
     ----------
     kernel : Kernel
-    noise_variance : float
+    noise_variance : float or (n,) array_like
     source : InputSource
         Standardised inputs, readable by range from wherever the tasks run.
     executor : BlockExecutor
@@ -67,7 +68,7 @@ class BlockedKernelOperator(KernelOperator):
     def __init__(
         self,
         kernel: Kernel,
-        noise_variance: float,
+        noise_variance: float | ArrayLike,
         source: InputSource,
         executor: BlockExecutor,
         *,
@@ -108,10 +109,16 @@ class BlockedKernelOperator(KernelOperator):
         return self._context
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
-        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups), self.entries)
+        hints = () if owners is None else (owners,)
+        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
@@ -123,11 +130,11 @@ class BlockedKernelOperator(KernelOperator):
         if self._diagonal is None:
             if self.kernel.stationary:
                 probe = self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))
-                self._diagonal = np.full(self.n, float(probe[0]) + self.noise_variance)
+                self._diagonal = np.full(self.n, float(probe[0])) + self.noise
             else:
                 groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
                 parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
-                self._diagonal = np.concatenate(parts) + self.noise_variance
+                self._diagonal = np.concatenate(parts) + self.noise
                 self.entries.add(self.n)
         return self._diagonal
 
@@ -169,7 +176,7 @@ class BlockedKernelOperator(KernelOperator):
         """
         if V.ndim != 2 or V.shape[0] != self.n:
             raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
-        result = self.noise_variance * V
+        result = self.noise_times(V)
         bounds = [self._context.bounds(block) for block in range(self._context.n_blocks)]
         pairs = [(i, j) for i in range(len(bounds)) for j in range(i + 1)]
         parallelism = self._executor.parallelism
@@ -188,6 +195,8 @@ class BlockedKernelOperator(KernelOperator):
                 result[slice(*bounds[i])] += left
                 if right is not None:
                     result[slice(*bounds[j])] += right
+            phase = "product" if precision == "single" else "float64 product"
+            self.tell(phase, first + len(part), len(pairs), "pairs of blocks")
         return result
 
     def _blocks_of(self, V: FloatArray, pairs: list[tuple[int, int]]) -> dict[int, FloatArray]:
@@ -264,7 +273,7 @@ class _PendingColumns:
     def result(self) -> FloatArray:
         parts = self._pending.result()
         product = np.concatenate([part[0] for part in parts])
-        product[self._indices] += self._operator.noise_variance * self._delta
+        product[self._indices] += self._operator.noise_times(self._delta, self._indices)
         if self._wanted is not None:
             self._operator._receive(self._wanted, [part[1] for part in parts])
         return product

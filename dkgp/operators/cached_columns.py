@@ -44,7 +44,8 @@ class CachedColumnsOperator(KernelOperator):
     def __init__(self, operator: KernelOperator) -> None:
         # Not by the base class: its evaluators and its count are the other operator's.
         self._operator = operator
-        self.kernel, self.noise_variance, self.n = operator.kernel, operator.noise_variance, operator.n
+        self.kernel, self.n = operator.kernel, operator.n
+        self.noise, self.noise_variance = operator.noise, operator.noise_variance
         self.entries, self.single, self.double = operator.entries, operator.single, operator.double
         self._typical_entries = operator._typical_entries
         # Room for all of them, which takes memory only as it is written to.
@@ -87,7 +88,7 @@ class CachedColumnsOperator(KernelOperator):
 
         in_parallel(multiply, -(-self.n // PIECE_ROWS))
         product = np.ascontiguousarray(result.T)
-        product[indices] += self.noise_variance * delta
+        product[indices] += self.noise_times(delta, indices)
         return ReadyColumns(product)
 
     def _evaluate(self, missing: IndexArray) -> None:

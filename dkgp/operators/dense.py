@@ -29,7 +29,7 @@ class DenseKernelOperator(KernelOperator):
     Parameters
     ----------
     kernel : Kernel
-    noise_variance : float
+    noise_variance : float or (n,) array_like
     X : (n, d) array_like
         Standardised inputs.
     budget_bytes : int, default 4 GiB
@@ -42,7 +42,12 @@ class DenseKernelOperator(KernelOperator):
     """
 
     def __init__(
-        self, kernel: Kernel, noise_variance: float, X: ArrayLike, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+        self,
+        kernel: Kernel,
+        noise_variance: float | ArrayLike,
+        X: ArrayLike,
+        *,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
     ) -> None:
         inputs = np.asarray(X, dtype=np.float64)
         if inputs.ndim != 2:
@@ -56,7 +61,7 @@ class DenseKernelOperator(KernelOperator):
         super().__init__(kernel, noise_variance, n)
         self._inputs = inputs
         self.matrix = kernel(inputs, inputs)
-        self.matrix[np.diag_indices(n)] += self.noise_variance
+        self.matrix[np.diag_indices(n)] += self.noise
         self.entries.add(n * n)
 
     def diagonal(self) -> FloatArray:

@@ -11,7 +11,7 @@ from dkgp.solvers.cholesky.in_memory import Cholesky
 from dkgp.solvers.cholesky.tiled import TiledCholesky
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.driver import Solution
 from dkgp.solvers.linear_system import solve
 from dkgp.solvers.smo import SequentialMinimalOptimization
@@ -35,6 +35,7 @@ __all__ = [
     "ConjugateGradient",
     "CyclicSelection",
     "DualityGap",
+    "FactorPreconditioning",
     "GradientInfNorm",
     "GradientSelection",
     "GreedyBlockCoordinateDescent",
@@ -46,7 +47,6 @@ __all__ = [
     "Method",
     "ObjectiveGap",
     "ParameterConjugateGradient",
-    "PartialCholesky",
     "Progress",
     "RelativeResidual",
     "Selection",

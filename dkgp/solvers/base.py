@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
@@ -79,6 +80,16 @@ class Method(ABC, Generic[State]):
     @abstractmethod
     def advance(self, operator: KernelOperator, state: State) -> dict[str, float]:
         """One round, in place; seconds by phase."""
+
+    def renews_in_rounds(self, operator: KernelOperator) -> bool:
+        """True if a round can compute the gradient anew on its way: if its product can be one of float64 with alpha."""
+        return False
+
+    def renew(self, operator: KernelOperator, state: State, moving: bool) -> dict[str, float]:
+        """Compute the gradient anew in float64, on the way of a round where `moving`; seconds by phase."""
+        started = time.perf_counter()
+        state.renew_gradient(operator)
+        return {"check": time.perf_counter() - started}
 
     def finish(self, state: State) -> None:
         """Give up what is kept outside the state, of a solve that has converged."""

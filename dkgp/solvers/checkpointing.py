@@ -9,6 +9,7 @@ from typing import Any
 
 from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InterruptedRunError
 from dkgp.solvers.state import SolverState
 
@@ -56,6 +57,11 @@ class Checkpoints:
     """The checkpoints of one solve; without settings there are none.
 
     A resumed solve must share the solver's settings, `solver`; `loop` tells what the driver keeps beside the state.
+
+    Attributes
+    ----------
+    saved_iteration : int or None
+        Rounds that the latest one tells of.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Checkpoints:
     ) -> None:
         self._settings, self._solver, self._loop = settings, solver, loop
         self._saved = time.perf_counter()
+        self.saved_iteration: int | None = None
 
     @property
     def url(self) -> str | None:
@@ -86,6 +93,7 @@ class Checkpoints:
                     f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this run's is "
                     f"{value!r}. Resume with the same data and options, or start afresh without `resume`"
                 )
+        self.saved_iteration = int(found.metadata["state"]["iteration"])
         return found
 
     def save(self, state: SolverState) -> None:
@@ -101,7 +109,7 @@ class Checkpoints:
             "loop": self._loop(),
         }
         self._settings.store.save(state.iteration, state.arrays(), metadata)
-        self._saved = time.perf_counter()
+        self._saved, self.saved_iteration = time.perf_counter(), state.iteration
 
     def save_if_due(self, state: SolverState) -> None:
         """Save the state where the last time is long enough ago."""
@@ -110,16 +118,32 @@ class Checkpoints:
 
 
 class Interruption:
-    """A wish to end the solve between two rounds, its state saved; `wanted` answers whether there is one."""
+    """A wish to end the solve, its state saved; `wanted` answers whether there is one.
+
+    It is heeded between two rounds. Rounds of minutes are saved one by one, and those are not waited for: the round
+    under way is lost, and no other.
+    """
 
     def __init__(self, wanted: Callable[[], bool] | None, checkpoints: Checkpoints) -> None:
         self._wanted, self._checkpoints = wanted, checkpoints
+        self._state: SolverState | None = None
 
     def heed(self, state: SolverState) -> None:
         """Save the state and raise `InterruptedRunError` where the wish was uttered."""
+        self._state = state
+        if self._wanted is not None and self._wanted():
+            self._checkpoints.save(state)
+            self._end(f"after {state.iteration} rounds")
+
+    def heed_within(self, progress: Progress) -> None:
+        """Raise `InterruptedRunError` in the course of a round, where the rounds before it are saved, or cannot be."""
         if self._wanted is None or not self._wanted():
             return
-        self._checkpoints.save(state)
-        where = self._checkpoints.url
-        saved = "nothing was saved (no checkpoint was asked for)" if where is None else f"state saved in {where}"
-        raise InterruptedRunError(f"interrupted after {state.iteration} rounds; {saved}", where)
+        done = 0 if self._state is None else self._state.iteration
+        if done == (self._checkpoints.saved_iteration or 0) or self._checkpoints.url is None:
+            self._end(f"in round {done + 1}")
+
+    def _end(self, when: str) -> None:
+        where = None if self._checkpoints.saved_iteration is None else self._checkpoints.url
+        kept = "nothing was saved" if where is None else f"state saved in {where}"
+        raise InterruptedRunError(f"interrupted {when}; {kept}", where)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
+from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
@@ -72,6 +73,7 @@ def run(
     initial: FloatArray | None = None,
     initial_gradient: FloatArray | None = None,
     callback: Callable[[Progress], None] | None = None,
+    within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
 ) -> tuple[Solution, State]:
@@ -79,11 +81,11 @@ def run(
 
     The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
     """
-    with single_threaded_blas():
+    record, precision = Record(operator, callback), PrecisionPolicy(operator)
+    checkpoints = Checkpoints(checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()})
+    interruption = Interruption(interrupted, checkpoints)
+    with single_threaded_blas(), operator.watched(interruption.heed_within, within):
         require_single_threaded_blas("the coordinator")
-        record, precision = Record(operator, callback), PrecisionPolicy(operator)
-        checkpoints = Checkpoints(checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()})
-        interruption = Interruption(interrupted, checkpoints)
         start = partial(method.start, operator, rhs, initial, initial_gradient)
 
         found = checkpoints.latest()
@@ -100,9 +102,11 @@ def run(
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
 
+        renews = method.renews_in_rounds(operator)
         reason = rule.check(progress)
         while True:
-            while reason is None:
+            state.left = rule.left(progress)
+            while reason is None and not precision.is_due(state, progress, record.lefts(rule) if renews else ()):
                 interruption.heed(state)
                 timings = method.advance(operator, state)
                 progress = record.measure(state, timings)
@@ -110,21 +114,28 @@ def run(
                     state = precision.start_over(state, progress, start)
                     progress = record.measure(state, timings)
                 record.add(progress)
-                reason = rule.check(progress)
-                if reason is None and precision.drifted(state, progress):
-                    precision.renew(state, "single")
+                reason, state.left = rule.check(progress), rule.left(progress)
                 checkpoints.save_if_due(state)
             # Before the gradient is verified: whoever goes on from here ends in the bits of a run that never stopped.
-            stopped_short = not reason.converged
+            stopped_short = reason is not None and not reason.converged
             if stopped_short:
                 checkpoints.save(state)
-            if not precision.must_verify(state):
+            if reason is None:
+                interruption.heed(state)
+            elif not precision.must_verify(state):
                 break
-            precision.renew(state, state.precision)
-            progress = record.measure(state)
-            reason = rule.check(progress) or (reason if stopped_short else precision.stalled(state, progress))
+            believed, moving = progress, renews and not stopped_short
+            progress = record.measure(state, method.renew(operator, state, moving))
+            if moving:
+                record.add(progress)
+            precision.note_renewal(state, progress)
+            claimed = reason is not None
+            reason = rule.check(progress) or (
+                reason if stopped_short else precision.stalled(state, progress, believed, claimed)
+            )
             if reason is not None:
                 break
+            checkpoints.save_if_due(state)
         if reason.converged:
             method.finish(state)
         elif not stopped_short:

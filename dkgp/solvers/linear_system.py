@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from numpy.typing import ArrayLike
 
+from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.base import Solver, as_columns
@@ -26,6 +27,7 @@ def solve(
     initial: ArrayLike | None = None,
     initial_gradient: ArrayLike | None = None,
     callback: Callable[[Progress], None] | None = None,
+    within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
 ) -> Solution:
@@ -47,9 +49,12 @@ def solve(
         then starts without a pass over the kernel matrix.
     callback : callable, optional
         Called with a `Progress` after every round.
+    within : callable, optional
+        Called with a `dkgp.data.Progress` in the course of what takes long within a round, such as a product.
     checkpointing : Checkpointing, optional
     interrupted : callable, optional
-        Asked between rounds; when it answers true the state is saved and `InterruptedRunError` raised.
+        Asked between rounds, and where the last one is saved also within one; when it answers true the state is saved
+        and `InterruptedRunError` raised.
 
     Returns
     -------
@@ -79,6 +84,7 @@ def solve(
         initial=start,
         initial_gradient=known,
         callback=callback,
+        within=within,
         checkpointing=checkpointing,
         interrupted=interrupted,
     )

@@ -9,11 +9,10 @@ in float64), or they break down altogether (it begins again in float64).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from dkgp.errors import NumericalError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StopReason
@@ -29,8 +28,16 @@ DRIFT_PER_STEP = 5 * 2.3e-7
 # Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it
 # is computed anew, and what the remaining, short steps add to it stays far below.
 LARGEST_DRIFT_SHARE = 0.1
+# Of a method whose rounds can compute the gradient anew, the last one does so: what has drifted until then may be up to
+# this share of what the tolerance allows.
+LARGEST_DRIFT_AT_THE_END = 0.3
+# The next round is taken to meet the tolerance where as large a step as the last ones were on average does with so much
+# to spare.
+FORESEEN = 0.9
 # A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
 LEAST_GAIN = 0.5
+# A gradient that is so much larger than the recursion's says that the recursion is not to be believed.
+SURPRISE = 2.0
 
 
 class PrecisionPolicy:
@@ -42,6 +49,7 @@ class PrecisionPolicy:
         self._typical_entry: float | None = None
         self._single_failed = False
         self._verified = math.inf
+        self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
 
     def begin(self, start: Progress) -> None:
@@ -72,12 +80,25 @@ class PrecisionPolicy:
         fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
         return fresh
 
-    def drifted(self, state: SolverState, progress: Progress) -> bool:
-        """True once float32 rounding has grown to a tenth of the gradient."""
+    def is_due(self, state: SolverState, progress: Progress, lefts: Sequence[float]) -> bool:
+        """True if the gradient is to be computed anew before a rule is met: it has drifted, or the end is foreseen.
+
+        `lefts` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
+        compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
+        should meet the tolerance, by what the last ones gained, is to be such a round.
+        """
+        drift, norm = self._drift(state), progress.gradient_inf_norm
+        if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
+            return True
+        falling = self._foresight and len(lefts) > 1 and lefts[-1] < lefts[0]
+        self._foreseen = falling and lefts[-1] * (lefts[-1] / lefts[0]) ** (1.0 / (len(lefts) - 1)) <= FORESEEN
+        return self._foreseen
+
+    def _drift(self, state: SolverState) -> float:
+        """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
         if self._typical_entry is None:
             self._typical_entry = self._operator.typical_entry()
-        drift = DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
-        return drift > LARGEST_DRIFT_SHARE * progress.gradient_inf_norm
+        return DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
 
     def must_verify(self, state: SolverState) -> bool:
         """True if a float64 product is needed to tell where the solve stands.
@@ -86,28 +107,32 @@ class PrecisionPolicy:
         """
         return not state.exact or self._operator.approximate
 
-    def renew(self, state: SolverState, precision: Precision) -> None:
-        """Compute the gradient in float64; where float32 rounds achieved nothing since the last time, stay there.
+    def note_renewal(self, state: SolverState, progress: Progress) -> None:
+        """Count a gradient computed in float64; where float32 rounds achieved nothing since the last one, stay there.
 
         On nearly equal samples with little noise, float32 kernel entries need not form a positive definite matrix with
         s2 on its diagonal, and descent along its columns need not descend.
         """
-        state.renew_gradient(self._operator, precision)
         self.refreshes += 1
-        objective = state.measured(self._operator).objective
-        if not objective < self._true_objective:
+        if state.verified is not None and not state.verified.objective < self._true_objective:
             self._single_failed = True
-        self._true_objective = objective
+        self._true_objective = progress.objective
         if self._single_failed:
             state.precision = "double"
 
-    def stalled(self, state: SolverState, true: Progress) -> StopReason | None:
+    def stalled(self, state: SolverState, true: Progress, believed: Progress, claimed: bool) -> StopReason | None:
         """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
 
-        Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it.
+        Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it. Where the
+        recursion had not `claimed` success, and the gradient is about what it was `believed` to be, there is nothing to
+        blame it for; but what was foreseen in vain is not foreseen again.
         """
-        before, self._verified = self._verified, true.gradient_norm
-        if true.gradient_norm < LEAST_GAIN * before:
+        verified = state.verified or true
+        if not claimed and verified.gradient_norm <= SURPRISE * believed.gradient_norm:
+            self._foresight = self._foresight and not self._foreseen
+            return None
+        before, self._verified = self._verified, verified.gradient_norm
+        if self._verified < LEAST_GAIN * before:
             return None
         if state.precision == "single":
             state.precision, self._verified = "double", math.inf
@@ -126,6 +151,7 @@ class PrecisionPolicy:
             "refreshes": self.refreshes,
             "single_failed": self._single_failed,
             "verified": self._verified if math.isfinite(self._verified) else None,
+            "foresight": self._foresight,
             "start_objective": self._start_objective,
             "true_objective": self._true_objective,
             "typical_entry": self._typical_entry,
@@ -136,5 +162,6 @@ class PrecisionPolicy:
         self.refreshes = found["refreshes"]
         self._single_failed = found["single_failed"]
         self._verified = math.inf if found.get("verified") is None else found["verified"]
+        self._foresight = found.get("foresight", True)
         self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
         self._typical_entry = found.get("typical_entry")

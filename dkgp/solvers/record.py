@@ -9,7 +9,7 @@ from typing import Any
 
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
-from dkgp.solvers.stopping import Progress
+from dkgp.solvers.stopping import Progress, StoppingRule
 
 __all__ = ["Record"]
 
@@ -35,6 +35,10 @@ class Record:
         self.history.append(progress)
         if self._callback is not None:
             self._callback(progress)
+
+    def lefts(self, rule: StoppingRule, rounds: int = 4) -> list[float]:
+        """By how much the gradient had to fall after each of the last rounds, the current one among them."""
+        return [rule.left(progress) for progress in self.history[-rounds:]]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, for a checkpoint."""

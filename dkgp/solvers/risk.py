@@ -21,7 +21,6 @@ import scipy.optimize
 from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method, as_columns
 from dkgp.solvers.checkpointing import Checkpointing
@@ -118,7 +117,7 @@ class RiskState(SolverState):
         self.values, self.bound = np.zeros_like(self.rhs), np.full(self.rhs.shape[1], -np.inf)
         super().begin(operator, False, None)
         if warm:
-            self.renew_gradient(operator, self.precision)
+            self.renew_gradient(operator)
         else:
             self.settle()
 
@@ -131,7 +130,7 @@ class RiskState(SolverState):
         by_gradient = self.risk.bound_by_gradient(self.rhs, self.values, gradient_image)
         self.bound = np.maximum.reduce([self.bound, self.risk.lower_bound(*self.here), by_gradient])
 
-    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
+    def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute the values anew in float64, and the bound where it was evaluated in float32."""
         if self.precision == "single" or self.moved.any():
             self.bound = np.full(self.alpha.shape[1], -np.inf)
@@ -139,8 +138,8 @@ class RiskState(SolverState):
         self.settle()
         self.raise_bound(kernel_product(operator, self.gradient, "double"))
         self.moved = np.zeros(self.alpha.shape[1])
-        self.precision = precision
         self.exact = True
+        self.verified = self.measured(operator)
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""

@@ -118,22 +118,22 @@ def _steps(  # type: ignore[no-untyped-def]
         used_columns += 1
         column_a = columns[a]
         if high == low:  # all gradients are equal, as of a single sample
-            step_a, step_b = -gradient[high] / (float(column_a[high]) + noise), 0.0
+            step_a, step_b = -gradient[high] / (float(column_a[high]) + noise[high]), 0.0
             column_b = column_a
         else:
             b, new = _column(np.intp(low), np.intp(a), values, norms, program, columns, owner, slot_of, used, hand)
             evaluated += new
             used_columns += 1
             column_b = columns[b]
-            aa, bb = float(column_a[high]) + noise, float(column_b[low]) + noise
+            aa, bb = float(column_a[high]) + noise[high], float(column_b[low]) + noise[low]
             ab = float(column_a[low])
             determinant = aa * bb - ab * ab
             step_a = (ab * gradient[low] - bb * gradient[high]) / determinant
             step_b = (ab * gradient[high] - aa * gradient[low]) / determinant
             alpha[low] += step_b
-            gradient[low] += noise * step_b
+            gradient[low] += noise[low] * step_b
         alpha[high] += step_a
-        gradient[high] += noise * step_a
+        gradient[high] += noise[high] * step_a
         moved += step_a * step_a + step_b * step_b
         largest, smallest = -np.inf, np.inf
         for i in range(n):
@@ -218,12 +218,13 @@ class SequentialMinimalOptimization(Method[PairState]):
         evaluator = operator.evaluator(state.precision)
         program = (evaluator.program, evaluator.tile_rows, evaluator.dtype.type(evaluator.amplitude))
         steps = 1 if self.steps_per_round == "auto" else self.steps_per_round
+        noise = np.full(operator.n, operator.noise)
         moved = np.zeros(state.rhs.shape[1])
         for target in range(state.rhs.shape[1]):
             alpha = np.ascontiguousarray(state.alpha[:, target])
             gradient = np.ascontiguousarray(state.gradient[:, target])
             evaluated, used, moved[target] = _steps(
-                steps, alpha, gradient, operator.noise_variance, features.values, features.squared_norms, program,
+                steps, alpha, gradient, noise, features.values, features.squared_norms, program,
                 cache.columns, cache.owner, cache.slot_of, cache.used, cache.hand,
             )  # fmt: skip
             state.alpha[:, target], state.gradient[:, target] = alpha, gradient

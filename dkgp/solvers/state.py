@@ -32,13 +32,20 @@ class SolverState:
     precision : {"single", "double"}
         Of the tiles of the coming rounds.
     exact : bool
-        Whether `gradient` is one float64 product with alpha as it is, and no step's share was added to it since.
+        Whether `gradient` is one float64 product with alpha as it is, or with alpha before a step that a product in the
+        same pass gave the share of, and no other step's share was added to it since.
+    stepped : (n, p) float64
+        |P| |A| of that step P A, for the roundings that it adds; empty where there was none.
     moved : (p,) float64
         Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows
         with.
     risk_width : float
         How far the regularised risk is from its least at most, by a bound that the solver knows of besides ||g||^2 / 2,
         targets added up; infinite where it knows of none.
+    verified : Progress or None
+        Where the solve stood, before any step that came with it, when a recursion's gradient was last computed anew.
+    left : float
+        By how much the gradient must still fall, as the driver notes before a round; see `StoppingRule.left`.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")
@@ -50,8 +57,11 @@ class SolverState:
     columns: int = 0
     precision: Precision = "single"
     exact: bool = False
+    stepped: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
+    verified: Progress | None = None
+    left: float = math.inf
 
     def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
         """Find the gradient at the start: -y at alpha = 0; at a warm start a float64 product where it is not given."""
@@ -67,13 +77,14 @@ class SolverState:
 
         In float64 a recursion drifts too, if far less, and no bound on it is kept.
         """
-        self.exact = False
+        self.exact, self.stepped = False, np.zeros((0, 0))
         if self.precision == "single":
             self.moved = self.moved + squared_norm
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
-        return {name: getattr(self, name) for name in self.saved}
+        stepped = {"stepped": self.stepped} if self.stepped.size else {}
+        return {name: getattr(self, name) for name in self.saved} | stepped
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
@@ -89,6 +100,7 @@ class SolverState:
         """Take over a checkpoint's arrays and scalars."""
         for name in self.saved:
             setattr(self, name, arrays[name])
+        self.stepped = arrays.get("stepped", self.stepped)
         self.iteration = int(metadata["iteration"])
         self.columns = int(metadata["columns"])
         self.precision = metadata["precision"]
@@ -96,22 +108,32 @@ class SolverState:
         width = metadata.get("risk_width")
         self.risk_width = math.inf if width is None else float(width)
 
-    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
-        """Compute the gradient anew in float64, and go on with tiles of `precision`; it stays exact until a step."""
+    def renew_gradient(self, operator: KernelOperator) -> None:
+        """Compute the gradient anew in float64; it stays exact until a step."""
+        self.take_gradient(operator, operator.matmat(self.alpha) - self.rhs)
+
+    def take_gradient(self, operator: KernelOperator, gradient: FloatArray) -> None:
+        """Go on from a gradient that was computed anew in float64, and note where that says the solve stood."""
+        recursion = not self.exact
         if self.precision == "single":  # so is what the solver's own bound was evaluated in
             self.risk_width = math.inf
-        self.gradient = operator.matmat(self.alpha) - self.rhs
-        self.moved = np.zeros(self.gradient.shape[1])
-        self.precision = precision
-        self.exact = True
+        self.gradient = gradient
+        self.moved = np.zeros(gradient.shape[1])
+        self.exact, self.stepped = True, np.zeros((0, 0))
+        self.verified = self.measured(operator) if recursion else None
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the solve stands; seconds and kernel entries are the record's to count."""
         largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
         norms, scale = np.sqrt(squares), self._scale
         # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
-        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(scale**2))
-        width = 0.5 * float(np.sum(squares))
+        # By sample, the noise weighs the squares: R = (y - f)' W (y - f) / 2 + s2 alpha' K alpha / 2, s2 its least and
+        # W = diag(s2 / s2_i), so that y - f = D alpha - g gives R + s2 f(alpha) = g' W g / 2, as with one variance.
+        weight = None if isinstance(operator.noise, float) else operator.noise_variance / operator.noise
+        weighed = squares if weight is None else weight @ self.gradient**2
+        at_zero = scale**2 if weight is None else weight @ self.rhs**2
+        lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(at_zero))
+        width = 0.5 * float(np.sum(weighed))
         if self.risk_width < width:
             lower, width = lower + (width - self.risk_width), self.risk_width
         middle = 0.5 * (abs(lower) + abs(lower + width))
@@ -124,7 +146,7 @@ class SolverState:
             gradient_norm=float(np.max(norms, initial=0.0)),
             relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
             objective=float(np.sum(objective)),
-            objective_gap_bound=float(np.sum(squares)) / (2.0 * operator.noise_variance),
+            objective_gap_bound=float(np.sum(weighed)) / (2.0 * operator.noise_variance),
             duality_gap=width / middle if middle > 0.0 else (0.0 if width == 0.0 else math.inf),
         )
 

@@ -6,6 +6,7 @@ A rule is asked with the current `Progress` and answers with a reason or nothing
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,10 @@ class StoppingRule(ABC):
     def check(self, progress: Progress) -> StopReason | None:
         """Return a reason to stop now, or None."""
 
+    def left(self, progress: Progress) -> float:
+        """Return by how much the gradient must fall until this calls it solved; infinite where it never does."""
+        return math.inf
+
     def __or__(self, other: StoppingRule) -> StoppingRule:
         return AnyOf((self, other))
 
@@ -112,6 +117,10 @@ class AnyOf(StoppingRule):
         """Return the first converged reason, else the first reason."""
         reasons = [reason for rule in self.rules if (reason := rule.check(progress)) is not None]
         return next((reason for reason in reasons if reason.converged), reasons[0] if reasons else None)
+
+    def left(self, progress: Progress) -> float:
+        """Return the least that any rule leaves."""
+        return min(rule.left(progress) for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,10 @@ class AllOf(StoppingRule):
             "; ".join(reason.message for reason in known),
             "; ".join(reason.advice for reason in known if reason.advice),
         )
+
+    def left(self, progress: Progress) -> float:
+        """Return the most that any rule leaves."""
+        return max(rule.left(progress) for rule in self.rules)
 
 
 def _require(name: str, value: float, least: float = 0.0) -> None:
@@ -156,6 +169,10 @@ class GradientInfNorm(StoppingRule):
             "gradient_inf_norm", True, f"max|g| = {progress.gradient_inf_norm:.3g} <= {self.tolerance:.3g}"
         )
 
+    def left(self, progress: Progress) -> float:
+        """Compare max |g|."""
+        return progress.gradient_inf_norm / self.tolerance
+
 
 @dataclass(frozen=True)
 class RelativeResidual(StoppingRule):
@@ -174,6 +191,10 @@ class RelativeResidual(StoppingRule):
             "relative_residual", True, f"||r||/||y|| = {progress.relative_residual:.3g} <= {self.tolerance:.3g}"
         )
 
+    def left(self, progress: Progress) -> float:
+        """Compare the relative residual."""
+        return progress.relative_residual / self.tolerance
+
 
 @dataclass(frozen=True)
 class ObjectiveGap(StoppingRule):
@@ -191,6 +212,11 @@ class ObjectiveGap(StoppingRule):
             return None
         gap = progress.objective_gap_bound
         return StopReason("objective_gap", True, f"objective within {gap:.3g} of its minimum {progress.objective:.6g}")
+
+    def left(self, progress: Progress) -> float:
+        """Compare the bound, which falls with the gradient's square."""
+        target = self.tolerance * abs(progress.objective)
+        return math.sqrt(progress.objective_gap_bound / target) if target > 0.0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -216,6 +242,10 @@ class DualityGap(StoppingRule):
         if not progress.duality_gap <= self.tolerance:
             return None
         return StopReason("duality_gap", True, f"duality gap {progress.duality_gap:.3g} <= {self.tolerance:.3g}")
+
+    def left(self, progress: Progress) -> float:
+        """Compare the gap, which falls with the gradient's square."""
+        return math.sqrt(max(progress.duality_gap, 0.0) / self.tolerance)
 
 
 @dataclass(frozen=True)

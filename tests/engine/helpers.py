@@ -84,8 +84,10 @@ class AfterSubmit:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
-        pending = self._executor.submit(name, task, arguments, groups)
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any], *hints: Any
+    ) -> PendingRound:
+        pending = self._executor.submit(name, task, arguments, groups, *hints)
         if name == self._name and next(self._countdown) == 0:
             self._deed()
             self.done = True

@@ -33,10 +33,10 @@ from dkgp.operators import BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.contract_tasks import contract
 from dkgp.solvers import (
     ConjugateGradient,
+    FactorPreconditioning,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     MaxPasses,
-    PartialCholesky,
     TiledCholesky,
     solve,
 )
@@ -158,7 +158,7 @@ def test_one_value_whoever_computes(mixed: str, data: Data, d: int) -> None:
 
 
 def preconditioned(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:
-    solved(executor, dataset, solver=ConjugateGradient(preconditioner=PartialCholesky(rank=50)))
+    solved(executor, dataset, solver=ConjugateGradient(preconditioner=FactorPreconditioning(0, rank=50)))
 
 
 def tiled(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:

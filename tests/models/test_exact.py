@@ -357,12 +357,14 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any], *hints: Any
+    ) -> PendingRound:
         if self.rounds == self._fail_after:
             raise NumericalError("on purpose")
         self.rounds += 1
         self.rows += [piece for group in groups for piece in group]
-        return self._executor.submit(name, task, arguments, groups)
+        return self._executor.submit(name, task, arguments, groups, *hints)
 
 
 def test_an_interrupted_prediction_goes_on_where_it_was(

@@ -19,11 +19,11 @@ from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.solvers import (
     Checkpointing,
     ConjugateGradient,
+    FactorPreconditioning,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     KernelConjugateGradient,
     MaxIterations,
-    PartialCholesky,
 )
 from tests.engine.helpers import opened
 
@@ -35,7 +35,7 @@ SOLVERS = {
     "gbcd": GreedyBlockCoordinateDescent(block_size=60),
     "gbcd-double": GreedyBlockCoordinateDescent(block_size=60, precision="double"),
     "cg": ConjugateGradient(),
-    "pcg": ConjugateGradient(PartialCholesky(rank=40), "double"),
+    "pcg": ConjugateGradient(FactorPreconditioning(0, rank=40), "double"),
     "kcg": KernelConjugateGradient(),
 }
 

@@ -21,7 +21,7 @@ NOISE_VARIANCE = 0.07
 # Three row blocks of 256, 256 and 188 rows in the blocked operators.
 N, D = 700, 3
 
-MakeOperator = Callable[[SquaredExponential, float, np.ndarray], KernelOperator]
+MakeOperator = Callable[[SquaredExponential, float | np.ndarray, np.ndarray], KernelOperator]
 
 
 @dataclass
@@ -154,6 +154,44 @@ class OperatorContract:
     def test_noise_variances_that_make_no_sense_are_refused(self, make: MakeOperator, noise_variance: float) -> None:
         with pytest.raises(InputError, match="noise variance must be finite and positive; got"):
             make(SquaredExponential(gamma=(0.5,)), noise_variance, np.zeros((3, 1)))
+
+    def test_noise_by_sample_lies_on_the_diagonal(self, make: MakeOperator, rng: np.random.Generator) -> None:
+        kernel, X = SquaredExponential(gamma=(0.4,) * D, variance=1.4), rng.standard_normal((N, D))
+        noise = 0.03 * 10.0 ** rng.uniform(0.0, 2.0, N)
+        matrix = kernel(X, X) + np.diag(noise)
+        indices, delta, V = rng.choice(N, 40, replace=False), rng.standard_normal((40, 2)), rng.standard_normal((N, 3))
+        columns = np.append(indices[::-1], indices[3])
+        with make(kernel, noise, X) as operator:
+            assert operator.noise_variance == noise.min()
+            np.testing.assert_array_equal(operator.noise, noise)
+            np.testing.assert_allclose(operator.diagonal(), matrix.diagonal(), rtol=1e-14)
+            found = operator.submatrix(indices, columns)
+            np.testing.assert_allclose(found, matrix[np.ix_(indices, columns)], rtol=0, atol=1e-12)
+            for precision in ("single", "double"):
+                close = tolerance(operator, precision)
+                assert largest_error(operator.matmat(V, precision), matrix @ V, V) <= close
+                found = operator.apply_columns(indices, delta, precision)
+                assert largest_error(found, matrix[:, indices] @ delta, delta) <= close
+
+    def test_noise_by_sample_is_a_copy_that_nobody_writes_to(self, make: MakeOperator) -> None:
+        noise = np.array([0.3, 0.1, 0.2])
+        with make(SquaredExponential(gamma=(0.5,)), noise, np.zeros((3, 1))) as operator:
+            noise[:] = 7.0
+            np.testing.assert_array_equal(operator.noise, [0.3, 0.1, 0.2])
+            assert not operator.noise.flags.writeable
+
+    @pytest.mark.parametrize(
+        ("noise", "message"),
+        [
+            (np.full(2, 0.1), r"a number, or one for each of 3 samples; got shape \(2,\)"),
+            (np.full((3, 1), 0.1), r"got shape \(3, 1\)"),
+            ([0.1, 0.0, 0.1], "finite and positive; got 0.0 for sample 1"),
+            ([0.1, 0.2, np.nan], "finite and positive; got nan for sample 2"),
+        ],
+    )
+    def test_noise_by_sample_that_makes_no_sense_is_refused(self, make: MakeOperator, noise, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            make(SquaredExponential(gamma=(0.5,)), noise, np.zeros((3, 1)))
 
     def test_kernel_of_other_data_is_refused(self, make: MakeOperator) -> None:
         with pytest.raises(InputError, match="2 .*features"):

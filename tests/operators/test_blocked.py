@@ -33,9 +33,11 @@ class RecordingExecutor(LocalExecutor):
         super().__init__(threads)
         self.rounds: list[tuple[str, int]] = []
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> Any:
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
+    ) -> Any:
         self.rounds.append((name, len(groups)))
-        return super().submit(name, task, arguments, groups)
+        return super().submit(name, task, arguments, groups, *hints)
 
 
 class RecordingInputs(ArrayInputs):

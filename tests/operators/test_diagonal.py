@@ -26,9 +26,11 @@ class Recording(LocalExecutor):
         super().__init__(threads)
         self.rounds: list[tuple[str, int]] = []
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> PendingRound:
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
+    ) -> PendingRound:
         self.rounds.append((name, len(groups)))
-        return super().submit(name, task, arguments, groups)
+        return super().submit(name, task, arguments, groups, *hints)
 
 
 class Unread(ArrayInputs):

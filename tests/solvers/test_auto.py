@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
-from dkgp.solvers import ConjugateGradient, PartialCholesky, choose_solver, solve
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, choose_solver, solve
 from dkgp.solvers.auto import CHOLESKY_UP_TO, Choice, ResidualCurve
 
 
@@ -109,7 +109,7 @@ def test_iterations_are_what_the_law_says(gamma: float, noise: float, rank: int)
     kernel, x = SquaredExponential(gamma=(gamma,) * d), samples(n, d)
     y = np.sin(x.sum(axis=1))[:, None] + 0.1 * samples(n, 1, seed=1)
     with BlockedKernelOperator(kernel, noise, ArrayInputs(x), LocalExecutor(2)) as operator:
-        solver = ConjugateGradient(PartialCholesky(rank)).resolved(n, d)
+        solver = ConjugateGradient(FactorPreconditioning(0, rank=rank)).resolved(n, d)
         iterations = solve(operator, y, solver=solver).progress.iteration
     law = 2.0 + 7.0 * np.sqrt(n * ResidualCurve.of(kernel, x[:2000]).at(rank) / (rank * noise))
     assert iterations / 3.0 <= law <= 3.0 * iterations

@@ -14,6 +14,7 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, ExitCode, InterruptedRunError
 from dkgp.solvers import (
     Checkpointing,
+    ConjugateGradient,
     CyclicSelection,
     GradientInfNorm,
     GradientSelection,
@@ -254,6 +255,30 @@ def test_stopped_short_it_can_be_resumed_with_more(run: Run, whole: Solution) ->
     assert np.abs(PROBLEM.gradient(resumed.alpha)).max() <= 1.01e-3
     assert resumed.progress.seconds > short.progress.seconds
     assert resumed.progress.kernel_evaluations > short.progress.kernel_evaluations
+
+
+@pytest.mark.parametrize(
+    ("every_seconds", "when"),
+    [(0.0, "in round 4"), (NEVER, "after 4 rounds")],
+    ids=["rounds are saved: at once", "they are not: after the round"],
+)
+def test_interrupted_in_a_product_no_finished_round_is_lost(
+    tmp_path: Path, executor, every_seconds: float, when: str
+) -> None:
+    run = Run(tmp_path, executor, smooth_problem(2048, 2))
+    options = {"solver": ConjugateGradient(), "every_seconds": every_seconds}
+    heard: list[tuple[str, int, int]] = []
+    whole = run.solve(within=lambda work: heard.append((work.phase, work.done, work.total)), **options)
+    # Eight blocks make 36 pairs, 16 at a time.
+    assert heard[:4] == [("product", 16, 36), ("product", 32, 36), ("product", 36, 36), ("product", 16, 36)]
+    assert heard[-1] == ("float64 product", 36, 36)
+
+    del heard[:]
+    with pytest.raises(InterruptedRunError, match=f"interrupted {when}; state saved in") as caught:
+        # The wish comes in the middle of the fourth product.
+        run.solve(within=heard.append, interrupted=lambda: len(heard) >= 10, **options)
+    assert caught.value.checkpoint == run.store.url
+    require_same(run.solve(resume=True, **options), whole)
 
 
 def test_interrupted_without_checkpoints_it_says_that_nothing_was_saved(executor) -> None:

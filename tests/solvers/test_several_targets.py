@@ -14,12 +14,12 @@ from dkgp.solvers import (
     Cholesky,
     ConjugateGradient,
     CyclicSelection,
+    FactorPreconditioning,
     GradientInfNorm,
     GradientSelection,
     GreedyBlockCoordinateDescent,
     KernelConjugateGradient,
     MaxPasses,
-    PartialCholesky,
     SequentialMinimalOptimization,
     Solution,
     TiledCholesky,
@@ -34,7 +34,7 @@ SOLVERS: dict[str, Any] = {
     "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection(), precision="double"),
     "smo": SequentialMinimalOptimization(precision="double"),
     "cg": ConjugateGradient(precision="double"),
-    "pcg": ConjugateGradient(PartialCholesky(rank=40), "double"),
+    "pcg": ConjugateGradient(FactorPreconditioning(0, rank=40), "double"),
     "kcg": KernelConjugateGradient("double"),
     "cholesky": Cholesky(),
     "tiled-cholesky": TiledCholesky(tile_rows=64, precision="double"),
@@ -85,7 +85,7 @@ def test_the_seven_torques_of_a_robot_arm(executor: LocalExecutor, name: str) ->
     if name in ("gbcd", "bcdc"):
         solver = replace(solver, block_size=500)
     if name == "pcg":
-        solver = ConjugateGradient(PartialCholesky(), "double")
+        solver = ConjugateGradient(FactorPreconditioning(0), "double")
     if name == "tiled-cholesky":
         solver = TiledCholesky(precision="double")
     difference, over_worst, over_sum = compared(problem, executor, solver, 1e-7 * problem.noise_variance)

@@ -6,7 +6,7 @@ result for each of its blocks. Results come back in block order, whoever compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
@@ -58,10 +58,23 @@ class BlockExecutor(Protocol):
     def shares_memory(self) -> bool:
         """True if tasks run in this process and may be handed references to its arrays."""
 
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """Threads by worker process that keeps things of its own between rounds; one, by any name, in one process."""
+
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
-        """Start one round; `name` labels its tasks on a dashboard."""
+        """Start one round; `name` labels its tasks on a dashboard.
+
+        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
+        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+        """
 
     def require_one_arithmetic(self) -> None:
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
@@ -122,8 +135,18 @@ class LocalExecutor:
         """All of them."""
         return self._threads
 
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """All threads, of this process."""
+        return {"": self._threads}
+
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start one round on the pool."""
         return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -77,7 +77,7 @@ class DaskExecutor:
         self._round = 0
         self._setup = WorkerSetup(cache_bytes, ignore_interrupts=owns_workers, client_id=client.id, run=self._run)
         self._lock = threading.Lock()
-        self._threads: list[int] = []
+        self._threads: dict[str, int] = {}
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
         self.shares_memory = in_process
         self.overlap_evaluations = IN_PROCESS_OVERLAP_EVALUATIONS if in_process else sys.maxsize
@@ -99,19 +99,25 @@ class DaskExecutor:
     @property
     def parallelism(self) -> int:
         """Worker threads of the cluster; asked anew every few seconds, so that joining workers get work."""
-        return max(1, sum(self._known_threads()))
+        return max(1, sum(self._known_threads().values()))
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """Threads by worker's address; asked anew every few seconds. One where all share this process."""
+        threads = self._known_threads()
+        return {"": self.parallelism} if self.shares_memory or not threads else threads
 
     @property
     def threads_per_process(self) -> int:
         """Threads of the largest worker; of all workers where they share this process."""
-        threads = self._known_threads()
+        threads = self._known_threads().values()
         return max(1, sum(threads) if self.shares_memory else max(threads, default=1))
 
-    def _known_threads(self) -> list[int]:
+    def _known_threads(self) -> dict[str, int]:
         now = time.monotonic()
-        if sum(self._threads) == 0 or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
+        if not self._threads or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
             try:
-                self._threads = list(_threads_by_worker(self._client).values())
+                self._threads = _threads_by_worker(self._client)
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the scheduler no longer answers: {error}") from error
             self._threads_known_at = now
@@ -144,7 +150,12 @@ class DaskExecutor:
             ) from error
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start one round: one task for each group."""
         with self._lock:
@@ -157,8 +168,8 @@ class DaskExecutor:
             self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:
-            return _InProcessRound(self._client, label, task, arguments, groups, self._deadline)
-        return _DaskRound(self._client, label, task, arguments, groups, self._deadline)
+            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline)
+        return _DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
 
     def close(self) -> None:
         """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""
@@ -185,10 +196,11 @@ class _Round:
         task: BlockTask,
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None,
         deadline_seconds: float,
     ) -> None:
         self._client, self._label = client, label
-        self._task, self._arguments, self._groups = task, arguments, groups
+        self._task, self._arguments, self._groups, self._owners = task, arguments, groups, owners
         self._deadline_seconds = deadline_seconds
         self._attempt = 0
         self._futures = self._start()
@@ -197,6 +209,7 @@ class _Round:
         return [self._submit(index, self._task, retries=TASK_RETRIES) for index in range(len(self._groups))]
 
     def _submit(self, index: int, task: Callable[..., Any], *before: Any, retries: int = 0) -> Future[Any]:
+        owner = self._owners[index] if self._owners else None
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
         return self._client.submit(
             task,
@@ -206,6 +219,9 @@ class _Round:
             key=(*self._label, self._attempt, index),
             pure=False,
             retries=retries,
+            # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
+            workers=[owner] if owner else None,
+            allow_other_workers=bool(owner),
         )
 
     def _release(self) -> None:

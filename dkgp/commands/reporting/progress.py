@@ -28,7 +28,7 @@ DASHBOARD_NOTE = "dashboard: "
 
 Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
 Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
-Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress], None]]
+Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
 
 
 class Reporter(Protocol):
@@ -51,7 +51,10 @@ class Reporter(Protocol):
         """Open a display of a hyperparameter search."""
 
     def solve(self, label: str, tolerance: float) -> Solve:
-        """Open a display of a solve: rounds, passes, max |g| against the tolerance, rate, time left."""
+        """Open a display of a solve: rounds, passes, max |g| against the tolerance, rate, time left.
+
+        It also takes the progress of what goes on within a round.
+        """
 
 
 class SilentReporter:

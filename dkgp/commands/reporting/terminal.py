@@ -93,12 +93,19 @@ class TerminalReporter:
             yield update
 
     @contextmanager
-    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
-        """Open the display of a solve."""
-        estimate = ConvergenceEstimate(tolerance)
+    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
+        """Open the display of a solve; what goes on within a round is shown where it takes long enough to be read."""
+        estimate, pace = ConvergenceEstimate(tolerance), _Pace()
+        reached = ""
         with self._display(label) as show:
 
-            def update(progress: SolveProgress) -> None:
+            def update(progress: SolveProgress | WorkProgress) -> None:
+                nonlocal reached
+                if isinstance(progress, WorkProgress):
+                    if progress.total and pace.rate(progress) is not None:
+                        share = f"{progress.phase} {100 * progress.done / progress.total:.0f} %"
+                        show(label, estimate.fraction, f"{reached}{share}{pace.left(progress)}")
+                    return
                 estimate.update(progress)
                 parts = [
                     f"round {progress.iteration}",
@@ -110,6 +117,7 @@ class TerminalReporter:
                 if (left := estimate.seconds_left) is not None:
                     parts.append(f"about {duration(left)} left")
                 show(label, estimate.fraction, ", ".join(parts))
+                reached = ", ".join(parts) + "; "
 
             yield update
 
@@ -182,18 +190,31 @@ class _Pace:
     def __init__(self) -> None:
         self._phase: str | None = None
         self._first_done, self._first_seconds = 0, 0.0
+        self._rate: float | None = None
 
     def update(self, progress: WorkProgress) -> str:
+        """Rate and time left, as far as they are known."""
+        rate = self.rate(progress)
+        if rate is None:
+            return ""
+        figure, unit = (rate / 2**20, "MiB") if progress.unit == "bytes" else (rate, progress.unit)
+        return f", {figure:,.{1 if figure < 10 else 0}f} {unit}/s{self.left(progress)}"
+
+    def rate(self, progress: WorkProgress) -> float | None:
+        """Take a report in; return units a second, once there is something to go by."""
         now = time.monotonic()
-        if progress.phase != self._phase:
+        # A phase that comes again begins where it began the last time, or before.
+        if progress.phase != self._phase or progress.done <= self._first_done:
             self._phase, self._first_done, self._first_seconds = progress.phase, progress.done, now
         done, seconds = progress.done - self._first_done, now - self._first_seconds
-        if done <= 0 or seconds < LEAST_RATE_SECONDS:
+        self._rate = None if done <= 0 or seconds < LEAST_RATE_SECONDS else done / seconds
+        return self._rate
+
+    def left(self, progress: WorkProgress) -> str:
+        """Time left at the rate of the report that was taken in last."""
+        if progress.total is None or self._rate is None:
             return ""
-        rate = done / seconds
-        figure, unit = (rate / 2**20, "MiB") if progress.unit == "bytes" else (rate, progress.unit)
-        left = "" if progress.total is None else f", about {duration((progress.total - progress.done) / rate)} left"
-        return f", {figure:,.{1 if figure < 10 else 0}f} {unit}/s{left}"
+        return f", about {duration((progress.total - progress.done) / self._rate)} left"
 
 
 def duration(seconds: float) -> str:

@@ -23,7 +23,17 @@ from numba.extending import intrinsic
 
 from dkgp.kernels.vector_math import fma_of
 
-__all__ = ["LANES", "TILE_COLUMNS", "column_sums", "fill_differences", "fill_expanded", "fill_products"]
+__all__ = [
+    "LANES",
+    "TILE_COLUMNS",
+    "fill_differences",
+    "fill_expanded",
+    "fill_products",
+    "multiply_one",
+    "multiply_two",
+    "stream_one",
+    "stream_two",
+]
 
 # Rows of a panel, and lanes of the sums along a tile: of every processor's vectors a whole number.
 LANES = 16
@@ -189,43 +199,102 @@ fill_expanded = _tile_stage("expanded")
 fill_products = _tile_stage("products")
 
 
-@intrinsic
-def column_sums(typing_context, sums, tile, count, weights, target):  # type: ignore[no-untyped-def]
-    """`sums[j] = sum_i tile[j, i] weights[target, i]` over a tile's first `count` rows, for all of its columns.
+# The farthest level of the processor's caches that tiles in memory are fetched to ahead of their turn: the second.
+_NEAR = 2
 
-    In `LANES` chains, one for each place in a panel, that are added up by halves.
+
+def _both_products(vectors: int, *, ahead: bool) -> Any:
+    """Both products of a tile with `vectors` vectors from one look at its entries.
+
+    For k = `vector` and the `vectors - 1` after it, over `count` rows and `width` columns of the tile that begins at
+    `tile[at]`, a column every `stride` entries:
+
+        totals[k, i] += sum_j tile[j, i] across[k, column + j],    in one chain of the columns' order,
+        out[k, place + j] += sum_i tile[j, i] along[k, i],         in `LANES` chains that are added up by halves.
+
+    With `ahead`, what follows the tile in memory is fetched while this one is worked on.
     """
-    number = tile.dtype
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        out, tile, count, weights, target = arguments
-        array = [
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(
-                (signature.args[0], signature.args[1], signature.args[3]), (out, tile, weights), strict=True
+    @intrinsic
+    def add(typing_context, totals, out, tile, at, stride, count, width, across, column, along, vector, place):  # type: ignore[no-untyped-def]
+        number = tile.dtype
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            totals, out, tile, at, stride, count, width, across, column, along, vector, place = arguments
+            kinds = [signature.args[k] for k in (0, 1, 2, 7, 9)]
+            arrays = [
+                context.make_array(kind)(context, builder, value)
+                for kind, value in zip(kinds, (totals, out, tile, across, along), strict=True)
+            ]
+
+            def row(array: Any, number: int, offset: Any) -> Any:
+                length = cgutils.unpack_tuple(builder, array.shape)[1]
+                return builder.gep(
+                    array.data, [builder.add(builder.mul(builder.add(vector, _index(number)), length), offset)]
+                )
+
+            of_totals, of_out, of_tile, of_across, of_along = arrays
+            at_tile = builder.gep(of_tile.data, [at])
+            each = range(vectors)
+            at_totals, at_along = ([row(array, k, _index(0)) for k in each] for array in (of_totals, of_along))
+            at_across, at_out = (
+                [row(array, k, first) for k in each] for array, first in ((of_across, column), (of_out, place))
             )
-        ]
-        at_sums, at_tile, at_weights = (one.data for one in array)
-        (_, stride), (_, weights_stride) = (cgutils.unpack_tuple(builder, one.shape) for one in array[1:])
-        at_weights = builder.gep(at_weights, [builder.mul(target, weights_stride)])
-        block = _Block(context, builder, number, LANES)
-        columns = 8 * _vector_lanes(context, number) // LANES
-        with cgutils.for_range_slice(builder, _index(0), _index(TILE_COLUMNS), _index(columns)) as (first, _):
-            totals = [cgutils.alloca_once(builder, block.vector) for _ in range(columns)]
-            starts = [builder.mul(builder.add(first, _index(c)), stride) for c in range(columns)]
-            for total in totals:
-                builder.store(block.zero, total)
-            with cgutils.for_range_slice(builder, _index(0), count, _index(LANES)) as (row, _):
-                weight = block.load(at_weights, row)
-                for start, total in zip(starts, totals, strict=True):
-                    entries = block.load(at_tile, builder.add(start, row))
-                    builder.store(block.fma(entries, weight, builder.load(total)), total)
-            for c, total in enumerate(totals):
-                place = builder.gep(at_sums, [builder.add(first, _index(c))])
-                builder.store(_sum_of_lanes(builder, builder.load(total)), place)
-        return context.get_dummy_value()
+            block = _Block(context, builder, number, LANES)
+            # As many chains along the columns as registers hold beside the rest.
+            lanes = _vector_lanes(context, number)
+            most = max(1, (8 * vectors if lanes * block.bytes == 64 else 8) * lanes // (LANES * vectors))
+            fetch = builder.mul(stride, _index(TILE_COLUMNS)) if ahead else None
 
-    return types.void(sums, tile, types.intp, weights, types.intp), generate
+            def some(first: Any, columns: int) -> None:
+                chains = [[cgutils.alloca_once(builder, block.vector) for _ in range(columns)] for _ in each]
+                starts = [builder.mul(builder.add(first, _index(c)), stride) for c in range(columns)]
+                weights = [
+                    [block.broadcast(at_across[k], builder.add(first, _index(c))) for c in range(columns)] for k in each
+                ]
+                for chain in [chain for own in chains for chain in own]:
+                    builder.store(block.zero, chain)
+                with cgutils.for_range_slice(builder, _index(0), count, _index(LANES)) as (panel, _):
+                    of_rows = [block.load(pointer, panel) for pointer in at_along]
+                    sums = [block.load(pointer, panel) for pointer in at_totals]
+                    for c, start in enumerate(starts):
+                        where = builder.add(start, panel)
+                        entries = block.load(at_tile, where)
+                        if fetch is not None:
+                            _prefetch(builder, builder.gep(at_tile, [builder.add(where, fetch)]))
+                        for k in each:
+                            sums[k] = block.fma(entries, weights[k][c], sums[k])
+                            builder.store(block.fma(entries, of_rows[k], builder.load(chains[k][c])), chains[k][c])
+                    for pointer, total in zip(at_totals, sums, strict=True):
+                        block.store(total, pointer, panel)
+                for k in each:
+                    for c, chain in enumerate(chains[k]):
+                        pointer = builder.gep(at_out[k], [builder.add(first, _index(c))])
+                        total = _sum_of_lanes(builder, builder.load(chain))
+                        if number == types.float32:
+                            total = builder.fpext(total, ir.DoubleType())
+                        builder.store(builder.fadd(builder.load(pointer), total), pointer)
+
+            _in_blocks(builder, width, sorted({most, 1}, reverse=True), some)
+            return context.get_dummy_value()
+
+        size = types.intp
+        arrays = (totals, out, tile, size, size, size, size, across, size, along, size, size)
+        return types.void(*arrays), generate
+
+    return add
+
+
+def _prefetch(builder: Any, pointer: Any) -> None:
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [builder.bitcast(pointer, byte), number(0), number(_NEAR), number(1)])
+
+
+# Of a tile in the core's cache, and of one that comes from memory.
+multiply_one, multiply_two = (_both_products(vectors, ahead=False) for vectors in (1, 2))
+stream_one, stream_two = (_both_products(vectors, ahead=True) for vectors in (1, 2))
 
 
 def _sum_of_lanes(builder: Any, vector: Any) -> Any:

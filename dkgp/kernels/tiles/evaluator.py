@@ -24,7 +24,7 @@ from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
 from dkgp.kernels.tiles.stages import stage_names
 
-__all__ = ["Features", "Precision", "TileEvaluator"]
+__all__ = ["Features", "KeptTiles", "Precision", "TileEvaluator"]
 
 Precision = Literal["single", "double"]
 
@@ -84,6 +84,26 @@ class Features:
         stop = start + rows.n
         self.values[:, start:stop] = rows.values[:, : rows.n]
         self.squared_norms[:, start:stop] = rows.squared_norms[:, : rows.n]
+
+
+@dataclass
+class KeptTiles:
+    """Entries of K between one block of rows and another, in the order in which `tile_pair` walks them.
+
+    Attributes
+    ----------
+    entries : float32 or float64
+    filled : bool
+        Whether they have been left there.
+    """
+
+    entries: NDArray[Any]
+    filled: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.entries.nbytes
 
 
 class TileEvaluator:
@@ -264,15 +284,23 @@ class TileEvaluator:
         return out[:, : A.n].T
 
     def pair(
-        self, A: Features, B: Features, W_B: NDArray[np.float64], W_A: NDArray[np.float64]
+        self,
+        A: Features,
+        B: Features,
+        W_B: NDArray[np.float64],
+        W_A: NDArray[np.float64],
+        tiles: KeptTiles | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """K(A, B) @ W_B and K(B, A) @ W_A from one evaluation of the entries: half the work of a symmetric product.
+        """K(A, B) @ W_B and K(B, A) @ W_A from one look at the entries: half the work of a symmetric product.
 
         Parameters
         ----------
         A, B : Features
             a rows and b rows.
         W_B, W_A : (b, t) and (a, t) float64
+        tiles : KeptTiles, optional
+            From `room` for these: entries are read there, where they have been left by an earlier call, and left there
+            otherwise. The products' bits are the same.
 
         Returns
         -------
@@ -281,15 +309,50 @@ class TileEvaluator:
         self._require_own(A, B)
         if W_B.ndim != 2 or W_A.ndim != 2 or W_B.shape[0] != B.n or W_A.shape != (A.n, W_B.shape[1]):
             raise InputError(f"expected weights ({B.n}, t) and ({A.n}, t); got {W_B.shape} and {W_A.shape}")
-        self.count(A.n * B.n)
+        return self._both(A, B, W_B, W_A, False, tiles)
+
+    def symmetric(self, A: Features, W: NDArray[np.float64], tiles: KeptTiles | None = None) -> NDArray[np.float64]:
+        """K(A, A) @ W, (a, t) float64, from little more than half of the entries; `tiles` as for `pair`."""
+        self._require_own(A)
+        if W.ndim != 2 or W.shape[0] != A.n:
+            raise InputError(f"expected weights of shape ({A.n}, t) for {A.n} kernel columns; got {W.shape}")
+        left, right = self._both(A, A, W, W, True, tiles)
+        return np.asarray(left + right)
+
+    def room(self, A: Features, B: Features | None = None) -> KeptTiles:
+        """Make room for the entries of a `pair` of rows, or of `symmetric` where there is no B."""
+        columns = A.n if B is None else B.n
+        entries = loops.pair_entries(A.values.shape[1], columns, self.tile_rows, B is None)
+        return KeptTiles(np.empty(entries, self.dtype))
+
+    def _both(
+        self,
+        A: Features,
+        B: Features,
+        W_B: NDArray[np.float64],
+        W_A: NDArray[np.float64],
+        diagonal: bool,
+        tiles: KeptTiles | None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         targets, padded = W_B.shape[1], A.values.shape[1]
-        weights_b = np.ascontiguousarray(W_B * self.amplitude, dtype=self.dtype)
-        weights_a = np.zeros((targets, padded), self.dtype)
-        weights_a[:, : A.n] = W_A.T * self.amplitude
+        form, held = loops.EVALUATED, np.empty(0, self.dtype)
+        if tiles is not None:
+            form, held = loops.READ if tiles.filled else loops.KEPT, tiles.entries
+            expected = loops.pair_entries(padded, B.n, self.tile_rows, diagonal)
+            if held.dtype != self.dtype or held.shape != (expected,):
+                raise InputError(f"expected {expected} kept entries in {self.dtype}; got {held.shape} in {held.dtype}")
+        if form != loops.READ:
+            self.count(loops.pair_entries(A.n, B.n, self.tile_rows, diagonal))
+        across = np.ascontiguousarray((W_B * self.amplitude).T, dtype=self.dtype)
+        along = np.zeros((targets, padded), self.dtype)
+        along[:, : A.n] = W_A.T * self.amplitude
         out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
         loops.tile_pair(
-            *_plain(A), *_plain(B), B.n, weights_b, weights_a, out_a, out_b, self.program, self.tile_rows,
+            *_plain(A), *_plain(B), B.n, across, along, out_a, out_b, self.program, self.tile_rows, diagonal, held,
+            form,
         )  # fmt: skip
+        if tiles is not None:
+            tiles.filled = True
         return out_a[:, : A.n].T, out_b.T
 
     def tile(self, A: Features, B: Features) -> NDArray[Any]:

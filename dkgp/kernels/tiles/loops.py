@@ -20,17 +20,21 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from dkgp.kernels.tiles.blocks import LANES, column_sums
+from dkgp.kernels.tiles.blocks import LANES, multiply_one, multiply_two, stream_one, stream_two
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.stages import PARAMETERS, TILE_COLUMNS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
 __all__ = [
+    "EVALUATED",
     "FLUSH_COLUMNS",
+    "KEPT",
     "LANES",
     "PROGRAM_WIDTH",
+    "READ",
     "TILE_COLUMNS",
     "gather_columns",
+    "pair_entries",
     "squared_norms",
     "tile_into",
     "tile_matmat",
@@ -38,6 +42,8 @@ __all__ = [
 ]
 
 FLUSH_COLUMNS = 128
+# Where `tile_pair` has its entries from.
+EVALUATED, KEPT, READ = range(3)
 
 # A kernel's program, as the loops are given it: one table of int64, since every array that a call takes costs its share
 # of a small one. Row 0: number of groups, tiles on the stack. A row for each group: first row of features, inputs, row
@@ -209,47 +215,79 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, program, tile_r
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)
 def tile_pair(  # type: ignore[no-untyped-def]
-    A, norms_a, B, norms_b, n_columns, weights_b, weights_a, out_a, out_b, program, tile_rows
+    A, norms_a, B, norms_b, n_columns, across, along, out_a, out_b, program, tile_rows, diagonal, tiles, form
 ):
-    """Both products of one block of a symmetric matrix from one evaluation of its entries.
+    """Both products of one block of a symmetric matrix from one look at its entries.
 
-    `out_a[t, i] = sum_j k(a_i, b_j) weights_b[j, t]` and `out_b[t, j] = sum_i k(a_i, b_j) weights_a[t, i]`. Weights of
-    padded rows are zero. Sums run over tiles in the tile's precision, those along its rows in `LANES` chains, and
-    between tiles in float64.
+    `out_a[t, i] = sum_j k(a_i, b_j) across[t, j]` and `out_b[t, j] = sum_i k(a_i, b_j) along[t, i]`. Sums run over
+    tiles in the tile's precision, those along its rows in `LANES` chains, and between tiles in float64.
+
+    Of a `diagonal` block, whose rows are its columns, tiles above the diagonal are left to those below it, and those
+    that it passes through count for `out_a` alone: the product is the sum of both.
+
+    `form` says where entries come from: they are evaluated (`EVALUATED`), evaluated and left in `tiles` (`KEPT`), or
+    read from there (`READ`). `tiles` holds `pair_entries` entries, tile after tile as they are walked.
     """
     prefer_full_vectors()
-    padded, targets = A.shape[1], weights_b.shape[1]
+    padded, targets = A.shape[1], across.shape[0]
     n_padded = padded_columns(n_columns)
-    stack = np.zeros((program[0, 1] * TILE_COLUMNS, tile_rows), A.dtype)
-    sums = np.empty(TILE_COLUMNS, A.dtype)
-    local_weights = np.zeros((targets, tile_rows), A.dtype)
+    stack = np.empty((program[0, 1] * TILE_COLUMNS, tile_rows), A.dtype)
+    local_along = np.empty((targets, tile_rows), A.dtype)
     totals = np.empty((targets, tile_rows), A.dtype)
     rows = np.empty(packed_inputs(program) * tile_rows, A.dtype)
-    columns = pack_columns(B, norms_b, n_columns, program)
+    columns = pack_columns(B, norms_b, n_columns if form != READ else 0, program)
+    nowhere = np.zeros((targets, n_columns if diagonal else 0), out_b.dtype)
     out_b[:, :] = 0.0
+    at = 0
     for start in range(0, padded, tile_rows):
         count = min(tile_rows, padded - start)
-        pack_rows(rows, tile_rows, A, norms_a, start, count, program)
+        if form != READ:
+            pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for t in range(targets):
             out_a[t, start : start + count] = 0.0
             # By loop: what says that two slices do not fit takes seconds to compile.
             for i in range(count):
-                local_weights[t, i] = weights_a[t, start + i]
-            local_weights[t, count:] = 0.0
-        for first in range(0, n_columns, FLUSH_COLUMNS):
-            last = min(first + FLUSH_COLUMNS, n_columns)
+                local_along[t, i] = along[t, start + i]
+        end = min(n_columns, start + count) if diagonal else n_columns
+        for first in range(0, end, FLUSH_COLUMNS):
+            last = min(first + FLUSH_COLUMNS, end)
             totals[:, :] = 0.0
             for column in range(first, last, TILE_COLUMNS):
                 width = min(TILE_COLUMNS, last - column)
-                fill_tile(stack, width, count, rows, columns, n_padded, column, program)
-                for t in range(targets):
-                    accumulate(totals, t, stack, width, count, weights_b, column)
-                    column_sums(sums, stack, count, local_weights, t)
-                    for j in range(width):
-                        out_b[t, column + j] += sums[j]
+                out = nowhere if diagonal and column >= start else out_b
+                if form == READ:
+                    for t in range(0, targets - 1, 2):
+                        stream_two(totals, out, tiles, at, count, count, width, across, column, local_along, t, column)
+                    if targets % 2:
+                        t = targets - 1
+                        stream_one(totals, out, tiles, at, count, count, width, across, column, local_along, t, column)
+                else:
+                    fill_tile(stack, width, count, rows, columns, n_padded, column, program)
+                    if form == KEPT:
+                        for j in range(width):
+                            for i in range(count):
+                                tiles[at + j * count + i] = stack[j, i]
+                    for t in range(0, targets - 1, 2):
+                        multiply_two(
+                            totals, out, stack, 0, tile_rows, count, width, across, column, local_along, t, column
+                        )
+                    if targets % 2:
+                        t = targets - 1
+                        multiply_one(
+                            totals, out, stack, 0, tile_rows, count, width, across, column, local_along, t, column
+                        )
+                at += width * count
             for t in range(targets):
                 for i in range(count):
                     out_a[t, start + i] += totals[t, i]
+
+
+def pair_entries(padded: int, n_columns: int, tile_rows: int, diagonal: bool) -> int:
+    """The number of entries that `tile_pair` looks at, those of padded rows included."""
+    if not diagonal:
+        return padded * n_columns
+    ends = range(tile_rows, padded + tile_rows, tile_rows)
+    return sum((min(end, padded) - end + tile_rows) * min(end, n_columns) for end in ends)
 
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)

@@ -6,7 +6,7 @@ bytes: each process makes its own predictor from it, and keeps that in its worke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,17 @@ class _ThisThread:
     def threads_per_process(self) -> int:
         return process_threads()
 
+    @property
+    def workers(self) -> Mapping[str, int]:
+        return {"": 1}
+
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         return _Done([value for group in groups for value in task(*arguments, group)])
 

@@ -43,7 +43,7 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
 __all__ = ["GradientEstimate", "GradientEstimator", "draw_probes"]
 
@@ -101,7 +101,7 @@ class GradientEstimator:
         probes: FloatArray,
         executor: BlockExecutor,
         *,
-        preconditioner: PartialCholesky,
+        preconditioner: FactorPreconditioning,
         tolerance: float = 0.01,
         max_passes: float = 100.0,
         coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
 __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
 
@@ -49,9 +49,9 @@ class RefineSettings:
         if self.tolerance >= 1.0:
             raise InputError(f"the tolerance of a refinement is a relative residual, below 1; got {self.tolerance!r}")
 
-    def preconditioner(self) -> PartialCholesky:
+    def preconditioner(self) -> FactorPreconditioning:
         """Settings of the preconditioner."""
-        return PartialCholesky(self.rank or "auto", memory_bytes=self.memory_bytes, seed=self.seed)
+        return FactorPreconditioning(0, rank=self.rank or "auto", memory_bytes=self.memory_bytes, seed=self.seed)
 
 
 @dataclass(frozen=True)

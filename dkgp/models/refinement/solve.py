@@ -17,7 +17,7 @@ from dkgp.errors import UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.state import SolverState
 
 __all__ = ["FrozenLandmarks", "Remembered"]
@@ -28,10 +28,10 @@ class FrozenLandmarks:
 
     Parameters
     ----------
-    drawing : PartialCholesky
+    drawing : FactorPreconditioning
     """
 
-    def __init__(self, drawing: PartialCholesky) -> None:
+    def __init__(self, drawing: FactorPreconditioning) -> None:
         self._drawing = drawing
         self.indices: IndexArray | None = None
 

@@ -4,6 +4,9 @@ With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F 
 
     M = Q + s2 I,    M^-1 r = (r - F z) / s2,    z = (F'F + s2 I)^-1 F' r.
 
+Where the noise is by sample, D = diag(s2_i), all is scaled first: with S = diag(sqrt(s2 / s2_i)), s2 the least of it,
+(Q + D)^-1 = S (S Q S + s2 I)^-1 S, so that rows of F and vectors times S take the place of F and r.
+
 A block of F is built by whichever worker is asked for it first and kept in its cache; lost, it is built again. What
 travels is the landmarks' inputs and vectors. A process that solves by itself holds F whole (`FactorRows`).
 """
@@ -37,6 +40,7 @@ class _FactorContext:
     context: BlockContext
     landmark_inputs: FloatArray
     label: str
+    scale: FloatArray | None
 
     def _triangle(self) -> LandmarkTriangle:
         return worker_cache().get(
@@ -55,6 +59,8 @@ class _FactorContext:
             for first in range(0, stop - start, PIECE_ROWS):
                 last = min(first + PIECE_ROWS, stop - start)
                 values[first:last] = triangle.columns(evaluator, features.slice(first, last)).T
+            if self.scale is not None:
+                values *= self.scale[start:stop, None]
             return FactorRows(values)
 
         cache = worker_cache()
@@ -91,11 +97,18 @@ class LowRankFactor:
         Of the kernel; its executor does the work.
     landmarks : (R,) int
         Samples that F is built on.
+
+    Attributes
+    ----------
+    scale : (n,) float64 or None
+        What rows of F are multiplied by, sqrt(s2 / s2_i), where the operator's noise is by sample.
     """
 
     def __init__(self, operator: BlockedKernelOperator, landmarks: IndexArray) -> None:
-        context = operator.context
-        self._factor = _FactorContext(context, operator.inputs(landmarks), f"factor-{len(landmarks)}")
+        context, noise = operator.context, operator.noise
+        self.scale = None if isinstance(noise, float) else np.sqrt(operator.noise_variance / noise)
+        label = f"factor-{len(landmarks)}"
+        self._factor = _FactorContext(context, operator.inputs(landmarks), label, self.scale)
         self._operator, self._executor = operator, operator.executor
         self._bounds = [context.bounds(block) for block in range(context.n_blocks)]
         self.n, self.rank = context.n, len(landmarks)
@@ -143,7 +156,7 @@ class LowRankPreconditioner:
     ----------
     factor : LowRankFactor, FactorRows or LandmarkRows
     noise_variance : float
-        s2.
+        s2; the least, where the factor's rows are scaled by the noise of each sample.
     lower : (R, R), optional
         Cholesky factor of F'F + s2 I where it is there already, in Fortran order; its type is that of z.
     """
@@ -155,6 +168,8 @@ class LowRankPreconditioner:
         lower: NDArray[Any] | None = None,
     ) -> None:
         self._factor, self._noise_variance = factor, noise_variance
+        scale = factor.scale if isinstance(factor, LowRankFactor) else None
+        self._scale = None if scale is None else scale[:, None]
         if lower is None:
             assert not isinstance(factor, LandmarkRows), "its user knows F'F"
             lower = regularised_factor(factor.gram(), noise_variance)
@@ -173,10 +188,14 @@ class LowRankPreconditioner:
 
     def solve(self, residual: FloatArray) -> tuple[FloatArray, NDArray[Any]]:
         """M^-1 r for r (n, t), and the z that it comes from: (n, t) and (R, t)."""
+        if self._scale is not None:
+            residual = self._scale * residual
         z = self.weights(self._factor.project(residual))
         result = self._factor.expand(z)
         np.subtract(residual, result, out=result)
         result /= self._noise_variance
+        if self._scale is not None:
+            result *= self._scale
         return result, z
 
     def apply(self, residual: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
@@ -138,7 +139,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     ----------
     kernel : Kernel
         One whose profile falls with the distance, such as a squared exponential, maybe scaled.
-    noise_variance : float
+    noise_variance : float or (n,) array_like
     source : InputSource
         Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds
         those of all samples.
@@ -178,7 +179,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     def __init__(
         self,
         kernel: Kernel,
-        noise_variance: float,
+        noise_variance: float | ArrayLike,
         source: InputSource,
         executor: BlockExecutor,
         *,
@@ -219,7 +220,7 @@ class TreeKernelOperator(BlockedKernelOperator):
         if V.ndim != 2 or V.shape[0] != self.n:
             raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
         rows = np.flatnonzero(V.any(axis=1))
-        product = self._sums(rows, V[rows], precision) + self.noise_variance * V
+        product = self._sums(rows, V[rows], precision) + self.noise_times(V)
         self._count_addition(product)
         return product
 
@@ -227,7 +228,7 @@ class TreeKernelOperator(BlockedKernelOperator):
         """Kbar[:, B] @ delta; only the parts of the tree that hold some of B are walked."""
         check_columns(self.n, indices, delta)
         product = self._sums(indices, delta, precision)
-        product[indices] += self.noise_variance * delta
+        product[indices] += self.noise_times(delta, indices)
         self._count_addition(product)
         return ReadyColumns(product)
 

@@ -65,23 +65,26 @@ class EventReporter:
             yield update
 
     @contextmanager
-    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress], None]]:
-        """Report rounds: figures, tolerance, rate and time left."""
+    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
+        """Report rounds: figures, tolerance, rate and time left; and how far the work within a round has come."""
         estimate = ConvergenceEstimate(tolerance)
+        latest: dict[str, Any] = {}
         with self._paced() as show:
 
-            def update(progress: SolveProgress) -> None:
+            def update(progress: SolveProgress | WorkProgress) -> None:
+                if isinstance(progress, WorkProgress):
+                    show(label=label, **latest, **vars(progress))
+                    return
                 estimate.update(progress)
-                figures = progress.to_json()
-                del figures["timings"]
-                show(
-                    label=label,
-                    **figures,
+                latest.update(
+                    progress.to_json(),
                     tolerance=tolerance,
                     fraction=estimate.fraction,
                     decades_per_minute=estimate.decades_per_minute,
                     seconds_left=estimate.seconds_left,
                 )
+                del latest["timings"]
+                show(label=label, **latest)
 
             yield update
 

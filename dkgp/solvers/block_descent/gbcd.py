@@ -16,7 +16,6 @@ from numbers import Integral
 from typing import Any, Literal
 
 from dkgp.errors import InputError
-from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.block_descent.block_size import BlockSizes
@@ -57,9 +56,9 @@ class BlockState(SolverState):
         }
         return {**super().metadata(), "held": len(self.memory.held), **grown}
 
-    def renew_gradient(self, operator: KernelOperator, precision: Precision) -> None:
+    def renew_gradient(self, operator: KernelOperator) -> None:
         """Continue from a recomputed gradient; the remembered images belong to the old recursion and go."""
-        super().renew_gradient(operator, precision)
+        super().renew_gradient(operator)
         self.memory.clear()
         self.blocks.forget()
 

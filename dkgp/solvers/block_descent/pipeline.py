@@ -137,7 +137,7 @@ class GradientUnderWay:
         product = np.ascontiguousarray(operator.evaluator(precision).matmat(features, self._columns, step.delta))
         position = self._position[indices]
         inside = position >= 0
-        product[inside] += operator.noise_variance * step.delta[position[inside]]
+        product[inside] += operator.noise_times(step.delta[position[inside]], indices[inside])
         return self._memory.settled_at(indices, self._gradient, step, product)
 
     def everywhere(self) -> FloatArray:

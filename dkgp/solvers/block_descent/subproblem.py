@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 
 __all__ = ["Subproblem"]
@@ -179,7 +179,8 @@ class Subproblem:
     def _extend(self, features: Features, old: int, new: int) -> None:
         rows = self._factor[old:new]
         corner = np.array(self._evaluator.tile(features, features))
-        corner[np.diag_indices(new - old)] += self._evaluator.dtype.type(self._operator.noise_variance)
+        noise = np.asarray(noise_at(self._operator.noise, self._indices[old:new]), self._evaluator.dtype)
+        corner[np.diag_indices(new - old)] += noise
         tail = -self.gradient[old:new].T.astype(rows.dtype)
         if old:
             active = self._features.first(old)
@@ -213,7 +214,7 @@ class Subproblem:
         target = REFINEMENT_TOLERANCE * float(np.max(np.abs(right), initial=0.0))
         for _ in range(MOST_REFINEMENTS):
             product = matmat_in_parallel(self._operator.double, active, active, delta)
-            residual = right - product - self._operator.noise_variance * delta
+            residual = right - product - self._operator.noise_times(delta, self.indices)
             if not np.isfinite(residual).all():
                 break
             correction = np.ascontiguousarray(residual.T, dtype=np.float32)

@@ -23,12 +23,21 @@ from dkgp.data.stores.tile_store import TILE_HEADER_BYTES, TileStore
 from dkgp.errors import StoreError
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, Noise, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
 from dkgp.solvers.cholesky.triangular import solve_lower
 
-__all__ = ["PanelTiles", "TileContext", "TileLayout", "digest_task", "panel_task", "product_task", "verify_task"]
+__all__ = [
+    "PanelTiles",
+    "TileContext",
+    "TileLayout",
+    "digest",
+    "digest_task",
+    "panel_task",
+    "product_task",
+    "verify_task",
+]
 
 # One run: a panel and the rows of its tiles that are computed together.
 PanelTiles = tuple[int, tuple[int, ...]]
@@ -105,7 +114,7 @@ class TileContext:
     context: BlockContext
     store: TileStore
     layout: TileLayout
-    noise_variance: float
+    noise: Noise
 
     def read(self, i: int, k: int) -> NDArray[Any]:
         """Tile (i, k) of the factor."""
@@ -137,7 +146,9 @@ class TileContext:
             last = min(first + PIECE_ROWS, rows.n)
             piece = evaluator.tile(columns, rows.slice(first, last)).T
             if i == k:
-                piece[np.arange(last - first), np.arange(first, last)] += self.noise_variance
+                start, _ = layout.bounds(i)
+                own = noise_at(self.noise, slice(start + first, start + last))
+                piece[np.arange(last - first), np.arange(first, last)] += own
             tile[first:last] = piece
         return tile
 
@@ -210,8 +221,9 @@ def _is_whole(tiles: TileContext, i: int, k: int) -> bool:
 
 def digest_task(context: BlockContext, blocks: list[int]) -> list[str]:
     """SHA-256 of the inputs of each block."""
-    return [_digest(context.source.inputs(*context.bounds(block))) for block in blocks]
+    return [digest(context.source.inputs(*context.bounds(block))) for block in blocks]
 
 
-def _digest(inputs: FloatArray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(inputs, dtype="<f8").data).hexdigest()
+def digest(numbers: FloatArray) -> str:
+    """SHA-256 of an array's numbers."""
+    return hashlib.sha256(np.ascontiguousarray(numbers, dtype="<f8").data).hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
@@ -138,7 +138,7 @@ def _assemble(operator: KernelOperator, threads: int | None) -> list[FloatArray]
         # Tiles come column by column: the transposed tile is the one whose rows lie as they are wanted.
         strips[i][:, columns] = operator.double.tile(features.slice(*bounds[j]), features.slice(*bounds[i])).T
         if i == j:
-            strips[i][:, columns][np.diag_indices(len(strips[i]))] += operator.noise_variance
+            strips[i][:, columns][np.diag_indices(len(strips[i]))] += noise_at(operator.noise, columns)
 
     in_parallel(evaluate, len(pairs), threads)
     return strips

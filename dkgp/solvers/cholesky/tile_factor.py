@@ -22,6 +22,7 @@ from dkgp.solvers.cholesky.factor_tasks import (
     PanelTiles,
     TileContext,
     TileLayout,
+    digest,
     digest_task,
     panel_task,
     product_task,
@@ -84,7 +85,7 @@ class TileFactor:
             # Also at the interpreter's exit; what a kill leaves behind is the system's to clear.
             weakref.finalize(self, shutil.rmtree, url, ignore_errors=True)
         self._store = TileStore(url)
-        self._tiles = TileContext(operator.context, self._store, layout, operator.noise_variance)
+        self._tiles = TileContext(operator.context, self._store, layout, operator.noise)
         self._held = self._take_over()
         _check_disk(self._store, layout, len(self._held), disk_budget_bytes)
         if not self._held:
@@ -171,7 +172,7 @@ class TileFactor:
             self._held.update(self.layout.name(i, k) for i in rows)
 
     def _description(self) -> dict[str, Any]:
-        context = self._operator.context
+        context, noise = self._operator.context, self._operator.noise
         groups = split_evenly(range(context.n_blocks), self._executor.parallelism)
         digests = self._executor.submit("kdigest", digest_task, (context,), groups).result()
         described = {
@@ -179,7 +180,7 @@ class TileFactor:
             "inputs": hashlib.sha256("".join(digests).encode()).hexdigest(),
             "n": context.n,
             "kernel": context.kernel.to_json(),
-            "noise_variance": self._operator.noise_variance,
+            "noise_variance": noise if isinstance(noise, float) else f"by sample, {digest(noise)}",
             "tile_rows": self.layout.rows,
             "precision": self.layout.precision,
         }

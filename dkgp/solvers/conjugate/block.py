@@ -19,6 +19,7 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,7 @@ class BlockDirections:
         preconditioned : (n, c)
             M^-1 R, with any preconditioner M, of all columns or some; overwritten.
         residual : (n, t)
-            R = B - Kbar X.
+            R = B - Kbar X; not looked at before the product, which may compute it anew, in place.
         product : callable
             Kbar V for V (n, k), any k up to c: (n, k).
 
@@ -144,21 +145,56 @@ class BlockState(SolverState):
         self.directions = BlockDirections.of(arrays)
 
 
-def iterate(operator: KernelOperator, state: BlockState, preconditioned: FloatArray) -> None:
-    """One iteration in place, given M^-1 r of the state's residual r = -g; `preconditioned` is overwritten."""
-    directions = state.directions
-    step = directions.advance(
-        preconditioned, -state.gradient, lambda vectors: operator.matmat(vectors, state.precision)
-    )
+def iterate(
+    operator: KernelOperator, state: BlockState, preconditioned: FloatArray, *, renewing: bool = False
+) -> dict[str, float]:
+    """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
+
+    `renewing`, its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
+    and the step along P is exact for it, so that the gradient after it is exact, too.
+
+    Parameters
+    ----------
+    preconditioned : (n, p) float64
+        Overwritten.
+    """
+    started, seconds = time.perf_counter(), 0.0
+    directions, residual, p = state.directions, -state.gradient, state.gradient.shape[1]
+
+    def product(vectors: NDArray[Any]) -> FloatArray:
+        nonlocal seconds
+        before = time.perf_counter()
+        if not renewing:
+            images = operator.matmat(vectors, state.precision)
+        else:
+            both = operator.matmat(np.hstack([state.alpha, vectors]))
+            state.take_gradient(operator, both[:, :p] - state.rhs)
+            np.negative(state.gradient, out=residual)
+            images = np.ascontiguousarray(both[:, p:])
+        seconds = time.perf_counter() - before
+        return images
+
+    step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
-    state.columns += operator.n
+    if not renewing:
+        state.columns += operator.n
+    elif not state.exact:  # there was no direction to go
+        state.renew_gradient(operator)
     if not len(step):
         # Tiles in float32 need not form a positive definite matrix; those in float64 may do.
         state.precision = "double"
-        return
-    add_product(state.alpha, directions.vectors, step)
-    add_product(state.gradient, directions.images, step)
-    state.note_step(np.einsum("kt,kt->t", step, step))
+    else:
+        add_product(state.alpha, directions.vectors, step)
+        add_product(state.gradient, directions.images, step)
+        if not renewing:
+            state.note_step(np.einsum("kt,kt->t", step, step))
+        else:
+            state.stepped = np.zeros_like(state.alpha)
+            add_product(state.stepped, np.abs(directions.vectors), np.abs(step))
+    return {
+        "check" if renewing else "product": seconds,
+        "update": time.perf_counter() - started - seconds,
+    }
 
 
 class _Curvature:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dkgp.operators.base import KernelOperator
-from dkgp.operators.low_rank.pivots import samples_drawn_from
+import numpy as np
+
+from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky, Preconditioner, Preconditioning
+from dkgp.solvers.conjugate.growth import Growth
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Preconditioner, Preconditioning
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
@@ -31,9 +33,21 @@ class ConjugateGradientState(BlockState):
     ----------
     preconditioner : Preconditioner or None
         M^-1; not part of a checkpoint: it is built again, to the same bits.
+    growth : Growth
+        Of the preconditioner's factor.
     """
 
     preconditioner: Preconditioner | None = None
+    growth: Growth = field(default_factory=Growth)
+
+    def metadata(self) -> dict[str, Any]:
+        """Scalars of a checkpoint."""
+        return {**super().metadata(), **self.growth.metadata()}
+
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
+        self.growth = Growth.of(metadata)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class ConjugateGradient(Method[ConjugateGradientState]):
     Parameters
     ----------
     preconditioner : Preconditioning, optional
-        Such as a `PartialCholesky`; without one, this is the CG that the GBCD paper compares with.
+        Such as a `FactorPreconditioning`; without one, this is the CG that the GBCD paper compares with.
     precision : {"mixed", "double"}
         "mixed" takes float32 kernel tiles and lets the driver verify in float64.
     observe : callable, optional
@@ -79,23 +93,62 @@ class ConjugateGradient(Method[ConjugateGradientState]):
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
+        return self._iterate(operator, state)
+
+    def renews_in_rounds(self, operator: KernelOperator) -> bool:
+        """True but for products that are off by more than rounding: what bounds them is of a product with alpha."""
+        return not operator.approximate
+
+    def renew(self, operator: KernelOperator, state: ConjugateGradientState, moving: bool) -> dict[str, float]:
+        """Compute the gradient anew in float64, by an iteration's own product where `moving`; seconds by phase."""
+        return self._iterate(operator, state, True) if moving else super().renew(operator, state, moving)
+
+    def _iterate(
+        self, operator: KernelOperator, state: ConjugateGradientState, renewing: bool = False
+    ) -> dict[str, float]:
         if self.observe is not None:
             self.observe(state)
-        started = time.perf_counter()
+        times = [time.perf_counter()]
         preconditioned = -state.gradient
         if self.preconditioner is not None:
-            if state.preconditioner is None:
-                state.preconditioner = self.preconditioner.build(operator)
-            preconditioned = state.preconditioner.apply(preconditioned)
-        before = time.perf_counter()
-        iterate(operator, state, preconditioned)
-        return {"precondition": before - started, "update": time.perf_counter() - before}
+            factor = self._factor(operator, state)
+            times.append(time.perf_counter())
+            preconditioned = factor.apply(preconditioned)
+        times.append(time.perf_counter())
+        seconds = dict(zip(("precondition", "factor"), reversed(np.diff(times).tolist()), strict=False))
+        return {**seconds, **iterate(operator, state, preconditioned, renewing=renewing)}
+
+    def _factor(self, operator: KernelOperator, state: ConjugateGradientState) -> Preconditioner:
+        """The preconditioner, built where it is not there, and built anew where a larger one should pay."""
+        settings = self.preconditioner
+        assert settings is not None
+        if isinstance(settings, FactorPreconditioning):
+            n, d = operator.n, operator.kernel.n_features
+            settings = settings.grown(n, state.growth.level)
+            larger = settings.grown(n)
+            state.growth.note(float(np.linalg.norm(state.gradient)))
+            if larger != settings and state.growth.is_worth(state.left, settings.price(n, d), larger.price(n, d)):
+                state.growth.grow()
+                state.preconditioner, settings = None, larger
+        if state.preconditioner is None:
+            state.preconditioner = settings.build(operator)
+        return state.preconditioner
 
 
-RANK = Option("rank", "Of pcg's preconditioner.", whole_or_auto, "auto", metavar="R|auto")
+HALO = Option(
+    "halo",
+    "Samples that each leaf of pcg's factor is conditioned on; 0: a low-rank factor alone.",
+    whole_or_auto,
+    "auto",
+    metavar="S|auto",
+)
+LEAF = Option(
+    "leaf", "Samples of a leaf of pcg's factor; auto: half of `halo`.", whole_or_auto, "auto", metavar="G|auto"
+)
+RANK = Option("rank", "Of pcg's low-rank factor; 0: none, a halo alone.", whole_or_auto, "auto", metavar="R|auto")
 LANDMARKS = Option(
     "landmarks",
-    "How pcg draws the factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+    "How pcg draws the low-rank factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
     default="pivoted",
     choices=("pivoted", "uniform"),
 )
@@ -106,31 +159,33 @@ def _plain(precision: Literal["mixed", "double"]) -> ConjugateGradient:
 
 
 def _preconditioned(
+    halo: int | Literal["auto"],
+    leaf: int | Literal["auto"],
     rank: int | Literal["auto"],
     landmarks: Literal["pivoted", "uniform"],
     precision: Literal["mixed", "double"],
     seed: int,
 ) -> ConjugateGradient:
-    return ConjugateGradient(PartialCholesky(rank, landmarks, seed=seed), precision)
+    return ConjugateGradient(FactorPreconditioning(halo, leaf, rank, landmarks, seed=seed), precision)
 
 
 def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
-    """The factor and its rows in the workers, and the landmarks' own factor while they are drawn."""
-    if not isinstance(solver.preconditioner, PartialCholesky):
-        return SolverMemory()
-    rank = int(solver.preconditioner.rank)
-    return SolverMemory(
-        own_bytes=8 * rank * (3 * rank + samples_drawn_from(rank)), factor_bytes=rank * (4 * n + 16 * rank)
-    )
+    """The factor in the workers, and what the coordinator holds while it is made."""
+    if not isinstance(solver.preconditioner, FactorPreconditioning):
+        return SolverMemory(memory=2)
+    own, factor = solver.preconditioner.memory(n, d)
+    return SolverMemory(memory=2, own_bytes=own, factor_bytes=factor)
 
 
-register_solver(SolverDeclaration("cg", "conjugate gradients", _plain, bench_turn=5, label="CG", paper={}))
+register_solver(
+    SolverDeclaration("cg", "conjugate gradients", _plain, memory=_memory, bench_turn=5, label="CG", paper={})
+)
 register_solver(
     SolverDeclaration(
         "pcg",
-        "preconditioned by a partial Cholesky factor",
+        "preconditioned by a block-Vecchia factor, or a low-rank one",
         _preconditioned,
-        options=(RANK, LANDMARKS),
+        options=(HALO, LEAF, RANK, LANDMARKS),
         needs=frozenset({Need.ROUNDS}),
         memory=_memory,
         bench_turn=2,

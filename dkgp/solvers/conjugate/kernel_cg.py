@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from dkgp.errors import UsageError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
@@ -52,6 +53,14 @@ class _LeastSquaresSolver(Method[LeastSquaresState]):
 
     state_type = LeastSquaresState
 
+    def equip(self, operator: KernelOperator, state: LeastSquaresState) -> None:
+        """Refuse what the equations are not for; `UsageError`."""
+        if not isinstance(operator.noise, float):
+            raise UsageError(
+                f"the equations of {self.name} are for one noise variance, and the operator has one for each sample; "
+                "take 'pcg' or 'gbcd'"
+            )
+
 
 def column_products(left: FloatArray, right: FloatArray) -> FloatArray:
     """Inner products of two (n, p) arrays by column: (p,)."""
@@ -66,7 +75,7 @@ def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
 
 def kernel_product(operator: KernelOperator, vectors: FloatArray, precision: Precision) -> FloatArray:
     """K V, without the noise on the diagonal."""
-    return operator.matmat(vectors, precision) - operator.noise_variance * vectors
+    return operator.matmat(vectors, precision) - operator.noise_times(vectors)
 
 
 def _product(operator: KernelOperator, state: LeastSquaresState, vectors: FloatArray) -> FloatArray:

@@ -1,4 +1,9 @@
-"""A preconditioner for conjugate gradients: M = F F' + s2 I of a partial Cholesky factor on chosen landmarks."""
+"""A preconditioner for conjugate gradients: M near Kbar, of one factor that is made once and lies with the workers.
+
+With a halo it is the block-Vecchia factor (`dkgp.operators.vecchia`): samples in an order by place are cut into leaves,
+each conditioned on its halo, the samples before it that lie nearest; what a low-rank factor has of the matrix may be
+taken off first. With a halo of 0 it is the low-rank factor alone, M = F F' + s2 I.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,23 @@ from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, stand_in
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
+from dkgp.operators.vecchia.factor import VecchiaFactor
+from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
 
-__all__ = ["PartialCholesky", "Preconditioner", "Preconditioning"]
+__all__ = ["FactorPreconditioning", "Preconditioner", "Preconditioning"]
 
 GIBIBYTE = 1024**3
-# The factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh about
-# the same at 100 passes saved.
+# Alone, the factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh
+# about the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
+# Beside a halo it has what the whole of the samples shares, and little is enough.
+RANK_PER_SAMPLE, LARGEST_RANK_BESIDE_A_HALO = 0.01, 300
+# All leaves' factors take 3 n s^2 operations: with s = n / 20 that comes to 20 products at n = 30,000, and with
+# s = 8 sqrt(n) beyond. Too small a halo is worth less than none.
+HALO_PER_SAMPLE, HALO_PER_SQRT_N, LEAST_HALO = 0.05, 8.0, 256
+# Of one core: a float32 kernel entry, an operation of a float32 matrix product, a byte read from memory.
+ENTRY_NS, ENTRY_NS_A_FEATURE, OPERATION_NS, BYTE_NS = 0.30, 0.012, 0.018, 0.07
 
 
 class Preconditioner(Protocol):
@@ -43,17 +57,24 @@ class Preconditioning(Protocol):
 
 
 @dataclass(frozen=True)
-class PartialCholesky:
-    """Settings of the preconditioner.
+class FactorPreconditioning:
+    """Settings of the factor.
 
     Parameters
     ----------
+    halo : int or "auto"
+        s, the samples that a leaf is conditioned on; 0 for the low-rank factor alone. "auto" takes n / 20, or 8 sqrt(n)
+        if that is less, within the memory.
+    leaf : int or "auto"
+        g, the samples of a leaf; "auto" takes half of the halo.
     rank : int or "auto"
-        Landmarks, R; "auto" takes 10 sqrt(n), or what the memory allows if that is less.
+        R, landmarks of the low-rank factor; none with 0, which takes a halo. "auto" takes n / 100 beside a halo, 300 at
+        most; alone 10 sqrt(n), or what the memory allows if that is less.
     landmarks : {"pivoted", "uniform"}
         "pivoted" draws them by randomly pivoted Cholesky, "uniform" at random (the Nystrom method).
-    memory_bytes : int
-        What F may take in float32, in all workers together.
+    memory_bytes : int or None
+        What the factor may take in all workers together. By default automatic choices stay within a gibibyte, and what
+        is named is refused by nobody but the plan of a run's memory.
     seed : int
 
     References
@@ -62,51 +83,119 @@ class PartialCholesky:
     regression (2023).
     """
 
+    halo: int | Literal["auto"] = "auto"
+    leaf: int | Literal["auto"] = "auto"
     rank: int | Literal["auto"] = "auto"
     landmarks: Literal["pivoted", "uniform"] = "pivoted"
-    memory_bytes: int = GIBIBYTE
+    memory_bytes: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rank != "auto" and self.rank < 1:
-            raise InputError(f"the preconditioner's rank must be 'auto' or at least 1; got {self.rank!r}")
+        for what, size, least in (("halo", self.halo, 0), ("leaf", self.leaf, 1), ("rank", self.rank, 0)):
+            if size != "auto" and size < least:
+                raise InputError(f"the preconditioner's {what} must be 'auto' or at least {least}; got {size!r}")
+        if self.halo == 0 and self.rank == 0:
+            raise InputError(
+                "a preconditioner is made of a halo, of landmarks, or of both; got `halo` 0 and `rank` 0. Raise one of "
+                "them, or take conjugate gradients without a preconditioner: `solver` cg"
+            )
+        if self.halo == 0 and self.leaf != "auto":
+            raise InputError(f"a leaf goes with a halo; got `leaf` {self.leaf} and `halo` 0. Leave `leaf` out")
         if self.landmarks not in ("pivoted", "uniform"):
             raise InputError(f"landmarks must be 'pivoted' or 'uniform'; got {self.landmarks!r}")
-        if self.memory_bytes < 1 or self.seed < 0:
+        if self.rank == 0 and self.landmarks != "pivoted":
+            raise InputError(f"there are no landmarks to draw with `rank` 0; got `landmarks` {self.landmarks}")
+        if (self.memory_bytes is not None and self.memory_bytes < 1) or self.seed < 0:
             raise InputError(
                 f"memory and seed of a preconditioner must not be negative; got {self.memory_bytes}, {self.seed}"
             )
 
-    def resolved(self, n: int, d: int, p: int = 1) -> PartialCholesky:
-        """Return the settings with the rank chosen for n samples."""
-        affordable = max(1, self.memory_bytes // (4 * n))
-        if self.rank == "auto":
-            return replace(self, rank=min(n, affordable, math.ceil(RANK_PER_SQRT_N * math.sqrt(n))))
-        if self.rank > affordable:
+    def resolved(self, n: int, d: int, p: int = 1) -> FactorPreconditioning:
+        """Return the settings with halo, leaf and rank chosen for n samples.
+
+        Raises
+        ------
+        InputError
+            What is named exceeds `memory_bytes`.
+        """
+        held = max(1, (self.memory_bytes or GIBIBYTE) // (4 * n))  # numbers a sample
+        if self.rank != "auto":
+            rank = self.rank
+        elif self.halo == 0:
+            rank = min(held, math.ceil(RANK_PER_SQRT_N * math.sqrt(n)))
+        else:
+            rank = min(held // 4, LARGEST_RANK_BESIDE_A_HALO, math.ceil(RANK_PER_SAMPLE * n))
+        if self.halo != "auto":
+            halo = self.halo
+        else:
+            room = (held - rank) / 1.5 if self.leaf == "auto" else held - rank - self.leaf
+            halo = max(LEAST_HALO, int(min(HALO_PER_SAMPLE * n, HALO_PER_SQRT_N * math.sqrt(n), room)))
+        leaf = -(-halo // 2) if self.leaf == "auto" else self.leaf
+        chosen = replace(self, halo=min(n, halo), leaf=min(n, leaf) if halo else "auto", rank=min(n, rank))
+        named = rank if self.halo == "auto" else chosen.numbers
+        if self.memory_bytes is not None and named > held:
             raise InputError(
-                f"a factor of rank {self.rank:,} for {n:,} samples takes {4 * n * self.rank:,} bytes; the "
-                f"preconditioner may take {self.memory_bytes:,}. Lower the rank to {affordable:,}, or allow more memory"
+                f"a factor of {named:,} numbers a sample (`halo`, `leaf` and `rank` together) takes "
+                f"{4 * n * named:,} bytes for {n:,} samples; the preconditioner may take {self.memory_bytes:,}. Lower "
+                f"them to {held:,} in all, or allow more memory"
             )
-        return replace(self, rank=min(n, self.rank))
+        return chosen
+
+    @property
+    def numbers(self) -> int:
+        """Float32 numbers that the factor, resolved, holds for each sample."""
+        return sum(size for size in (self.halo, self.leaf, self.rank) if size != "auto")
+
+    def grown(self, n: int, levels: int = 1) -> FactorPreconditioning:
+        """Return the settings, resolved, with halo and leaf doubled so often; as they are where memory forbids it."""
+        found = self
+        for _ in range(levels if self.halo else 0):
+            halo, leaf = 2 * int(found.halo), 2 * int(found.leaf)
+            if halo + leaf > n or 4 * n * (halo + leaf + int(self.rank)) > (self.memory_bytes or GIBIBYTE):
+                break
+            found = replace(found, halo=halo, leaf=leaf)
+        return found
+
+    def price(self, n: int, d: int) -> Price:
+        """Costs in float32 kernel entries of n samples with d features, resolved."""
+        halo, leaf, rank = int(self.halo), int(self.leaf) if self.halo else 1, int(self.rank)
+        rows = halo + leaf
+        # A leaf: Cholesky, the triangular solves for its rows, F F' taken off, V.
+        operations = n / leaf * (rows**3 / 3.0 + leaf * rows**2 / 2.0 + rows**2 * rank + 2.0 * leaf * rows * rank)
+        entry_ns = ENTRY_NS + ENTRY_NS_A_FEATURE * d
+        build = n / leaf * rows**2 / 2.0 + operations * OPERATION_NS / entry_ns
+        return Price(build, 0.5 * n * n + 8.0 * n * self.numbers * BYTE_NS / entry_ns)
+
+    def memory(self, n: int, d: int) -> tuple[int, int]:
+        """Bytes at the coordinator, while landmarks are drawn and factored, and in the workers; choices made."""
+        rank = int(self.rank)
+        own = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
+        return own, self.grown(n, MOST_LEVELS).numbers * 4 * n + 16 * rank**2
 
     def settings(self) -> dict[str, Any]:
-        """Settings in plain JSON types."""
-        return asdict(self)
+        """Settings in plain JSON types; those of a low-rank factor alone as they were before there was a halo."""
+        found = {**asdict(self), "memory_bytes": self.memory_bytes or GIBIBYTE}
+        return {name: value for name, value in found.items() if self.halo or name not in ("halo", "leaf")}
 
-    def build(self, operator: KernelOperator) -> LowRankPreconditioner:
-        """Choose landmarks and factorise; every worker builds its own rows of F."""
+    def build(self, operator: KernelOperator) -> Preconditioner:
+        """Choose landmarks and factorise; every worker builds its own part."""
         if not isinstance(operator, BlockedKernelOperator):
             raise UsageError(
-                f"a partial Cholesky preconditioner needs a BlockedKernelOperator; got {type(operator).__name__}"
+                f"a preconditioner of a factor needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
         operator.executor.require_one_arithmetic()
-        return LowRankPreconditioner(LowRankFactor(operator, self.choose(operator)), operator.noise_variance)
+        landmarks = self.choose(operator)
+        if self.halo == 0:
+            return LowRankPreconditioner(LowRankFactor(operator, landmarks), operator.noise_variance)
+        return VecchiaFactor(operator, int(self.halo), int(self.leaf), landmarks)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:
         """Draw the landmarks: (rank,) samples, sorted; fewer where the kernel's numerical rank is reached."""
         n = operator.n
         rank = n if self.rank == "auto" else self.rank
         rng = np.random.default_rng(self.seed)
+        if rank == 0:
+            return np.zeros(0, np.intp)
         if self.landmarks == "uniform":
             return np.sort(rng.permutation(n)[:rank]).astype(np.intp)
         subset = stand_in(n, rank, rng)

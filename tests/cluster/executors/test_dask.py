@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from distributed import Client
+from distributed import Client, get_worker
 from threadpoolctl import threadpool_info
 
 from dkgp.cluster.cache import worker_cache
@@ -255,3 +255,24 @@ def test_worker_processes(start_cluster: StartCluster) -> None:
     client.wait_for_workers(2, timeout=30)
     assert list(client.run(setup_of).values()) == [({1}, 12_345, True)] * 2
     assert forgotten(client)
+
+
+def where(group: list[int]) -> list[str]:
+    time.sleep(0.05)
+    return [get_worker().address for _ in group]
+
+
+def test_a_task_runs_on_its_owner_and_elsewhere_when_that_one_is_gone(client: Client) -> None:
+    executor = DaskExecutor(client)
+    first, second = executor_workers = list(client.scheduler_info()["workers"])
+    for owner in executor_workers:
+        assert executor.submit("hints", where, (), [[0]], [owner]).result() == [owner]
+    (found,) = executor.submit("hints", where, (), [[0]], ["tcp://127.0.0.1:1"]).result()
+    assert found in (first, second)
+    (found,) = executor.submit("hints", where, (), [[0]], [""]).result()
+    assert found in (first, second)
+
+
+def test_workers_are_told_by_address_and_are_one_in_this_process(client: Client) -> None:
+    assert dict(DaskExecutor(client).workers) == dict.fromkeys(client.scheduler_info()["workers"], 1)
+    assert dict(DaskExecutor(client, in_process=True).workers) == {"": 2}

@@ -97,6 +97,27 @@ def test_work_has_a_rate_and_an_estimate(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_a_long_round_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr("dkgp.commands.reporting.terminal.time.monotonic", lambda: clock[0])
+    console = Console(file=stream, force_terminal=False, width=200)
+    with TerminalReporter(console=console, plain_line_seconds=0.0).solve("train", 1e-4) as show:
+        for iteration in (1, 2):
+            for done in (10, 11, 60, 110):
+                clock[0] += 0.5 if done == 11 else 10.0
+                show(WorkProgress("product", done, 110, "pairs of blocks"))
+            show(record(iteration, clock[0], 10.0**-iteration))
+    # Nothing is said of the first second, in which there is no rate.
+    assert [line.split("; ")[-1] for line in stream.getvalue().splitlines()] == [
+        "train:   0 %, product 55 %, about 10 s left",
+        "train:   0 %, product 100 %, about 0 s left",
+        "train:   0 %, round 1, 0.10 passes, max|g| 1.00e-01 -> 1e-04",
+        "product 55 %, about 10 s left",
+        "product 100 %, about 0 s left",
+        "train:  33 %, round 2, 0.20 passes, max|g| 1.00e-02 -> 1e-04, 1.97 decades/min, about 1 min 01 s left",
+    ]
+
+
 def test_a_terminal_gets_a_live_line() -> None:
     stream = io.StringIO()
     reporter = TerminalReporter(console=Console(file=stream, force_terminal=True, width=160))

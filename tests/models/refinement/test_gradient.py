@@ -14,7 +14,7 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
 from dkgp.operators import ArrayInputs
-from dkgp.solvers.conjugate.preconditioner import PartialCholesky
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw
 
 KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.2
@@ -29,7 +29,7 @@ def executor() -> Iterator[LocalExecutor]:
 
 
 def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
-    options = {"preconditioner": PartialCholesky(60), "tolerance": 1e-6, **options}
+    options = {"preconditioner": FactorPreconditioning(0, rank=60), "tolerance": 1e-6, **options}
     return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
 
 
@@ -66,7 +66,9 @@ def test_errors_are_calibrated(rng: np.random.Generator, executor: LocalExecutor
     exact = dense_gradient(kernel, 0.3, data.X, data.y)
     ratios = []
     for seed in range(25):
-        found = estimator(data, draw_probes(n, 8, seed), executor, preconditioner=PartialCholesky(20))(kernel, 0.3)
+        found = estimator(data, draw_probes(n, 8, seed), executor, preconditioner=FactorPreconditioning(0, rank=20))(
+            kernel, 0.3
+        )
         ratios.append((found.gradient - exact) / found.error)
     # Student's t with 7 degrees of freedom: half of them within 0.71, 95 % within 2.36; 25 draws of 4 components.
     assert 0.3 <= np.mean(np.abs(ratios) < 0.71) <= 0.7
@@ -88,7 +90,7 @@ def test_the_solvers_error_covers_what_a_loose_solve_leaves(rng: np.random.Gener
     # Little noise and a poor preconditioner, so that a solve takes many passes.
     data = draw(rng, SquaredExponential((3.0, 3.0)), 0.01, 500)
     probes = draw_probes(500, 8, 0)
-    options = {"preconditioner": PartialCholesky(10)}
+    options = {"preconditioner": FactorPreconditioning(0, rank=10)}
     tight = estimator(data, probes, executor, **options)(SquaredExponential((2.0, 4.0)), 0.01)
     loose = estimator(data, probes, executor, tolerance=0.05, **options)(SquaredExponential((2.0, 4.0)), 0.01)
     off = np.abs(loose.gradient - tight.gradient)
@@ -99,7 +101,7 @@ def test_the_solvers_error_covers_what_a_loose_solve_leaves(rng: np.random.Gener
 
 def test_a_warm_start_saves_passes_and_changes_nothing(rng: np.random.Generator, executor: LocalExecutor) -> None:
     data = draw(rng, SquaredExponential((3.0, 3.0)), 0.01, 500)
-    options = {"preconditioner": PartialCholesky(10), "tolerance": 1e-3}
+    options = {"preconditioner": FactorPreconditioning(0, rank=10), "tolerance": 1e-3}
     at = estimator(data, draw_probes(500, 4, 0), executor, **options)
     near = at(SquaredExponential((2.0, 4.0)), 0.01)
     cold = at(SquaredExponential((2.02, 3.98)), 0.0101)

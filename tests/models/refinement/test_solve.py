@@ -11,7 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.models.refinement.solve import FrozenLandmarks, Remembered
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.solvers import ConjugateGradient, PartialCholesky, RelativeResidual, solve
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, RelativeResidual, solve
 
 KERNEL, NOISE, N = SquaredExponential((2.0, 2.0)), 0.01, 500
 
@@ -43,7 +43,7 @@ def test_it_remembers_the_first_solution_that_is_near(
 
 
 def test_landmarks_are_kept(operator: BlockedKernelOperator) -> None:
-    landmarks = FrozenLandmarks(PartialCholesky(30))
+    landmarks = FrozenLandmarks(FactorPreconditioning(0, rank=30))
     assert landmarks.build(operator).rank == 30
     assert landmarks.indices is not None
     first = landmarks.indices.copy()

@@ -16,7 +16,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.refinement.solve import FrozenLandmarks
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, held_out_rows, held_out_samples, score_held_out
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.solvers import PartialCholesky
+from dkgp.solvers import FactorPreconditioning
 from tests.models.refinement.refine_problems import draw
 
 KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.1
@@ -66,7 +66,7 @@ def test_the_score_is_a_dense_gps(p: int, rng: np.random.Generator) -> None:
     losses = -stats.norm.logpdf(y_new, mean, np.sqrt(variance)[:, None])
     executor = LocalExecutor(2)
     with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
-        landmarks = FrozenLandmarks(PartialCholesky(50))
+        landmarks = FrozenLandmarks(FactorPreconditioning(0, rank=50))
         score = score_held_out(operator, y, HeldOut(X_new, y_new), landmarks)
         with pytest.raises(InterruptedRunError):
             score_held_out(operator, y, HeldOut(X_new, y_new), landmarks, interrupted=lambda: True)

@@ -93,10 +93,12 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any]) -> PendingRound:
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any], *hints: Any
+    ) -> PendingRound:
         if name == "kvariance" and self.names.count(name) == self._fail_after:
             raise NumericalError("on purpose")
         self.names.append(name)
         if name == "kvariance":
             self.batches += [batch for group in groups for batch in group]
-        return self._executor.submit(name, task, arguments, groups)
+        return self._executor.submit(name, task, arguments, groups, *hints)

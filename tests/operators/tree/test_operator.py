@@ -20,11 +20,11 @@ from dkgp.operators import ArrayInputs
 from dkgp.operators.tree.operator import TreeKernelOperator, tree_task
 from dkgp.solvers import (
     ConjugateGradient,
+    FactorPreconditioning,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     KernelConjugateGradient,
     MaxIterations,
-    PartialCholesky,
     solve,
 )
 from tests.engine.helpers import opened
@@ -268,7 +268,7 @@ def test_a_task_takes_arrays_that_came_in_a_message(one_thread: LocalExecutor, r
         GreedyBlockCoordinateDescent(block_size=100),
         GreedyBlockCoordinateDescent(block_size=100, precision="double"),
         ConjugateGradient(),
-        ConjugateGradient(PartialCholesky(rank=50)),
+        ConjugateGradient(FactorPreconditioning(0, rank=50)),
         KernelConjugateGradient(),
     ],
     ids=["gbcd", "gbcd-double", "cg", "pcg", "kcg"],

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dkgp.commands.reporting.progress import SolveProgress, TuneProgress, WorkProgress
+from dkgp.commands.reporting.tables.jobs import progress_line
 from dkgp.service.queue import events as events_module
 from dkgp.service.queue.events import EventReader, EventWriter, latest_progress, progress_pace_seconds
 from dkgp.service.running import reporting
@@ -146,6 +147,26 @@ def test_progress_comes_at_its_pace_with_the_first_and_the_last(path: Path, monk
     assert events[0]["decades_per_minute"] is None
     assert events[-1]["decades_per_minute"] > 0.0
     assert latest_progress(path) == events[-1]
+
+
+def test_progress_within_a_round_goes_with_the_round_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock[0])
+    with EventReporter(EventWriter(path), lambda link: None).solve("train", 1e-4) as show:
+        for report in (
+            WorkProgress("product", 1, 4, "pairs"),
+            solve_progress(7, 0.5),
+            WorkProgress("product", 3, 4, "pairs"),
+        ):
+            show(report)
+            clock[0] += 1.0
+    first, then, last = written(path)
+    assert first | {"label": "train", "phase": "product", "done": 1, "total": 4} == first
+    assert "iteration" not in first
+    assert "phase" not in then
+    assert last | {"iteration": 7, "gradient_inf_norm": 0.5, "phase": "product", "done": 3} == last
+    assert progress_line(first) == "train: product: 1 of 4 (25 %) pairs"
+    assert progress_line(last).endswith("max|g| 5.00e-01 -> 1e-04; product 75 %")
 
 
 def test_the_longer_the_file_the_rarer_is_progress() -> None:

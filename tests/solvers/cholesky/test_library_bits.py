@@ -93,7 +93,7 @@ from dkgp.solvers import *
 from tests.solvers.problems import smooth_problem
 
 problem, executor = smooth_problem(1200, 3, noise_variance=0.1), LocalExecutor(2)
-pcg = ConjugateGradient(preconditioner=PartialCholesky(rank=200))
+pcg = ConjugateGradient(preconditioner=FactorPreconditioning(0, rank=200))
 for solver in (GreedyBlockCoordinateDescent(block_size=150), pcg, Cholesky(), TiledCholesky(tile_rows=300)):
     stopping = GradientInfNorm(1e-4) | MaxPasses(20)
     solution = solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, PartialCholesky, RelativeResidual, solve
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.conjugate.block import BlockDirections, add_product
 from tests.solvers.problems import smooth_problem
 
@@ -119,7 +119,7 @@ def right(rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("rank", [None, 40])
 def test_it_solves_all_right_hand_sides(executor: LocalExecutor, right: np.ndarray, rank: int | None) -> None:
-    solver = ConjugateGradient(None if rank is None else PartialCholesky(rank))
+    solver = ConjugateGradient(None if rank is None else FactorPreconditioning(0, rank=rank))
     found = solve(PROBLEM.blocked(executor), right, solver=solver, stopping=RelativeResidual(1e-6))
     residual = right - PROBLEM.matrix @ found.alpha
     assert (np.linalg.norm(residual, axis=0) <= 1e-6 * np.linalg.norm(right, axis=0)).all()
@@ -127,7 +127,7 @@ def test_it_solves_all_right_hand_sides(executor: LocalExecutor, right: np.ndarr
 
 
 def test_sharing_directions_saves_passes(executor: LocalExecutor, rng: np.random.Generator) -> None:
-    right, solver = rng.normal(size=(300, 12)), ConjugateGradient(PartialCholesky(20))
+    right, solver = rng.normal(size=(300, 12)), ConjugateGradient(FactorPreconditioning(0, rank=20))
     passes = [
         solve(PROBLEM.blocked(executor), part, solver=solver, stopping=RelativeResidual(1e-4)).progress.column_passes
         for part in (right, right[:, :1])
@@ -138,7 +138,7 @@ def test_sharing_directions_saves_passes(executor: LocalExecutor, rng: np.random
 def test_dependent_right_hand_sides_do_no_harm(executor: LocalExecutor, rng: np.random.Generator) -> None:
     one = rng.normal(size=(300, 1))
     right = np.hstack([one, one, -2.0 * one, np.zeros((300, 1))])
-    solver = ConjugateGradient(PartialCholesky(100))
+    solver = ConjugateGradient(FactorPreconditioning(0, rank=100))
     stopping = RelativeResidual(1e-4) | MaxPasses(200)
     found = solve(PROBLEM.blocked(executor), right, solver=solver, stopping=stopping)
     assert found.converged
@@ -162,7 +162,7 @@ def test_it_is_shown_to_who_observes(executor: LocalExecutor, right: np.ndarray)
     assert seen[0][1] == 0.0 < seen[1][1]
 
 
-@pytest.mark.parametrize("solver", [ConjugateGradient(), ConjugateGradient(PartialCholesky(20))])
+@pytest.mark.parametrize("solver", [ConjugateGradient(), ConjugateGradient(FactorPreconditioning(0, rank=20))])
 def test_a_checkpoints_state_goes_on(executor: LocalExecutor, right: np.ndarray, solver: ConjugateGradient) -> None:
     operator = PROBLEM.blocked(executor)
     state = solver.start(operator, right)

@@ -7,16 +7,16 @@ import pytest
 import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import UsageError
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     ConjugateGradient,
     DualityGap,
+    FactorPreconditioning,
     GradientInfNorm,
     KernelConjugateGradient,
     MaxIterations,
     ParameterConjugateGradient,
-    PartialCholesky,
     solve,
 )
 from tests.solvers.problems import arm_problem, smooth_problem
@@ -51,7 +51,7 @@ def test_plain_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
 
 
 def test_preconditioned_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
-    settings = PartialCholesky(rank=20)
+    settings = FactorPreconditioning(0, rank=20)
     preconditioner = settings.build(PROBLEM.blocked(executor))
     M = scipy.sparse.linalg.LinearOperator(
         (300, 300), matvec=lambda r: preconditioner.apply(np.reshape(r, (300, 1)))[:, 0], dtype=np.float64
@@ -105,7 +105,7 @@ def test_kernel_cg_needs_at_most_twice_the_root_of_parameter_cgs_iterations(exec
     assert counts["kcg"] <= 2.0 * np.sqrt(counts["paramcg"])
 
 
-class TestPartialCholesky:
+class TestLowRankAlone:
     def test_it_is_the_inverse_of_its_own_matrix(self, executor: LocalExecutor, rng: np.random.Generator) -> None:
         operator = PROBLEM.blocked(executor)
         landmarks = np.array([5, 17, 40, 100, 299])
@@ -122,7 +122,7 @@ class TestPartialCholesky:
         problem = arm_problem(400)
         plain, full = (
             solve(problem.blocked(executor), problem.y, solver=ConjugateGradient(chosen))
-            for chosen in (None, PartialCholesky(rank=400))
+            for chosen in (None, FactorPreconditioning(0, rank=400))
         )
         assert full.converged
         assert full.progress.iteration <= 5
@@ -134,38 +134,15 @@ class TestPartialCholesky:
         problem.X[:560] *= 0.05
         counts = {}
         for landmarks in ("pivoted", "uniform"):
-            solver = ConjugateGradient(PartialCholesky(rank=40, landmarks=landmarks))
+            solver = ConjugateGradient(FactorPreconditioning(0, rank=40, landmarks=landmarks))
             solution = solve(problem.blocked(executor), problem.y, solver=solver)
             assert solution.converged
             counts[landmarks] = solution.progress.iteration
         assert counts["pivoted"] < counts["uniform"]
 
-    def test_the_rank_follows_memory_and_samples(self) -> None:
-        assert PartialCholesky().resolved(10_000, 8).rank == 1000
-        assert PartialCholesky(memory_bytes=4_000_000).resolved(10_000, 8).rank == 100
-        assert PartialCholesky().resolved(50, 8).rank == 50
-        assert PartialCholesky(rank=70).resolved(50, 8).rank == 50
-
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"rank": 0}, "rank must be 'auto' or at least 1; got 0"),
-            ({"landmarks": "best"}, "landmarks must be 'pivoted' or 'uniform'; got 'best'"),
-            ({"memory_bytes": 0}, "must not be negative"),
-            ({"seed": -1}, "must not be negative"),
-        ],
-    )
-    def test_settings_out_of_range(self, settings, message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            PartialCholesky(**settings)
-
-    def test_a_rank_beyond_its_memory_is_refused_with_numbers(self) -> None:
-        with pytest.raises(InputError, match="takes 40,000,000 bytes.*may take 1,000,000.*Lower the rank to 25"):
-            PartialCholesky(rank=1000, memory_bytes=1_000_000).resolved(10_000, 8)
-
     def test_an_operator_without_blocks_is_refused(self) -> None:
         with pytest.raises(UsageError, match="BlockedKernelOperator; got DenseKernelOperator"):
-            solve(PROBLEM.dense(), PROBLEM.y, solver=ConjugateGradient(PartialCholesky(rank=5)))
+            solve(PROBLEM.dense(), PROBLEM.y, solver=ConjugateGradient(FactorPreconditioning(0, rank=5)))
 
 
 @pytest.mark.parametrize("precision", ["double", "mixed"])
@@ -204,5 +181,5 @@ def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
     assert solver.restore(operator, problem.y, dict(state.arrays()), old).risk_width == np.inf
     # Evaluated in float32, it is not proven.
     state.precision = "single"
-    state.renew_gradient(operator, "double")
+    state.renew_gradient(operator)
     assert state.risk_width == np.inf

@@ -81,7 +81,9 @@ def progress_line(event: Document) -> str:
         reached = f"max|g| {gradient:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
         left = event.get("seconds_left")
         more = "" if left is None else f", about {duration(left)} left"
-        return f"{label}: round {event.get('iteration', 0)}, {event['column_passes']:.2f} passes, {reached}{more}"
+        within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
+        rounds = f"round {event.get('iteration', 0)}, {event['column_passes']:.2f} passes"
+        return f"{label}: {rounds}, {reached}{more}{within}"
     if (likelihood := event.get("best_log_marginal_likelihood")) is not None:
         return f"{label}: evaluation {event.get('evaluation', 0)}, log likelihood {likelihood:.2f}"
     if "done" in event:

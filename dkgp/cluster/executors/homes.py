@@ -1,0 +1,69 @@
+"""Homes of repeated work: pieces that workers keep something of go to the same worker time and again.
+
+Nothing depends on it but time. A worker that gets a piece it has nothing of computes it, and so does any other while
+the piece's own worker is busy, gone or not yet back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from dkgp.cluster.executors.base import split_evenly
+
+__all__ = ["Homes"]
+
+
+class Homes:
+    """The worker of each of `pieces` pieces of work, numbered from 0.
+
+    A piece stays with its worker while that lives. One that joins gets its share of the others', spread over all that
+    they have; those of one that is gone go to whoever has the fewest for its threads.
+    """
+
+    def __init__(self, pieces: int) -> None:
+        self._homes: list[str | None] = [None] * pieces
+
+    def groups(
+        self, workers: Mapping[str, int], pieces: Sequence[int], parts: int = 1
+    ) -> tuple[list[list[int]], list[str]]:
+        """Cut `pieces` into groups of one worker each, and name the worker of each group.
+
+        Parameters
+        ----------
+        workers : mapping of str to int
+            Threads by worker, as `BlockExecutor.workers` has them.
+        parts : int, default 1
+            Groups for each thread, at most.
+        """
+        self._settle(workers)
+        groups: list[list[int]] = []
+        owners: list[str] = []
+        for worker, threads in sorted(workers.items()):
+            own = [piece for piece in pieces if self._homes[piece] == worker]
+            if own:
+                cut = split_evenly(own, parts * threads)
+                groups += cut
+                owners += [worker] * len(cut)
+        return groups, owners
+
+    def _settle(self, workers: Mapping[str, int]) -> None:
+        total = sum(workers.values())
+        held = Counter(home for home in self._homes if home in workers)
+        # A worker that has more than its share gives some of it up: not its first ones, but one in so many.
+        shares = {worker: -(-len(self._homes) * threads // total) for worker, threads in workers.items()}
+        seen = {worker: count() for worker in workers}
+        for piece, home in enumerate(self._homes):
+            if home is None or home not in workers:
+                self._homes[piece] = None
+                continue
+            surplus, place = max(0, held[home] - shares[home]), next(seen[home])
+            if (place + 1) * surplus // held[home] > place * surplus // held[home]:
+                self._homes[piece] = None
+        held = Counter(home for home in self._homes if home is not None)
+        for piece, home in enumerate(self._homes):
+            if home is None:
+                worker = min(workers, key=lambda one: ((held[one] + 1) / workers[one], one))
+                self._homes[piece] = worker
+                held[worker] += 1

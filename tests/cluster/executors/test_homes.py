@@ -1,0 +1,66 @@
+"""Homes: even from the start, kept while a worker lives, and shared anew with as few moves as a change asks for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dkgp.cluster.executors.homes import Homes
+
+
+def homes_of(homes: Homes, workers: dict[str, int], pieces: int) -> dict[int, str]:
+    groups, owners = homes.groups(workers, range(pieces))
+    assert sorted(itertools.chain(*groups)) == list(range(pieces))
+    return {piece: owner for group, owner in zip(groups, owners, strict=True) for piece in group}
+
+
+def count(found: dict[int, str], worker: str) -> int:
+    return list(found.values()).count(worker)
+
+
+@pytest.mark.parametrize("workers", [{"a": 1}, {"a": 1, "b": 1}, {"b": 4, "a": 1, "c": 2}])
+def test_a_worker_gets_its_threads_share_of_every_stretch(workers: dict[str, int]) -> None:
+    homes, threads = Homes(70), sum(workers.values())
+    for start in (0, 10, 35):
+        stretch = range(start, start + 5 * threads)
+        groups, owners = homes.groups(workers, stretch)
+        for worker, own in workers.items():
+            held = sum(len(group) for group, owner in zip(groups, owners, strict=True) if owner == worker)
+            assert abs(held - 5 * own) <= own
+
+
+def test_groups_are_no_more_than_asked_for() -> None:
+    groups, owners = Homes(40).groups({"a": 2, "b": 1}, range(40), parts=3)
+    assert owners == ["a"] * 6 + ["b"] * 3
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    assert Homes(2).groups({"a": 8}, [1]) == ([[1]], ["a"])
+
+
+def test_pieces_stay_while_their_worker_lives() -> None:
+    homes = Homes(60)
+    before = homes_of(homes, {"a": 1, "b": 1, "c": 1}, 60)
+    assert homes_of(homes, {"c": 1, "a": 1, "b": 1}, 60) == before
+    after = homes_of(homes, {"a": 1, "c": 1}, 60)
+    assert {piece: after[piece] for piece in before if before[piece] != "b"} == {
+        piece: home for piece, home in before.items() if home != "b"
+    }
+    assert count(after, "a") == count(after, "c") == 30
+
+
+def test_a_worker_that_joins_gets_its_share_and_no_other_piece_moves() -> None:
+    homes = Homes(60)
+    before = homes_of(homes, {"a": 1, "b": 1}, 60)
+    after = homes_of(homes, {"a": 1, "b": 1, "c": 1}, 60)
+    moved = [piece for piece in before if after[piece] != before[piece]]
+    assert {after[piece] for piece in moved} == {"c"}
+    assert count(after, "c") == len(moved) == 20
+    # A round takes a stretch of the pieces at a time: the new one must have work in each.
+    for start in range(0, 60, 12):
+        assert 2 <= sum(after[piece] == "c" for piece in range(start, start + 12)) <= 6
+
+
+def test_all_workers_may_be_new() -> None:
+    homes = Homes(9)
+    homes_of(homes, {"a": 2, "b": 1}, 9)
+    assert set(homes_of(homes, {"x": 1}, 9).values()) == {"x"}
