@@ -38,6 +38,8 @@ def kept_factor(
     needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
     if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of it is to spare
         return None, "; the factor kept with the model is an older version's, which does not count every rounding"
+    if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
+        return None, "; the factor kept with the model is an older version's, which is of use only where F is held"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
 
 

@@ -27,13 +27,14 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
-__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search"]
+__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search", "vectors_at_once"]
 
 SingleArray = NDArray[np.float32]
 
-# Rows and columns of the tiles of a product; vectors that are preconditioned at once.
+# Rows and columns of the tiles of a product.
 TILE_ROWS, TILE_COLUMNS = 512, 1024
-VECTORS_AT_ONCE = 64
+# Vectors that are preconditioned at once: what they take in float64 is not to grow with n.
+MOST_AT_ONCE, LEAST_AT_ONCE, NUMBERS_AT_ONCE = 64, 8, 2_000_000
 # Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
 # A float64 product costs two of float32; a sample that it does not certify a few more. So it is worth its time once
@@ -76,6 +77,11 @@ class Wanted:
         return np.asarray(self.gap * (np.maximum(upper, 0.0) + self.noise))
 
 
+def vectors_at_once(n: int) -> int:
+    """Vectors that are preconditioned at once, of n numbers each."""
+    return max(LEAST_AT_ONCE, min(MOST_AT_ONCE, NUMBERS_AT_ONCE // n))
+
+
 def local_samples(n: int) -> int:
     """Training samples of a local solution."""
     return max(1, min(n, int((LOCAL_SHARE * n * n) ** (1.0 / 3.0))))
@@ -112,7 +118,7 @@ def search(
     single = _Single(factor, tally, threads)
     r = single.columns(inputs)
     v = np.zeros_like(r)
-    looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], VECTORS_AT_ONCE)).astype(np.intp)
+    looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], MOST_AT_ONCE)).astype(np.intp)
     floor = (SINGLE_FLOOR * np.sqrt(_dots(r, r))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
     z, along = single.local(r, inputs), np.zeros(r.shape[1])
@@ -179,8 +185,9 @@ def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int)
     """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t)."""
     low_rank, count = factor.preconditioner(threads), residual.shape[1]
     widths, z = np.empty(count), np.empty((factor.rank, count), factor.lower.dtype)
-    for first in range(0, count, VECTORS_AT_ONCE):
-        columns = slice(first, first + VECTORS_AT_ONCE)
+    at_once = vectors_at_once(len(residual))
+    for first in range(0, count, at_once):
+        columns = slice(first, first + at_once)
         part = residual[:, columns].astype(np.float64)
         solved, z[:, columns] = low_rank.solve(part)
         widths[columns] = np.abs(_dots(part, solved))
@@ -189,8 +196,9 @@ def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int)
 
 def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
     z = np.empty(residual.shape, np.float32)
-    for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
-        columns = slice(first, first + VECTORS_AT_ONCE)
+    at_once = vectors_at_once(len(residual))
+    for first in range(0, residual.shape[1], at_once):
+        columns = slice(first, first + at_once)
         z[:, columns] = preconditioner.apply(residual[:, columns].astype(np.float64))
     return z
 

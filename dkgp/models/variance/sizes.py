@@ -8,14 +8,14 @@ and products fall about as s^(-3/4). So R and s are where what the last step too
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.nystrom import factor_bytes
-from dkgp.models.variance.search import VECTORS_AT_ONCE
+from dkgp.models.variance.search import vectors_at_once
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
 from dkgp.operators.vecchia.memory import vecchia_bytes
 
@@ -32,14 +32,16 @@ __all__ = [
 
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 768 * MEBIBYTE
-MEMORY_BYTES_PER_SAMPLE = 8192
+MEMORY_BYTES_PER_SAMPLE = 16384
 # Of the memory, the most that a factor may take while it is made, and the block-Vecchia factor.
 FACTOR_SHARE, HALO_SHARE = 0.5, 0.5
 # Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
 FREE_OPERATIONS = 1e11
-# n t at which the exchange between rank and products was found; s^(11/4) = n t / 9 is that between halo and products.
-RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 1.0 / 9.0, 4.0 / 11.0
+# What a rank R saves is what it takes at R^2 + R t = 0.8 n t, and a halo at s^(11/4) = 110 n t, as measured on kin40k.
+RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 110.0, 4.0 / 11.0
 LEAST_HALO = 256
+# Samples that are to be solved for together at least, if there are so many: entries are evaluated once for all.
+LEAST_TOGETHER = 100
 # A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v and r, and of
 # the third that goes on at a time also v, r, M^-1 r, images, and directions in float32.
 SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 2 * 8 + (4 * 8 + 4) // 3
@@ -84,20 +86,6 @@ def chosen_rank(n: int, tests: int, asked: int | None, memory_bytes: int) -> int
     balanced = int(math.sqrt(RANK_WORTH * n * tests + tests * tests / 4.0) - tests / 2.0)
     free = int(math.sqrt(FREE_OPERATIONS / (2.0 * n)))
     return max(1, min(n, fits, max(balanced, free)))
-
-
-def chosen_halo(n: int, tests: int, rank: int, memory_bytes: int, threads: int, width: int) -> int:
-    """Samples of a halo; 0 where a factor of this rank is nearly the whole matrix, or memory allows no halo of use."""
-    if 2 * rank >= n:
-        return 0
-    halo = min(n // 4, int((HALO_WORTH * n * tests) ** HALO_POWER))
-    budget = int(HALO_SHARE * memory_bytes)
-    while halo >= LEAST_HALO:
-        needed = vecchia_bytes(n, halo, -(-halo // 2), width=width)
-        if needed.kept + needed.points + threads * needed.making <= budget:
-            return halo
-        halo = halo * 15 // 16
-    return 0
 
 
 def precision_of(proves: bool, residual: float, trace: float, noise_variance: float) -> Precision:
@@ -147,8 +135,9 @@ class Memory:
         factor = factor_bytes(self.n, self.rank, self.precision, held=self.held)
         if not self.halo:
             return factor
-        vecchia = vecchia_bytes(self.n, self.halo, -(-self.halo // 2), width=self.width, vectors=VECTORS_AT_ONCE)
-        at_once = vecchia.coordinator + 24 * self.n * VECTORS_AT_ONCE
+        at_once = vectors_at_once(self.n)
+        vecchia = vecchia_bytes(self.n, self.halo, -(-self.halo // 2), width=self.width, vectors=at_once)
+        at_once = vecchia.coordinator + 24 * self.n * at_once
         return factor + vecchia.kept + vecchia.points + self.batches * at_once
 
     @property
@@ -160,3 +149,29 @@ class Memory:
     def samples(self) -> int:
         """Samples that may be solved for together; none where the budget does not hold even one."""
         return max(0, (self.total - self.fixed) // (self.batches * self.of_a_sample))
+
+
+def chosen_halo(without: Memory, tests: int, threads: int) -> int:
+    """Samples of a halo; 0 where the factor is nearly the whole matrix, or memory allows no halo of use.
+
+    Parameters
+    ----------
+    without : Memory
+        As it would be without a halo, and without F.
+    tests : int
+    threads : int
+        Of a process, each of which makes leaves.
+    """
+    n, total = without.n, without.total
+    if 2 * without.rank >= n:
+        return 0
+    halo = min(n // 4, int((HALO_WORTH * n * tests) ** HALO_POWER))
+    while halo >= LEAST_HALO:
+        leaves = vecchia_bytes(n, halo, -(-halo // 2), width=without.width)
+        kept = leaves.kept + leaves.points
+        # Leaves are made before there are any batches.
+        made = kept <= HALO_SHARE * total and kept + threads * leaves.making <= total - without.fixed
+        if made and replace(without, halo=halo).samples >= min(tests, LEAST_TOGETHER):
+            return halo
+        halo = halo * 15 // 16
+    return 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough
+from dkgp.models.variance.landmarks import choose_landmarks, is_enough
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -34,7 +34,6 @@ from dkgp.models.variance.sizes import (
     chosen_halo,
     chosen_rank,
     default_memory_bytes,
-    is_rough,
     precision_of,
 )
 from dkgp.models.variance.tally import ProductTally
@@ -68,7 +67,7 @@ class VarianceSettings:
         Samples of a task; chosen from memory by default.
     memory_bytes : int, optional
         Working memory of one worker process: half of it at most for the partial Cholesky factor while it is made, half
-        for the block-Vecchia factor, the rest for the batches under way. By default 768 MiB, more for more than 98,000
+        for the block-Vecchia factor, the rest for the batches under way. By default 768 MiB, more for more than 49,000
         training samples, up to a third of what is free.
     keep_factor : bool
         Keep the factor with the model, and use it next time.
@@ -242,26 +241,25 @@ class VarianceRun:
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
         if kept:
             precision = "double" if kept.metadata["precision"] == "double" else "single"
-        self._width = feature_width(kernel)
-        # F that is not held has to be told from a triangle, and a kept one may be an older version's.
-        telling = precision == "double" or is_rough(*traces)
-        halo = stored["halo"] if stored else self._halo(landmarks, memory_bytes, smooth) if telling else 0
         self._memory = Memory(
             memory_bytes,
             n,
             landmarks.rank,
-            halo,
+            0,
             precision,
-            held=not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes,
-            width=self._width,
+            held=False,
+            width=feature_width(kernel),
             batches=1 if self._joint else executor.threads_per_process,
         )
+        halo = stored.get("halo", 0) if stored else self._halo(smooth)
+        held = not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
+        self._memory = replace(self._memory, halo=halo, held=held)
         self._source = FactorSource(
             context,
             model.noise_variance,
             model.input_rows(landmarks.indices),
             precision,
-            self._memory.held,
+            held,
             kept,
             leaves_of(context, model.noise_variance, executor, halo) if halo else None,
         )
@@ -393,6 +391,7 @@ class VarianceRun:
         settings = self._settings
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
+            ("halo", settings.halo, stored.get("halo", 0), n),
             ("batch size", settings.batch_size, stored["batch_size"], self._n_test),
         )
         for name, asked, was, most in sizes:
@@ -402,13 +401,12 @@ class VarianceRun:
                     "leave it out, or `overwrite`"
                 )
 
-    def _halo(self, landmarks: Landmarks, memory_bytes: int, smooth: bool) -> int:
-        n, threads = self._n, self._executor.threads_per_process
+    def _halo(self, smooth: bool) -> int:
         if self._settings.halo is not None:
-            return min(self._settings.halo, n)
+            return min(self._settings.halo, self._n)
         if smooth or self._settings.max_passes < 2:
             return 0
-        return chosen_halo(n, self._n_test, landmarks.rank, memory_bytes, threads, self._width)
+        return chosen_halo(self._memory, self._n_test, self._executor.threads_per_process)
 
     def _together(self, smooth: bool) -> int:
         memory, fits = self._memory, self._memory.samples

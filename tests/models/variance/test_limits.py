@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ WRONG: list[dict[str, Any]] = [
     *({"rank": rank} for rank in (0, -5)),
     *({"batch_size": size} for size in (0, -1)),
     *({"memory_bytes": size} for size in (0, -1)),
+    {"halo": -1},
     {"seed": -1},
 ]
 
@@ -206,7 +208,7 @@ def test_a_support_chunk_lost_since_the_model_was_opened(
 
 # ------------------------------------------------------------------------------------------------------ the kept factor
 
-KEPT = VarianceSettings(gap=0.01, rank=40, batch_size=30, keep_factor=True)
+KEPT = VarianceSettings(gap=0.01, rank=40, halo=50, batch_size=30, keep_factor=True)
 KEPT_SMOOTH = VarianceSettings(gap=0.5, batch_size=30, keep_factor=True)
 
 
@@ -256,6 +258,22 @@ def test_a_kept_factor_that_was_raised_by_less_than_its_rank_takes_is_not_used(
     _, note = run(model, world, executor, tmp_path / "b", VarianceSettings(gap=0.01, rank=40, batch_size=30))
     assert "built" in note
     assert "an older version's, which does not count every rounding" in note
+
+
+def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
+    world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a float32 one of an older version, whose triangle may tell F where it is held alone."""
+    expected, _ = run(model, world, executor, tmp_path / "a", KEPT)
+    kept = open_factor(model.url, fingerprint=model.fingerprint)
+    assert kept is not None
+    told = {name: value for name, value in kept.metadata.items() if name != "kernel_trace"}
+    assert len(told) < len(kept.metadata)
+    monkeypatch.setattr(kept_factor, "open_factor", lambda url, fingerprint: replace(kept, metadata=told))
+    found, note = run(model, world, executor, tmp_path / "b", QUICK)
+    assert "built" in note
+    assert "an older version's" in note
+    assert found == expected
 
 
 def test_another_rank_is_another_factor(

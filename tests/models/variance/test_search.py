@@ -203,7 +203,7 @@ def test_local_solutions_are_those_of_the_nearest_samples(rng: np.random.Generat
 def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)
-    monkeypatch.setattr(variance_search, "VECTORS_AT_ONCE", 8)
+    monkeypatch.setattr(variance_search, "MOST_AT_ONCE", 8)
     monkeypatch.setattr(landmark_rows, "LANDMARKS_AT_ONCE", 64)
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     source = made(problem, 8, 300)
