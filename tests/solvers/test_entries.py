@@ -35,8 +35,7 @@ SOLVERS: dict[str, Solver] = {
     "prefitting": GBCD(block_size=30, selection=GreedySelection(prefitting=True)),
     "cyclic": GBCD(block_size=60, selection=CyclicSelection()),
     "cg": ConjugateGradient(None),
-    "pcg": ConjugateGradient(FactorPreconditioning(40, 20, 0)),
-    "pcg low rank": ConjugateGradient(FactorPreconditioning(0, rank=20)),
+    "pcg": ConjugateGradient(FactorPreconditioning(0, rank=20)),
     "cholesky": Cholesky(),
     "tiled-cholesky": TiledCholesky(),
 }

@@ -30,6 +30,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.landmark_rows import LandmarkRows
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
@@ -213,7 +214,7 @@ class LowRankPreconditioner:
 
     Parameters
     ----------
-    factor : LowRankFactor or FactorRows
+    factor : LowRankFactor, FactorRows or LandmarkRows
     noise_variance : float
         s2; the least, where the factor's rows are scaled by the noise of each sample.
     lower : (R, R), optional
@@ -221,12 +222,18 @@ class LowRankPreconditioner:
     """
 
     def __init__(
-        self, factor: LowRankFactor | FactorRows, noise_variance: float, lower: NDArray[Any] | None = None
+        self,
+        factor: LowRankFactor | FactorRows | LandmarkRows,
+        noise_variance: float,
+        lower: NDArray[Any] | None = None,
     ) -> None:
         self._factor, self._noise_variance = factor, noise_variance
         scale = factor.scale if isinstance(factor, LowRankFactor) else None
         self._scale = None if scale is None else scale[:, None]
-        self.lower = regularised_factor(factor.gram(), noise_variance) if lower is None else lower
+        if lower is None:
+            assert not isinstance(factor, LandmarkRows), "its user knows F'F"
+            lower = regularised_factor(factor.gram(), noise_variance)
+        self.lower = lower
 
     @property
     def rank(self) -> int:
