@@ -96,6 +96,8 @@ class PrecisionPolicy:
 
     def _drift(self, state: SolverState) -> float:
         """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
+        if not state.moved.any():
+            return 0.0
         if self._typical_entry is None:
             self._typical_entry = self._operator.typical_entry()
         return DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))
