@@ -108,7 +108,7 @@ class ProblemSpec:
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         noise = "" if self.noise is None else f", s2 = {self.noise:g}"
         return f"{self.name}{noise}{'' if self.kernel is None else f', {self.kernel}'}"
 
