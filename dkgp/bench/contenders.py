@@ -187,6 +187,7 @@ def solve(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         "cluster_warnings": reporter.warnings,
         "solver": solution.solver,
         "reason": solution.reason.message,
+        "kept_share": trained.summary.get("kept_share", 0.0),
         **{name: trained.summary[name] for name in names},
     }
 

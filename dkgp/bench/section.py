@@ -67,7 +67,13 @@ SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "
 
 SEED = Option("seed", "Of all random draws.", type=int, default=0)
 SUBSET = Option("subset", "Samples to tune on.", type=int, default=2000)
-BLOCK_SIZE = Option("block_size", "Variables in a round.", type=whole_or_auto, default="auto", metavar="M|auto")
+BLOCK_SIZE = Option(
+    "block_size",
+    "Variables in a round of gbcd, which is then the solver.",
+    type=whole_or_auto,
+    default="auto",
+    metavar="M|auto",
+)
 TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellings=("--tol",))
 REPEATS = Option(
     "repeats",
@@ -114,10 +120,16 @@ def take(values: dict[str, Any], *options: Option) -> dict[str, Any]:
 def measure(
     job: type[Any], run: Callable[[Any, Reporter], Document], values: dict[str, Any], reporter: Reporter, *own: Option
 ) -> Document:
-    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job."""
+    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job.
+
+    The solver is "auto", but for a block size or a method that only block descent has.
+    """
     from dkgp.bench.problem import BenchProblem
     from dkgp.commands.solver_options import SolverOptions
 
     problem = BenchProblem(**take(values, *problem_options()))
-    solver = SolverOptions(**take(values, *own), seed=problem.seed)
+    given = take(values, *own)
+    if given.get("block_size", "auto") != "auto" or "variables_per_step" in given:
+        given = {"solver": "gbcd", **given}
+    solver = SolverOptions(**given, seed=problem.seed)
     return run(job(problem=problem, solver=solver, **values), reporter)

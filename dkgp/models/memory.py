@@ -46,6 +46,10 @@ class MemoryPlan:
         own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.block_bytes
         return own + (self.worker_bytes if self.shares_process else 0)
 
+    def worker_process_bytes(self, resident_bytes: int) -> int:
+        """Projected peak of a worker that is a process of its own and held so much before any work."""
+        return resident_bytes + RUNTIME_BYTES + self.worker_bytes
+
     def require(self, budget_bytes: int) -> None:
         """Refuse the run when the projection exceeds the budget.
 

@@ -76,7 +76,7 @@ PASSES_RANK_PER_SQRT_N = 10.0
 # The tolerance that passes were fitted at; digits beyond it cost in proportion, from a start at order one.
 FITTED_TOLERANCE, START = 1e-4, 50.0
 # Of block descent, measured over its work: one core selects while the others wait.
-GREEDY_OVERHEAD = 1.75
+GREEDY_OVERHEAD = 2.0
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,8 @@ def choose_solver(
         )
     search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
     found = search.run()
-    projected["pcg"] = found.seconds
+    if math.isfinite(found.seconds):
+        projected["pcg"] = found.seconds
     name = min(projected, key=lambda solver: projected[solver])
     others = _others(name, projected)
     if name != "pcg":
@@ -300,8 +301,8 @@ class _Search:
             self._look(0, self._rank(self.best.rank / 1.5))
         if math.isinf(self.best.seconds):
             # Nothing competes: what a factor within the memory comes to, for the record.
-            halo = self._halo(n / HALO_SHARE)
             self._limit, self._seen = math.inf, {}
+            halo = self._halo(n / HALO_SHARE)
             self._look(*((halo, 0) if halo else (0, ranks[-1])))
         return self.best
 
@@ -364,5 +365,5 @@ def _how(name: str, probe: Probe) -> str:
 
 
 def _others(name: str, projected: dict[str, float]) -> str:
-    told = (f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name)
-    return "projected time of the others: " + ", ".join(told)
+    told = [f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name]
+    return f"projected time of the others: {', '.join(told)}" if told else "a factor would take too many iterations"

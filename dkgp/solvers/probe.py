@@ -5,14 +5,14 @@ A random subset of m of the n samples, with the same kernel, takes about as many
 * with a halo, halo and leaf are the same share of the samples, s m / n and g m / n, the rank is R sqrt(m / n), and the
   noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between what keeps single
   samples alike (s2) and what keeps averages alike (s2 m / n);
-* with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks that are more
-  than a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75.
+* with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks of more than
+  a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75.
 
 Measured (docs/experiments.md) on kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone, magic and
-dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly within a fifth, with counts from 2 to 170.
+dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly within a fifth, counts from 2 to 170.
 
-Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n, and
-go on growing as they do from half of the subset to all of it.
+Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n,
+and go on growing as they do from half of the subset to all of it.
 
 The subset's matrix is held, and so are its factors: a run takes some hundredths of a second. Nothing is timed: the same
 seed comes to the same counts, but for what another processor's roundings change.
@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ RANK_SHARE = 0.25
 LEAST_HALO = 12
 # Targets that are solved for: with more, iterations hardly get fewer.
 MOST_TARGETS = 8
-# Where a sixth of the noise makes counts grow by this power of it, it is felt: they do not depend on n (kin40k, s2 from 1e-4 to .005).
+# Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
+# .005).
 FELT = 0.12
 DAMPING = 1e-6  # of a leaf's diagonal: no subset is so regular that it would not be positive definite
 
@@ -199,7 +201,7 @@ class _Leaves:
         order, bounds = kd_order(points, leaf)
         samples, own = [], []
         root = np.sqrt(counted(prior))
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             leaf_samples, near = order[start:stop].astype(np.intp), order[:start].astype(np.intp)
             if start > halo:
                 alike = (matrix[leaf_samples][:, near] / root[leaf_samples, None]).max(axis=0) / root[near]

@@ -173,7 +173,7 @@ def compare_with_model(
     The model is given the products or passes that the runs took: what is compared is what they cost.
     """
     base = next(iter(scaling.runs))
-    memory = foreseen.memory_plan(ClusterOptions().cache_bytes, None)
+    cache_bytes = ClusterOptions().cache_bytes
     rows = []
     for count, runs in scaling.runs.items():
         speedups, least = machine.speedups, cluster.least_task_evaluations
@@ -181,7 +181,8 @@ def compare_with_model(
         taken = replace(foreseen, counts=replace(foreseen.counts, checks=runs[-1]["refreshes"]))
         # A product with the whole matrix is a column pass.
         projection = project(taken.phases(runs[-1]["column_passes"]), foreseen.sizes, machine.prices, fleet)
-        planned = foreseen.worker_bytes(memory, count, cluster.worker_resident_bytes)
+        memory = foreseen.memory_plan(cache_bytes, None, count)
+        planned = memory.worker_process_bytes(cluster.worker_resident_bytes)
         names = ("seconds", "product_seconds", "worker_peak_bytes")
         measured = {name: scaling.median(count, name) for name in names}
         alone = product_seconds(foreseen.sizes, machine.prices, fleet)

@@ -53,7 +53,7 @@ class RefineMemory:
             f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
             f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
-            "(smaller with `refine_halo` and `refine_rank`), batches "
+            "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
             f"{_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {_mib(self.cache_bytes)}; "
             "factors, batches and workers' inputs lie elsewhere on a cluster "
             "of processes or at a scheduler"

@@ -12,8 +12,8 @@ symmetric positive definite; I + V'V is float64, at the coordinator, which holds
 
 References
 ----------
-J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): blocks.
-P. Sigrist and others, Iterative methods for Vecchia-Laplace approximations (2023, 2024): as a preconditioner.
+A. Vecchia, Estimation and model identification for continuous spatial processes (1988).
+J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from dkgp.operators.vecchia.tasks import (
 
 __all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
 
-Show = Callable[[str, float], None]
 # Vectors that are multiplied at once: what is in flight is three n-vectors for each.
 VECTORS_AT_ONCE = 128
 
@@ -163,7 +162,7 @@ class VecchiaProduct:
         return [by_bundle[bundle] for bundle in bundles]
 
     def _rows(self, values: Any, bundles: list[int]) -> Any:
-        """What tasks on some bundles are given of an n-vector: their samples' rows, or all where that costs nothing."""
+        """Rows of an n-vector that tasks on some bundles are given: their samples', or all where that costs nothing."""
         if self._shares_memory or isinstance(values, float):
             return values
         return {number: values[self._samples[number]] for number in bundles}
@@ -183,8 +182,6 @@ class VecchiaFactor(VecchiaProduct):
         Samples that a leaf is conditioned on, and of a leaf, at most.
     landmarks : (R,) int, optional
         Samples that F is built on; none by default.
-    show : callable, optional
-        `show(phase, share)`, called as the phases "order", "halos" and "factor" get on.
 
     Attributes
     ----------
@@ -193,12 +190,7 @@ class VecchiaFactor(VecchiaProduct):
     """
 
     def __init__(
-        self,
-        operator: BlockedKernelOperator,
-        halo: int,
-        leaf: int,
-        landmarks: IndexArray | None = None,
-        show: Show | None = None,
+        self, operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None = None
     ) -> None:
         if halo < 0 or leaf < 1:
             raise InputError(f"a factor needs a halo of at least 0 and a leaf of at least 1; got {halo} and {leaf}")
@@ -209,18 +201,18 @@ class VecchiaFactor(VecchiaProduct):
             self.memory_bytes = self.disk_bytes = 0
             recipe = VecchiaRecipe(leaves, operator.noise, np.zeros((leaves.rank, leaves.rank), order="F"))
             super().__init__(recipe, operator, lambda: executor.workers, shares_memory=executor.shares_memory)
-            self._build(show or (lambda phase, share: None))
+            self._build(operator.tell)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the leaves take in memory and on disk, in all workers together."""
         return self.memory_bytes + self.disk_bytes
 
-    def _build(self, show: Show) -> None:
+    def _build(self, tell: Callable[[str, int, int, str], None]) -> None:
         leaves, lower = self.recipe.leaves, self.recipe.lower
-        show("order", 0.0)
+        tell("order", 0, leaves.context.n, "samples")
         self._rounds.submit("kvorder", order_task, (leaves,), [[0]]).result()
-        show("halos", 0.0)
+        tell("halos", 0, leaves.n_leaves, "leaves")
         self._find_halos()
         # As many bundles on their way as keep everyone busy: each brings a matrix back.
         waiting: deque[PendingRound] = deque()
@@ -234,7 +226,8 @@ class VecchiaFactor(VecchiaProduct):
                 self.memory_bytes += memory
                 self.disk_bytes += disk
                 lower += gram
-                show("factor", (number + 1 - len(waiting)) / leaves.n_bundles)
+                done = (number + 1 - len(waiting)) * leaves.leaves_by_bundle
+                tell("factor", min(done, leaves.n_leaves), leaves.n_leaves, "leaves")
         if leaves.rank:
             lower[...] = regularised_factor(lower, 1.0)
 
@@ -245,9 +238,7 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
     if landmarks is not None and len(landmarks):
         inputs = operator.inputs(landmarks)
     digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
-    return Leaves(
-        context, halo, leaf, inputs, embedding_landmarks(operator), f"vecchia-{halo}-{leaf}-{len(inputs)}-{digest}"
-    )
+    return Leaves(context, halo, leaf, inputs, embedding_landmarks(operator), f"{halo}-{leaf}-{len(inputs)}-{digest}")
 
 
 class _Ready:

@@ -7,10 +7,9 @@ bundles of neighbours, whose halos overlap; the cut depends on n and the setting
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from dkgp.operators.vecchia.embedding import embed
 from dkgp.operators.vecchia.halos import OrderedPoints
 from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
 from dkgp.operators.vecchia.order import kd_order, leaf_count
+from dkgp.operators.vecchia.scratch import ScratchFile, SpilledLeaf
 
 __all__ = ["Bundle", "Leaves"]
 
@@ -114,6 +114,8 @@ class Leaves:
         """The samples' points in kd order."""
 
         def build() -> OrderedPoints:
+            # A factor that is built anew, with larger halos, takes the place of the one before.
+            worker_cache().discard(*self._family)
             points = embed(self.context, self.embedding)
             order, bounds = kd_order(points, self.leaf)
             return OrderedPoints(points[order], order, bounds)
@@ -138,33 +140,47 @@ class Leaves:
         return worker_cache().get(self._key("bundle", number), build)
 
     def leaf_of(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
-        """A bundle's leaf number `place`, from this worker's cache, its scratch folder, or made anew.
+        """A bundle's leaf number `place`, from this worker's cache, its scratch file, or made anew.
 
         `noise` is that of the bundle's samples, in their order.
         """
-        return worker_cache().get(
+
+        def build() -> Leaf | SpilledLeaf:
+            leaf = self._made(bundle, place, noise)
+            if not self._has_room(leaf):
+                # On a full disk it is made again whenever it is needed.
+                with suppress(OSError):
+                    return worker_cache().get(self._key("scratch"), ScratchFile).append(leaf)
+            return leaf
+
+        found: Leaf | SpilledLeaf = worker_cache().get(
             self._key("leaf", bundle.first + place),
-            lambda: self._settled(self._made(bundle, place, noise)),
-            keep=lambda leaf: leaf.spilled or self._has_room(leaf),
+            build,
+            keep=lambda leaf: isinstance(leaf, SpilledLeaf) or self._has_room(leaf),
         )
+        if isinstance(found, Leaf):
+            return found
+        try:
+            return found.read()
+        except OSError:
+            return self._made(bundle, place, noise)
 
     def _key(self, *parts: Hashable) -> tuple[Hashable, ...]:
-        return (self.context.run_id, self.label, *parts)
+        return (*self._family, self.label, *parts)
+
+    @property
+    def _family(self) -> tuple[Hashable, ...]:
+        return (self.context.run_id, "vecchia")
 
     def _has_room(self, leaf: Leaf) -> bool:
-        """True if the leaf may stay in memory: all that may be in the cache besides is features and points."""
-        cache, context = worker_cache(), self.context
-        besides = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (feature_width(context.kernel) + 1))
+        """True if the leaf may stay in memory, beside all else that is cached and would push it out."""
+        context, cache = self.context, worker_cache()
+        width = max(feature_width(context.kernel), 0 if self.embedding is None else len(self.embedding))
+        features = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (width + 1))
+        bundles = 12 * self.n_leaves * (self.halo + self.leaf)
+        besides = features + bundles + 8 * self.rank * (self.rank + width + 1)
         held = cache.bytes_of(self._key("leaf"))
-        return held + process_threads() * leaf.held_bytes + besides <= cache.budget_bytes
-
-    def _settled(self, leaf: Leaf) -> Leaf:
-        """The leaf as it is, or on disk; as it is, too, where the disk is full: then it is made again when needed."""
-        if self._has_room(leaf):
-            return leaf
-        with suppress(OSError):
-            return _spilled(leaf)
-        return leaf
+        return held + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
 
     def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
         places, halo = bundle.places[place], bundle.halos[place]
@@ -232,16 +248,3 @@ class Leaves:
             rows = context.block_rows_cached(int(block)).values
             inputs[taken] = rows[samples[taken] - context.bounds(int(block))[0]]
         return np.asarray(context.kernel.diagonal(inputs))
-
-
-def _spilled(leaf: Leaf) -> Leaf:
-    """The leaf in a file that has no name: it goes with the process, however that ends."""
-    with tempfile.TemporaryFile(prefix="dkgp-leaf-") as file:
-        for array in (leaf.values, leaf.projected):
-            file.write(np.ascontiguousarray(array).data)
-        file.flush()
-        values = np.memmap(file, np.float32, "r", 0, leaf.values.shape)
-        projected = leaf.projected
-        if projected.size:
-            projected = np.memmap(file, np.float32, "r", values.nbytes, projected.shape)
-    return replace(leaf, values=values, projected=projected, spilled=True)

@@ -46,7 +46,7 @@ def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[
         memory = disk = 0
         for place in range(len(bundle.places)):
             leaf = leaves.leaf_of(bundle, place, own)
-            memory, disk = memory + leaf.nbytes, disk + leaf.held_bytes - leaf.nbytes
+            memory, disk = memory + leaf.nbytes * (not leaf.spilled), disk + leaf.nbytes * leaf.spilled
             projected = leaf.projected[:, : leaf.rank].astype(np.float64)
             gram += projected.T @ projected
         results.append((memory, disk, gram))

@@ -14,6 +14,7 @@ import scipy.linalg
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.data import Progress
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.expression import parse_kernel
@@ -236,13 +237,25 @@ def test_what_is_kept_is_not_made_again(make: MakeOperator) -> None:
     assert operator.kernel_evaluations == entries
 
 
-def test_phases_are_shown(make: MakeOperator) -> None:
-    shown: list[tuple[str, float]] = []
-    VecchiaFactor(make(), 80, 35, show=lambda phase, share: shown.append((phase, share)))
-    assert list(dict.fromkeys(phase for phase, _ in shown)) == ["order", "halos", "factor"]
-    shares = [share for phase, share in shown if phase == "factor"]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
+def test_its_progress_is_told(make: MakeOperator) -> None:
+    told: list[Progress] = []
+    operator = make()
+    with operator.watched(told.append):
+        VecchiaFactor(operator, 80, 35)
+    assert list(dict.fromkeys(each.phase for each in told)) == ["order", "halos", "factor"]
+    done = [each.done for each in told if each.phase == "factor"]
+    assert done == sorted(done)
+    assert done[-1] == told[-1].total == 20
+
+
+def test_a_new_factor_takes_the_place_of_the_one_before(make: MakeOperator) -> None:
+    operator = make()
+    first = VecchiaFactor(operator, 80, 35)
+    r = vectors()
+    expected = first.apply(r)
+    second = VecchiaFactor(operator, 160, 70)
+    assert worker_cache().bytes_of((operator.context.run_id, "vecchia")) < 1.5 * second.nbytes + 100_000
+    np.testing.assert_array_equal(first.apply(r), expected)
 
 
 def test_bad_settings_are_refused(make: MakeOperator) -> None:
