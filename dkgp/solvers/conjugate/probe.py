@@ -47,6 +47,9 @@ __all__ = ["Probe", "ResidualCurve"]
 # Powers of m / n.
 RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
 LOW_RANK_SHARE, LARGE_RANK, NOISE_OF_A_LARGE_RANK = 0.2, 0.35, 0.75
+# Samples far out, which no landmark is near, are few in a subset: with many of them (california) counts are up to some
+# times as large, and a factor without a halo cannot grow one.
+LARGE_RANK_RISK = 2.0
 # Beyond so many subsets' samples the residual curve says more of large ranks.
 MANY_SUBSETS, ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 32, 2.0, 7.0
 # The tolerance that laws by the curve were fitted at; digits beyond it cost in proportion, from a start at order one.
@@ -299,7 +302,8 @@ class Probe:
                 found.append(math.ceil(self.digits * (ITERATIONS_LEAST + root)))
             elif rank > told:
                 scaled = rank * share**LARGE_RANK
-                found.append(self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most)))
+                few = self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most / LARGE_RANK_RISK))
+                found.append(None if few is None else round(few * LARGE_RANK_RISK))
             count = min((each for each in found if each is not None), default=None)
             return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
