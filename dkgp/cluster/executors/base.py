@@ -8,13 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.threads import available_cores
 
-__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
+__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "TileBudget", "split_evenly"]
 
 BlockTask: TypeAlias = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class TileBudget:
+    """What workers may keep of the kernel matrix between products.
+
+    Attributes
+    ----------
+    bytes : int
+        In each worker's process.
+    measured : bool
+        Whether workers find out first if it pays.
+    """
+
+    bytes: int = 0
+    measured: bool = False
 
 
 class PendingRound(Protocol):
@@ -57,6 +74,10 @@ class BlockExecutor(Protocol):
     @property
     def shares_memory(self) -> bool:
         """True if tasks run in this process and may be handed references to its arrays."""
+
+    @property
+    def tiles(self) -> TileBudget:
+        """What workers may keep of a kernel matrix."""
 
     @property
     def workers(self) -> Mapping[str, int]:
@@ -113,6 +134,8 @@ class LocalExecutor:
     ----------
     threads : int, optional
         Defaults to the cores this process may use.
+    tiles : TileBudget, optional
+        What may be kept of a kernel matrix; nothing by default.
     """
 
     overlaps = False
@@ -121,8 +144,9 @@ class LocalExecutor:
     shares_memory = True
     dashboard_link: str | None = None
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, tiles: TileBudget | None = None) -> None:
         self._threads = threads or available_cores()
+        self.tiles = tiles or TileBudget()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="dkgp-block")
 
     @property

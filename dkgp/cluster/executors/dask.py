@@ -20,7 +20,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
-from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.base import BlockTask, PendingRound, TileBudget
 from dkgp.cluster.executors.mailbox import Mailbox, deliver
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.errors import ClusterError
@@ -57,6 +57,8 @@ class DaskExecutor:
         Whether all workers share this process.
     owns_workers : bool
         Whether the workers were started by this process and get its terminal's signals.
+    tiles : TileBudget, optional
+        What each worker's process may keep of a kernel matrix; nothing by default.
     """
 
     overlaps = True
@@ -70,8 +72,10 @@ class DaskExecutor:
         cache_bytes: int = 2 * 1024**3,
         in_process: bool = False,
         owns_workers: bool = False,
+        tiles: TileBudget | None = None,
     ) -> None:
         self._client = client
+        self.tiles = tiles or TileBudget()
         self._deadline = round_deadline_seconds
         self._run = uuid.uuid4().hex[:8]
         self._round = 0
@@ -206,16 +210,17 @@ class _Round:
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
-        return [self._submit(index, self._task, retries=TASK_RETRIES) for index in range(len(self._groups))]
+        return [
+            self._submit(index, self._task, *self._arguments, list(group), retries=TASK_RETRIES)
+            for index, group in enumerate(self._groups)
+        ]
 
-    def _submit(self, index: int, task: Callable[..., Any], *before: Any, retries: int = 0) -> Future[Any]:
+    def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
         owner = self._owners[index] if self._owners else None
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
         return self._client.submit(
             task,
-            *before,
-            *self._arguments,
-            list(self._groups[index]),
+            *arguments,
             key=(*self._label, self._attempt, index),
             pure=False,
             retries=retries,
@@ -309,9 +314,8 @@ class _InProcessRound(_Round):
     """A round whose results come back through memory; the cluster cannot be lost without this process."""
 
     def _start(self) -> list[Future[Any]]:
-        self._mailbox = Mailbox(len(self._groups))
-        number = self._mailbox.number
-        return [self._submit(index, deliver, number, index, self._task) for index in range(len(self._groups))]
+        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
+        return [self._submit(index, deliver, self._mailbox.number, index) for index in range(len(self._groups))]
 
     def done(self) -> bool:
         return self._mailbox.done()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, TileBudget, split_evenly
 from dkgp.cluster.threads import process_threads, single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.errors import InputError
@@ -57,6 +57,7 @@ class _ThisThread:
     shares_memory = False
     dashboard_link: str | None = None
     parallelism = 1
+    tiles = TileBudget()
 
     @property
     def threads_per_process(self) -> int:
