@@ -197,7 +197,9 @@ class FullProducts:
     def _start(
         self, numbers: Sequence[int], V: FloatArray, precision: Precision, keeping: Keeping | None, entries: int
     ) -> tuple[list[list[int]], PendingRound]:
-        workers, least = self._executor.workers, self._executor.least_task_evaluations
+        # In one process a task costs next to nothing.
+        least = 0 if self._executor.shares_memory else self._executor.least_task_evaluations
+        workers = self._executor.workers
         threads = self._executor.parallelism
         tasks = len(numbers) if not least else max(threads, len(numbers) * entries // least)
         groups, owners = self._homes.groups(workers, numbers, max(1, tasks // threads))

@@ -172,7 +172,7 @@ class DaskExecutor:
             self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:
-            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline)
+            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
         return _DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
 
     def close(self) -> None:
@@ -202,8 +202,9 @@ class _Round:
         groups: Sequence[Sequence[Any]],
         owners: Sequence[str] | None,
         deadline_seconds: float,
+        threads: int = 1,
     ) -> None:
-        self._client, self._label = client, label
+        self._client, self._label, self._threads = client, label, threads
         self._task, self._arguments, self._groups, self._owners = task, arguments, groups, owners
         self._deadline_seconds = deadline_seconds
         self._attempt = 0
@@ -311,11 +312,15 @@ class _DaskRound(_Round):
 
 
 class _InProcessRound(_Round):
-    """A round whose results come back through memory; the cluster cannot be lost without this process."""
+    """A round whose results come back through memory; the cluster cannot be lost without this process.
+
+    Its tasks on the cluster are one for each thread, and share those of the round.
+    """
 
     def _start(self) -> list[Future[Any]]:
         self._mailbox = Mailbox(self._task, self._arguments, self._groups)
-        return [self._submit(index, deliver, self._mailbox.number, index) for index in range(len(self._groups))]
+        count = min(self._threads, len(self._groups))
+        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
 
     def done(self) -> bool:
         return self._mailbox.done()
