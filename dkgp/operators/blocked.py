@@ -178,12 +178,8 @@ class BlockedKernelOperator(KernelOperator):
         phase = "product" if precision == "single" else "float64 product"
         for done, total in self._products.add(V, precision, result):
             self.tell(phase, done, total, "pieces")
+        self.kept_share = self._products.kept_share
         return result
-
-    @property
-    def kept_share(self) -> float:
-        """Share of K's entries that the last product in single precision read from tiles that workers keep."""
-        return self._products.kept_share
 
     def close(self) -> None:
         """Forget what this run keeps: its tiles, and here its features; a worker's go as new runs need room."""

@@ -160,19 +160,23 @@ class FullProducts:
         self._kept = False  # whether workers may hold tiles
         self.kept_share = 0.0
 
+    def _keeping(self, precision: Precision) -> Keeping | None:
+        """Terms for the next product; float64 is for checks, and evaluated."""
+        budget = self._executor.tiles
+        if precision == "double" or budget.bytes <= 0:
+            return None
+        self._turns += 1
+        self._kept = True
+        return Keeping(budget.bytes, budget.measured, self._turns)
+
     def add(self, V: FloatArray, precision: Precision, result: FloatArray) -> Iterator[tuple[int, int]]:
         """Add K @ V to `result`; after each round, the number of pieces that are done and of all."""
-        budget = self._executor.tiles
-        keeping = None
-        if precision == "single" and budget.bytes > 0:
-            self._turns += 1
-            self._kept = True
-            keeping = Keeping(budget.bytes, budget.measured, self._turns)
+        keeping = self._keeping(precision)
         rows = self._context.block_rows
         side = self._pieces[0].rows[1] - self._pieces[0].rows[0]
         bytes_each = 16 * side * rows * V.shape[1]
         length = max(LEAST_PIECES * self._executor.parallelism, ROUND_BYTES // max(1, bytes_each))
-        waiting: deque[tuple[Sequence[int], list[list[int]], PendingRound]] = deque()
+        waiting: deque[tuple[range, list[list[int]], PendingRound]] = deque()
         read = evaluated = done = 0
         starts = deque(range(0, len(self._pieces), length))
         while starts or waiting:

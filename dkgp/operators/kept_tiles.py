@@ -5,9 +5,10 @@ that is larger than it, each tile shortly before its turn. Here what does not fi
 make room only once a whole product has passed them by, because their blocks have moved to another worker or their run
 is over.
 
-Reading an entry takes a fourth of a nanosecond of memory's time, shared by all cores; evaluating it takes that long or
-several times as long, by kernel, precision and processor. Where a budget is not a user's but dkgp's own choice, the
-first pair of blocks tells: it is evaluated, kept and read back by the clock. Bits do not depend on it.
+Reading an entry takes a tenth of a nanosecond or more of memory's time, which all cores share; evaluating it takes that
+long or many times as long, by kernel and processor. Memory that is used for the first time has its price too, on
+virtual machines a high one. Where a budget is not a user's but dkgp's own choice, the first pair of blocks tells: it is
+evaluated, kept and read back by the clock. Bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from dkgp.kernels.tiles.evaluator import KeptTiles
 
 __all__ = ["Keeping", "TileCache", "kept_bytes_of", "worker_tiles"]
 
-# Reading pays where it takes at most this share of the time of evaluating: other threads read meanwhile, too.
-PAYS_BELOW = 0.6
+# Reading counts for so much more than by the clock of one thread: the others read meanwhile, too.
+READ_TOGETHER = 1.5
+# Products that what keeping takes is spread over; a solve takes ten to a hundred.
+PRODUCTS = 20
 # Tiles of another run are in nobody's use after so many seconds; a coordinator that was killed frees nothing.
 FORGOTTEN_SECONDS = 300.0
 # Memory of the machine that stays free whatever the budget says.
@@ -151,9 +154,8 @@ class TileCache:
             self._pays[run_id] = None
         try:
             tiles = room()
-            evaluated = _seconds(lambda: work(None))
-            work(tiles)
-            pays = _seconds(lambda: work(tiles)) <= PAYS_BELOW * evaluated
+            evaluating, keeping, reading = (_seconds(lambda: work(where)) for where in (None, tiles, tiles))  # noqa: B023
+            pays = keeping + (PRODUCTS - 1) * READ_TOGETHER * reading < PRODUCTS * evaluating
         except BaseException:
             self._pays.pop(run_id, None)
             raise
