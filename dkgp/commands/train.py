@@ -14,6 +14,7 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.executors.base import TileBudget
 from dkgp.commands.own_work import difference, is_unfinished_model, model_difference
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
@@ -152,6 +153,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             announce(executor, reporter)
             _require_one_arithmetic(job, executor)
             plan = _plan(job, prepared, executor)
+            executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         chosen = {} if choice is None else {"auto": choice.to_json()}
@@ -283,13 +285,14 @@ def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
     """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
 
-    Raises `MemoryBudgetError` where it does not fit either way.
+    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
     """
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
+    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
 
@@ -311,7 +314,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         holding = plan(holds_inputs=True)
         if holding.coordinator_bytes <= budget_bytes or job.solver.needs(Need.INPUTS):
             holding.require(budget_bytes)
-            return holding
+            return holding.with_tiles(tiles, dataset.n_samples, budget_bytes)
     elif job.solver.needs(Need.INPUTS):
         raise MemoryBudgetError(
             f"the solver {job.solver.solver} needs {Need.INPUTS.value}: {needed:,} bytes for {dataset.n_samples:,} "
@@ -319,7 +322,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         )
     lean = plan(holds_inputs=False)
     lean.require(budget_bytes)
-    return lean
+    return lean.with_tiles(tiles, dataset.n_samples, budget_bytes)
 
 
 def _solve(

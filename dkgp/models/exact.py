@@ -178,6 +178,7 @@ def trained_model(
         "iterations": progress.iteration,
         "column_passes": progress.column_passes,
         "kernel_evaluations": progress.kernel_evaluations,
+        "kept_share": operator.kept_share,
         "refreshes": solution.refreshes,
         "seconds": progress.seconds,
         "gradient_inf_norm": progress.gradient_inf_norm,

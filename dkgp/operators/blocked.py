@@ -175,7 +175,8 @@ class BlockedKernelOperator(KernelOperator):
         if V.ndim != 2 or V.shape[0] != self.n:
             raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
         result = self.noise_times(V)
-        phase = "product" if precision == "single" else "float64 product"
+        kept = f" ({self.kept_share:.0%} of K kept)" if self.kept_share else ""
+        phase = f"product{kept}" if precision == "single" else "float64 product"
         for done, total in self._products.add(V, precision, result):
             self.tell(phase, done, total, "pieces")
         self.kept_share = self._products.kept_share

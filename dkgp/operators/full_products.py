@@ -96,38 +96,45 @@ def _piece_product(
     keeping: Keeping | None,
     piece: Piece,
 ) -> PieceProduct:
-    evaluator = context.evaluator(precision)
     parts: dict[int, FloatArray] = {}
     entries = {True: 0, False: 0}
-    for i, j in piece.pairs:
-        rows = context.block_features(i, precision)
-        columns = None if i == j else context.block_features(j, precision)
-        products: list[FloatArray] = []
-
-        def multiply(tiles: KeptTiles | None) -> None:
-            if columns is None:
-                products[:] = [evaluator.symmetric(rows, vectors[i], tiles)]  # noqa: B023  - called in this turn
-            else:
-                products[:] = evaluator.pair(rows, columns, vectors[j], vectors[i], tiles)  # noqa: B023
-
-        if keeping is None:
-            read = False
-            multiply(None)
-        else:
-            read = worker_tiles().use(
-                context.run_id,
-                (i, j),
-                keeping,
-                lambda: evaluator.room(rows, columns),  # noqa: B023
-                multiply,
-            )
-        entries[read] += evaluator.entries_of(rows, columns)
-        for block, product in zip((i, j), products, strict=False):
+    for pair in piece.pairs:
+        products, read, count = _pair_products(context, vectors, precision, keeping, pair)
+        entries[read] += count
+        for block, product in zip(pair, products, strict=False):
             if block in parts:
                 parts[block] += product
             else:
                 parts[block] = np.ascontiguousarray(product)
     return PieceProduct(parts, entries[True], entries[False])
+
+
+def _pair_products(
+    context: BlockContext,
+    vectors: dict[int, FloatArray],
+    precision: Precision,
+    keeping: Keeping | None,
+    pair: tuple[int, int],
+) -> tuple[tuple[FloatArray, ...], bool, int]:
+    """What a pair of blocks adds to its rows and, off the diagonal, to its columns; whether it was read; its entries."""
+    evaluator, (i, j) = context.evaluator(precision), pair
+    rows = context.block_features(i, precision)
+    columns = None if i == j else context.block_features(j, precision)
+    products: tuple[FloatArray, ...] = ()
+
+    def multiply(tiles: KeptTiles | None) -> None:
+        nonlocal products
+        if columns is None:
+            products = (evaluator.symmetric(rows, vectors[i], tiles),)
+        else:
+            products = evaluator.pair(rows, columns, vectors[j], vectors[i], tiles)
+
+    if keeping is None:
+        read = False
+        multiply(None)
+    else:
+        read = worker_tiles().use(context.run_id, pair, keeping, lambda: evaluator.room(rows, columns), multiply)
+    return products, read, evaluator.entries_of(rows, columns)
 
 
 def forget_task(run_id: str, workers: list[int]) -> list[None]:

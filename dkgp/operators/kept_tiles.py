@@ -34,9 +34,9 @@ FORGOTTEN_SECONDS = 300.0
 SPARED_SHARE = 0.08
 
 
-def kept_bytes_of(n: int, blocks: int) -> int:
-    """Bytes of all float32 tiles of K's lower half, about: its diagonal blocks are kept to three fifths."""
-    return int(4 * n * n * (0.5 + 0.1 / max(1, blocks)))
+def kept_bytes_of(n: int) -> int:
+    """Bytes of all float32 tiles of K's lower half, at most: what lies across the diagonal is kept whole."""
+    return 2 * n * (n + 2048)
 
 
 @dataclass(frozen=True)

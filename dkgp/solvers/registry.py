@@ -67,6 +67,9 @@ class SolverMemory:
         Variables of its dense subproblem, and candidates drawn for each.
     own_bytes, factor_bytes : int
         What else it holds at the coordinator, and in the workers.
+    repeats_products : bool
+        Whether it takes products with the whole matrix in single precision again and again, so that workers may keep
+        tiles of it.
     """
 
     memory: int = 1
@@ -74,6 +77,7 @@ class SolverMemory:
     candidates: int = 0
     own_bytes: int = 0
     factor_bytes: int = 0
+    repeats_products: bool = False
 
 
 @dataclass(frozen=True)

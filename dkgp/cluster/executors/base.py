@@ -45,7 +45,9 @@ class PendingRound(Protocol):
 
 
 class BlockExecutor(Protocol):
-    """Runs rounds."""
+    """Runs rounds; `tiles` is what workers may keep of a kernel matrix, and may be set."""
+
+    tiles: TileBudget
 
     @property
     def least_task_evaluations(self) -> int:
@@ -74,10 +76,6 @@ class BlockExecutor(Protocol):
     @property
     def shares_memory(self) -> bool:
         """True if tasks run in this process and may be handed references to its arrays."""
-
-    @property
-    def tiles(self) -> TileBudget:
-        """What workers may keep of a kernel matrix."""
 
     @property
     def workers(self) -> Mapping[str, int]:

@@ -172,9 +172,9 @@ def _preconditioned(
 def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
     """The factor in the workers, and what the coordinator holds while it is made."""
     if not isinstance(solver.preconditioner, FactorPreconditioning):
-        return SolverMemory(memory=2)
+        return SolverMemory(memory=2, repeats_products=True)
     own, factor = solver.preconditioner.memory(n, d)
-    return SolverMemory(memory=2, own_bytes=own, factor_bytes=factor)
+    return SolverMemory(memory=2, own_bytes=own, factor_bytes=factor, repeats_products=True)
 
 
 register_solver(
