@@ -34,6 +34,10 @@ SINGLE_BLOCKS = 16
 ROUND_BYTES = 32 * 1024**2
 # Pieces a thread gets in a round at least: small rounds leave some waiting for others.
 LEAST_PIECES = 4
+# A task on another process costs the coordinator 4 ms of Python, which two busy workers have to wait for: so many entries
+# take a tenth of a second, and more tasks for a thread in a round only help where workers are not equally quick.
+TASK_ENTRIES = 500_000_000
+MOST_TASKS = 8
 # How long workers may take to forget.
 FORGET_SECONDS = 5.0
 
@@ -208,12 +212,11 @@ class FullProducts:
     def _start(
         self, numbers: Sequence[int], V: FloatArray, precision: Precision, keeping: Keeping | None, entries: int
     ) -> tuple[list[list[int]], PendingRound]:
+        threads, workers = self._executor.parallelism, self._executor.workers
         # In one process a task costs next to nothing.
-        least = 0 if self._executor.shares_memory else self._executor.least_task_evaluations
-        workers = self._executor.workers
-        threads = self._executor.parallelism
-        tasks = len(numbers) if not least else max(threads, len(numbers) * entries // least)
-        groups, owners = self._homes.groups(workers, numbers, max(1, tasks // threads))
+        parts = len(numbers) * entries // (TASK_ENTRIES * threads)
+        parts = len(numbers) if self._executor.shares_memory else max(1, min(parts, MOST_TASKS))
+        groups, owners = self._homes.groups(workers, numbers, parts)
         work = [[self._work([self._pieces[number] for number in group], V)] for group in groups]
         hints = owners if len(workers) > 1 else None
         return groups, self._submit("kpass", product_task, (self._context, precision, keeping), work, hints)
