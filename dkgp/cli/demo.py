@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand
+from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
@@ -15,7 +15,7 @@ from dkgp.cli.options import (
     output_options,
     overwrite_option,
     seed_option,
-    solver_options,
+    solver_and_its_options,
 )
 from dkgp.cli.running import execute
 
@@ -33,7 +33,7 @@ __all__ = ["demo"]
 @click.option("--samples", "--n", "n", type=int, default=100_000, show_default=True, help="Training samples.")
 @click.option("--test-samples", "--n-test", "n_test", type=int, default=5000, show_default=True, help="Test samples.")
 @click.option("--quick", is_flag=True, help="5,000 training samples: seconds instead of minutes.")
-@solver_options("block_size")
+@declared_options(solver_and_its_options)
 @limit_options
 @cluster_options
 @seed_option
@@ -52,7 +52,7 @@ def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         from dkgp.commands.solver_options import SolverOptions
 
         cluster = cluster_from(options)
-        names = ("block_size", "tolerance", "max_passes", "max_seconds")
+        names = SolverOptions.option_types().keys() & options.keys() - {"seed"}
         solver = SolverOptions(**{name: options.pop(name) for name in names})
         return run_demo(DemoJob(solver=solver, cluster=cluster, **options), reporter)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dkgp.cli.declared import click_option, click_type, declared_options
+from dkgp.cli.flags import in_flags
 from dkgp.registry import Option, byte_budget, byte_count
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = [
     "overwrite_option",
     "record_options",
     "seed_option",
-    "solver_options",
+    "solver_and_its_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -175,16 +175,17 @@ def seed_option(function: F) -> F:
     return click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")(function)
 
 
-def solver_options(*names: str, help: str | None = None) -> Callable[[F], F]:
-    """Options that solvers declare, with a help of their own here or as they say it themselves."""
+def solver_and_its_options() -> list[click.Option]:
+    """Return `--solver`, and the options that solvers declare."""
+    from dkgp.solvers.registry import AUTO, declaration_of, own_options, solver_names
 
-    def made() -> list[click.Option]:
-        from dkgp.solvers.registry import own_options
-
-        known = own_options()
-        return [click_option(replace(known[name], help=help or known[name].help)) for name in names]
-
-    return declared_options(made)
+    told = {AUTO: "the one that a probe of the problem says is quickest"}
+    told |= {name: declaration_of(name).help for name in solver_names()}
+    named = "; ".join(f"{name}: {text}" for name, text in told.items())
+    own = [click_option(option) for option in own_options().values()]
+    for option in own:
+        option.help = in_flags(option.help or "", own)
+    return [click_option(Option("solver", f"{named}.", default="gbcd", choices=tuple(told))), *own]
 
 
 def limit_options(function: F) -> F:

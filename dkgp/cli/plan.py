@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_type
+from dkgp.cli.declared import DeclaredCommand, click_type, declared_options
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
@@ -15,7 +15,7 @@ from dkgp.cli.options import (
     output_options,
     overwrite_option,
     seed_option,
-    solver_options,
+    solver_and_its_options,
 )
 from dkgp.cli.running import execute
 from dkgp.registry import byte_count, whole_numbers
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-SOLVER_NAMES = ("block_size", "candidates", "memory", "precision", "tolerance", "seed")
 
 
 def measured_cluster_options(function: F) -> F:
@@ -65,12 +63,16 @@ def measured_cluster_options(function: F) -> F:
 @click.option(
     "--one-machine", is_flag=True, help="The workers share this machine with the coordinator, not one like it each."
 )
-@solver_options("block_size", "candidates", "memory", help="As for train.")
+@declared_options(solver_and_its_options)
 @click.option(
     "--precision", type=click.Choice(["mixed", "double"]), default="mixed", show_default=True, help="As for train."
 )
 @click.option("--tol", "tolerance", type=float, default=1e-4, show_default=True, help="As for train.")
-@click.option("--passes", type=float, help="Column passes, where they are known.  [default: from small subsets]")
+@click.option(
+    "--passes",
+    type=float,
+    help="Products with the matrix, or column passes, where they are known.  [default: foreseen from a probe]",
+)
 @click.option("--figures", metavar="FILE", help="Keep this machine's figures here, and use them where they are there.")
 @click.option("--bench", metavar="FILE", help="A record of `dkgp bench tiles` or `dkgp bench scaling` to use instead.")
 @click.option(
@@ -83,6 +85,13 @@ def measured_cluster_options(function: F) -> F:
     metavar="SIZE",
     help="Bytes a second between scheduler and workers, such as 100MiB.  [default: measured]",
 )
+@click.option(
+    "--memory-limit",
+    "memory_limit_bytes",
+    type=click_type(byte_count),
+    metavar="SIZE",
+    help="As for train.  [default: what is available]",
+)
 @click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
 @click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
 @measured_cluster_options
@@ -92,9 +101,10 @@ def measured_cluster_options(function: F) -> F:
 def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     """Say what training on the store DATASET will take, for 1 to 256 workers.
 
-    Solves small subsets to foresee the column passes, measures this machine and the round trip to the scheduler given
-    (or between processes here), and simulates the rounds. Nothing is written but what is asked for. It plans for
-    workers with a machine like this one each; the time is that of the solve, without waiting for a cluster to start.
+    Settles the solver as `train` would, foresees its products or passes from a probe of the samples, measures this
+    machine and the round trip to the scheduler given (or between processes here), and lays the work out. Refuses what
+    `train` would refuse. Nothing is written but what is asked for. It plans for workers with a machine like this one
+    each; the time is that of the solve, without waiting for a cluster to start.
     """
 
     def job(reporter: Reporter) -> Document:
@@ -104,8 +114,8 @@ def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         planned = {name: options[name] for name in ("workers", "threads_per_worker")}
         # The cluster whose messages are measured has as many workers as it has.
         cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
-        solver = SolverOptions(**{name: options[name] for name in SOLVER_NAMES})
-        names = PlanJob.__dataclass_fields__.keys() & options.keys() - {"workers", "threads_per_worker", "cluster"}
+        solver = SolverOptions(**{name: options[name] for name in SolverOptions.option_types() if name in options})
+        names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver"}
         rest = {name: options[name] for name in names}
         planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
         if not options["validate"]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, click_type, declared_options
-from dkgp.cli.flags import in_flags
 from dkgp.cli.options import (
     checkpoint_options,
     cluster_from,
@@ -19,6 +18,7 @@ from dkgp.cli.options import (
     overwrite_option,
     record_options,
     seed_option,
+    solver_and_its_options,
 )
 from dkgp.cli.running import execute
 from dkgp.registry import Option, byte_count
@@ -33,23 +33,13 @@ __all__ = ["train", "train_job"]
 
 def every_solver_option() -> list[click.Option]:
     """Return `--solver`, the options that solvers declare, and the folder of those that need one."""
-    from dkgp.solvers.registry import AUTO, Need, declaration_of, own_options, solver_names, solvers_that_need
+    from dkgp.solvers.registry import Need, solvers_that_need
 
-    told = {AUTO: "the one that a probe of the problem says is quickest"}
-    told |= {name: declaration_of(name).help for name in solver_names()}
-    named = "; ".join(f"{name}: {text}" for name, text in told.items())
-    own = [click_option(option) for option in own_options().values()]
-    for option in own:
-        option.help = in_flags(option.help or "", own)
     place = (
         f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor, to go on with after an interruption.  "
         "[default: OUT.tiles]"
     )
-    return [
-        click_option(Option("solver", f"{named}.", default="gbcd", choices=tuple(told))),
-        *own,
-        click_option(Option("tiles", place, metavar="FOLDER")),
-    ]
+    return [*solver_and_its_options(), click_option(Option("tiles", place, metavar="FOLDER"))]
 
 
 @click.command(

@@ -89,7 +89,7 @@ class FeatureCache:
     def bytes_of(self, prefix: tuple[Hashable, ...]) -> int:
         """Bytes of the values whose keys start with `prefix`."""
         with self._lock:
-            return sum(self._values.weights[key] for key in self._with_prefix(prefix))
+            return int(sum(self._values.weights[key] for key in self._with_prefix(prefix)))
 
     def discard_run(self, run_id: str) -> None:
         """Forget every value whose key starts with `run_id`."""

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, o
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, MemoryBudgetError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_training
+from dkgp.models.memory import MemoryPlan, plan_within
 from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
 
@@ -295,13 +294,13 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-
-    plan = partial(
-        plan_training,
+    plan = plan_within(
+        budget_bytes,
         dataset.n_samples,
         dataset.n_features,
         dataset.n_targets,
         memory,
+        needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
         # A checkpoint that has been read becomes part of the vectors, which the plan counts.
         resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
         shares_process=executor.shares_memory,
@@ -309,20 +308,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         cache_bytes=job.cluster.cache_bytes,
         width=width,
     )
-    needed = coordinator_input_bytes_needed(dataset.n_samples, dataset.n_features, width)
-    if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
-        holding = plan(holds_inputs=True)
-        if holding.coordinator_bytes <= budget_bytes or job.solver.needs(Need.INPUTS):
-            holding.require(budget_bytes)
-            return holding.with_tiles(tiles, dataset.n_samples, budget_bytes)
-    elif job.solver.needs(Need.INPUTS):
-        raise MemoryBudgetError(
-            f"the solver {job.solver.solver} needs {Need.INPUTS.value}: {needed:,} bytes for {dataset.n_samples:,} "
-            f"samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
-        )
-    lean = plan(holds_inputs=False)
-    lean.require(budget_bytes)
-    return lean.with_tiles(tiles, dataset.n_samples, budget_bytes)
+    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
 
 
 def _solve(

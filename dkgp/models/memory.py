@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from dkgp.cluster.executors.base import TileBudget
 from dkgp.errors import MemoryBudgetError
-from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.kept_tiles import kept_bytes_of
 from dkgp.solvers.registry import SolverMemory
 
-__all__ = ["MemoryPlan", "plan_training", "tiles_that_fit"]
+__all__ = ["MemoryPlan", "plan_training", "plan_within", "tiles_that_fit"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -154,6 +154,65 @@ def plan_training(
     return MemoryPlan(
         resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + solver.own_bytes, cached, shares_process
     )
+
+
+def plan_within(
+    budget_bytes: int,
+    n: int,
+    d: int,
+    p: int,
+    solver: SolverMemory,
+    *,
+    needs_inputs: str | None = None,
+    resident_bytes: int,
+    shares_process: bool,
+    overlaps: bool,
+    cache_bytes: int,
+    width: int | None = None,
+) -> MemoryPlan:
+    """Project the peak of a training run whose coordinator holds all inputs where that fits too.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        What the coordinator's process may take.
+    needs_inputs : str, optional
+        The name of a solver that cannot do without them.
+
+    Raises
+    ------
+    MemoryBudgetError
+        It fits neither way.
+    """
+
+    def plan(holds_inputs: bool) -> MemoryPlan:
+        return plan_training(
+            n,
+            d,
+            p,
+            solver,
+            resident_bytes=resident_bytes,
+            shares_process=shares_process,
+            overlaps=overlaps,
+            holds_inputs=holds_inputs,
+            cache_bytes=cache_bytes,
+            width=width,
+        )
+
+    needed = coordinator_input_bytes_needed(n, d, width)
+    if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True)
+        if holding.coordinator_bytes <= budget_bytes or needs_inputs:
+            holding.require(budget_bytes)
+            return holding
+    elif needs_inputs:
+        raise MemoryBudgetError(
+            f"the solver {needs_inputs} needs the inputs of all samples in the coordinator's memory: {needed:,} bytes "
+            f"for {n:,} samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
+        )
+    lean = plan(holds_inputs=False)
+    lean.require(budget_bytes)
+    return lean
 
 
 def _mib(count: int) -> str:

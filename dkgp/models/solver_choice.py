@@ -9,9 +9,9 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, choose_solver
+from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, ResidualCurve, _Prices, choose_solver
 
-__all__ = ["Probed", "choose_solver_for"]
+__all__ = ["Probed", "choose_solver_for", "law_for"]
 
 
 class Probed(Protocol):
@@ -75,3 +75,13 @@ def choose_solver_for(
         memory_bytes=max(1, share),
         seed=seed,
     )
+
+
+def law_for(dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float, seed: int) -> _Prices:
+    """Probe a dataset; return what foresees iterations and passes."""
+    n = dataset.n_samples
+    inputs = dataset.input_rows(draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64))
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    largest = float(np.max(kernel.diagonal(inputs)))
+    curve = ResidualCurve.of(kernel, inputs, seed)
+    return _Prices(n, kernel.n_features, dataset.n_targets, noise_variance / largest, tolerance, False, curve)

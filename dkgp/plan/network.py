@@ -11,9 +11,8 @@ import psutil
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.measurements import median
-from dkgp.plan.simulation import Network
 
-__all__ = ["ClusterFigures", "echo_task", "measure_cluster"]
+__all__ = ["ClusterFigures", "Network", "echo_task", "measure_cluster"]
 
 ROUND_TRIPS = 15
 MANY_TASKS = 24
@@ -22,6 +21,28 @@ REPEATS = 5
 # Faster than any wire: what is assumed where the payload's own time is lost in the round trip's.
 MOST_BYTES_PER_SECOND = 2e10
 LEAST_SECONDS = 1e-5
+
+
+@dataclass(frozen=True)
+class Network:
+    """Costs of messages.
+
+    Attributes
+    ----------
+    round_trip_seconds
+        Of one empty task: from its submission to its result at the coordinator.
+    task_seconds
+        What each further task of the same round adds to that, at the scheduler.
+    submit_seconds
+        What submitting a task costs the coordinator itself.
+    bytes_per_second
+        Of what tasks carry, either way.
+    """
+
+    round_trip_seconds: float
+    task_seconds: float
+    submit_seconds: float
+    bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -36,11 +57,14 @@ class ClusterFigures:
         Tasks that it runs at once, now.
     worker_resident_bytes
         What a worker process holds before it has any work; the coordinator's where they share a process.
+    least_task_evaluations
+        Kernel entries below which a task is not worth its messages.
     """
 
     network: Network
     threads: int
     worker_resident_bytes: int
+    least_task_evaluations: int
 
 
 def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
@@ -82,4 +106,4 @@ def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
         submit_seconds=max(submit, LEAST_SECONDS / 10.0),
         bytes_per_second=2 * PAYLOAD_BYTES / wire,
     )
-    return ClusterFigures(network, executor.parallelism, resident_bytes)
+    return ClusterFigures(network, executor.parallelism, resident_bytes, executor.least_task_evaluations)

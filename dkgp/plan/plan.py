@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-import psutil
-
-from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
+from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter
@@ -19,15 +16,12 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.memory import MemoryPlan
-from dkgp.plan.costs import Effort, Problem, Projection, most_useful_workers, project
 from dkgp.plan.figures import MachineFigures, measure_machine
+from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, project
+from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.passes import PassesEstimate, estimate_passes
 from dkgp.plan.plot import plot_plan
-from dkgp.plan.problem import block_solver, memory_of, problem_of, worker_memory_bytes
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
-from dkgp.plan.simulation import Fleet
-from dkgp.solvers import GreedyBlockCoordinateDescent
 
 __all__ = ["WORKERS", "PlanJob", "Validation", "run_plan"]
 
@@ -37,9 +31,7 @@ LIMITS = {
     "workers": "more workers would help further",
     "tasks": "a round has no more tasks that are worth their messages",
     "messages": "messages take longer than the work they bring",
-    "selection": "the coordinator's selection of the next block is the limit",
-    "solve": "the coordinator's dense solve is the limit",
-    "vectors": "the coordinator's work on its n-vectors is the limit",
+    "reading": "reading the data is the limit",
 }
 
 
@@ -50,10 +42,8 @@ class Validation(Protocol):
         self,
         dataset: Dataset,
         found: Hyperparameters,
-        solver: SolverOptions,
-        problem: Problem,
+        foreseen: Foreseen,
         machine: MachineFigures,
-        passes: PassesEstimate,
         reporter: Reporter,
         /,
     ) -> Document:
@@ -86,7 +76,9 @@ class PlanJob:
     round_trip_seconds, bytes_per_second
         Of the network to plan for, in place of what is measured.
     passes
-        Column passes, where they are known.
+        Products with the matrix or column passes, where they are known.
+    memory_limit_bytes
+        What a run may take in the coordinator's process; default: what is available.
     plot, overwrite
         File for a plot; whether it may be replaced.
     """
@@ -104,13 +96,14 @@ class PlanJob:
     round_trip_seconds: float | None = None
     bytes_per_second: float | None = None
     passes: float | None = None
+    memory_limit_bytes: int | None = None
     plot: str | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
         if not self.workers or min(self.workers) < 1 or list(self.workers) != sorted(set(self.workers)):
             raise UsageError(
-                f"--workers needs rising numbers of workers, each at least 1, such as 1,2,4; got {self.workers}"
+                f"`workers` needs rising numbers of workers, each at least 1, such as 1,2,4; got {self.workers}"
             )
         if self.threads_per_worker < 1:
             raise UsageError(f"the number of threads per worker must be at least 1; got {self.threads_per_worker}")
@@ -122,14 +115,14 @@ class PlanJob:
         for name, value in (
             ("round trip in seconds", self.round_trip_seconds),
             ("bandwidth in bytes per second", self.bytes_per_second),
-            ("number of column passes", self.passes),
+            ("number of passes", self.passes),
         ):
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise UsageError(f"the {name} must be finite and above zero; got {value}")
 
 
 def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = None) -> Document:
-    """Measure, extrapolate, simulate; return passes, and seconds, memory and worker-hours by number of workers.
+    """Measure, foresee, lay out; return seconds by phase, memory and worker-hours by number of workers.
 
     Parameters
     ----------
@@ -138,7 +131,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
 
     Raises
     ------
-    InputError, UsageError
+    InputError, UsageError, MemoryBudgetError
         Anything that can be found wrong beforehand.
     ClusterError
         No cluster to measure messages on.
@@ -150,48 +143,34 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
-    solver = block_solver(job.solver, dataset, reporter)
+    job.solver.check()
     job.solver.stopping()
-    kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, dataset.n_targets, reporter)
+    kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, reporter)
     found = _hyperparameters(job, dataset, reporter)
-    # What messages cost is measured before anything else runs here.
-    cluster, least = _measure_cluster(job, reporter)
-    problem = problem_of(dataset, found.kernel, solver, least)
+    limit = job.memory_limit_bytes
+    foreseen = foresee(dataset, found, job.solver, reporter, count=job.passes, memory_bytes=limit)
+    if foreseen.choice is not None:
+        reporter.note(f"the solver is {foreseen.solver.name}: {foreseen.choice.reason}")
+    memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
+    cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    passes = _passes(job, dataset, found, solver, reporter)
-    resident = int(psutil.Process().memory_info().rss)
-    memory = memory_of(problem, resident_bytes=resident, cache_bytes=job.cluster.cache_bytes)
-    effort = Effort(passes.passes, passes.double_passes, passes.refreshes)
-    speedups, threads = machine.speedups, job.threads_per_worker
-    projections = {
-        count: project(
-            problem,
-            machine,
-            Fleet(count, threads, speedups, len(speedups), cluster.network, one_machine=job.one_machine),
-            effort,
-        )
-        for count in job.workers
-    }
-    worker_bytes = worker_memory_bytes(memory, cluster.worker_resident_bytes)
-    rows = [_row(job, count, projections[count], passes, memory, worker_bytes) for count in job.workers]
+    rows = [_row(job, count, foreseen, machine, cluster, memory) for count in job.workers]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
         "command": "plan",
         "dataset": dataset.url,
-        "n": problem.n,
-        "d": problem.d,
-        "p": problem.p,
+        "n": foreseen.sizes.n,
+        "d": foreseen.sizes.d,
+        "p": foreseen.sizes.p,
         "hyper": job.hyper,
-        "block_size": problem.block_size,
         "tolerance": job.solver.tolerance,
-        "passes": plain(asdict(passes)),
-        "rounds": math.ceil(passes.passes * problem.n / problem.block_size),
+        **plain(foreseen.to_json()),
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
         "workers": rows,
         "most_useful_workers": useful,
-        "limit": _limit_after(useful, job.workers, projections),
+        "limit": _limit_after(useful, rows),
         "network": asdict(cluster.network),
         "machine": machine.to_json(),
         "memory_plan": memory.to_json(),
@@ -199,11 +178,11 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "plot": job.plot,
     }
     if validate is not None:
-        document["validation"] = plain(validate(dataset, found, job.solver, problem, machine, passes, reporter))
+        document["validation"] = plain(validate(dataset, found, foreseen, machine, reporter))
     if job.plot is not None:
-        plot_plan(
-            job.plot, rows, title=f"Training on n = {problem.n:,}, d = {problem.d}: {passes.passes:.1f} column passes"
-        )
+        counts = foreseen.counts
+        title = f"{foreseen.solver.name} on n = {foreseen.sizes.n:,}, d = {foreseen.sizes.d}"
+        plot_plan(job.plot, rows, title=f"{title}: {counts.expected:.1f} {counts.unit}")
     document["warnings"] = list(reporter.warnings)
     return document
 
@@ -212,14 +191,14 @@ def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hype
     if job.hyper is not None:
         return read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
     reporter.note(
-        f"no --hyper: tuning on {min(job.subset, dataset.n_samples):,} samples to have something to plan with"
+        f"no `hyper`: tuning on {min(job.subset, dataset.n_samples):,} samples to have something to plan with"
     )
     with reporter.search("tune") as progress:
         return tune_dataset(dataset, subset=job.subset, seed=job.solver.seed, progress=progress)
 
 
-def _measure_cluster(job: PlanJob, reporter: Reporter) -> tuple[ClusterFigures, int]:
-    """Return what messages cost on the cluster named, or between processes here; and the entries a task is worth."""
+def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
+    """Return what messages cost on the cluster named, or between processes here."""
     options = job.cluster
     if options.kind in ("auto", "none") and options.config_file is None and options.address() is None:
         options = replace(options, kind="processes", workers=1, threads_per_worker=1)
@@ -228,75 +207,70 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> tuple[ClusterFigures, 
     reporter.note("measuring round trips")
     # Any number of samples that makes "auto" use Dask.
     with open_executor(options, 2**62, reporter) as executor:
-        cluster, least = measure_cluster(executor), executor.least_task_evaluations
+        cluster = measure_cluster(executor)
     network = cluster.network
     if job.round_trip_seconds is not None:
         network = replace(network, round_trip_seconds=job.round_trip_seconds)
     if job.bytes_per_second is not None:
         network = replace(network, bytes_per_second=job.bytes_per_second)
-    return replace(cluster, network=network), least
+    return replace(cluster, network=network)
 
 
 def _measure_machine(job: PlanJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> MachineFigures:
     reporter.note("measuring this machine")
-    with closing(LocalExecutor(1)) as executor:
-        machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
+    machine = measure_machine(dataset, found.kernel, found.noise_variance)
     if job.figures is not None:
         write_figures(job.figures, machine)
     return machine
 
 
-def _passes(
-    job: PlanJob,
-    dataset: Dataset,
-    found: Hyperparameters,
-    solver: GreedyBlockCoordinateDescent,
-    reporter: Reporter,
-) -> PassesEstimate:
-    if job.passes is not None:
-        # Two full float64 passes: one to verify, one on the way; a few rounds in float64 after the first.
-        return PassesEstimate(job.passes, job.passes, job.passes, 0.0, 2, False, ())
-    with closing(LocalExecutor()) as executor:
-        return estimate_passes(dataset, found, job.solver, solver, executor, reporter)
-
-
 def _row(
     job: PlanJob,
     workers: int,
-    projection: Projection,
-    passes: PassesEstimate,
+    foreseen: Foreseen,
+    machine: MachineFigures,
+    cluster: ClusterFigures,
     memory: MemoryPlan,
-    worker_bytes: int,
 ) -> dict[str, Any]:
-    fixed = projection.start_seconds + projection.refresh_seconds
-    rounds = projection.seconds - fixed
+    fleet = Fleet(
+        workers,
+        job.threads_per_worker,
+        machine.speedups,
+        cluster.network,
+        one_machine=job.one_machine,
+        least_task_evaluations=cluster.least_task_evaluations,
+    )
+
+    def projected(count: float) -> Projection:
+        return project(foreseen.phases(count), foreseen.sizes, machine.prices, fleet)
+
+    counts = foreseen.counts
+    expected = projected(counts.expected)
     return {
         "workers": workers,
-        "threads": workers * job.threads_per_worker,
-        "seconds": projection.seconds,
-        # Where the passes are known exactly, all three are equal but for the rounding of the way here.
-        "seconds_low": min(projection.seconds, fixed + rounds * passes.low / passes.passes),
-        "seconds_high": max(projection.seconds, fixed + rounds * passes.high / passes.passes),
-        "worker_hours": workers * projection.seconds / 3600.0,
-        "round_seconds": projection.round.seconds,
-        "update_seconds": projection.round.update_seconds,
-        "coordinator_idle_share": projection.round.wait_seconds / projection.round.seconds,
-        "tasks": projection.tasks,
-        "start_seconds": projection.start_seconds,
-        "refresh_seconds": projection.refresh_seconds,
-        "limit": projection.limit,
-        "worker_memory_bytes": worker_bytes,
+        "threads": fleet.threads,
+        "seconds": expected.total,
+        "seconds_low": projected(counts.low).total,
+        "seconds_high": projected(counts.high).total,
+        "worker_hours": workers * expected.total / 3600.0,
+        "phases": expected.seconds,
+        "limit": expected.limit,
+        "worker_memory_bytes": foreseen.worker_bytes(memory, workers, cluster.worker_resident_bytes),
         "coordinator_memory_bytes": memory.coordinator_bytes,
     }
 
 
-def _limit_after(useful: int, workers: Sequence[int], projections: dict[int, Projection]) -> str:
+def _limit_after(useful: int, rows: Sequence[dict[str, Any]]) -> str:
     """Say why no more workers than that are worth having, or what the largest number planned for meets."""
     count = f"{useful:,} worker{'s' if useful > 1 else ''}"
-    limit = projections[useful].limit
-    if useful == workers[-1]:
-        return f"with {count}: {LIMITS[limit]}"
-    if limit == "workers":  # it was still they: what comes after is what stands in the way
-        limit = projections[workers[list(workers).index(useful) + 1]].limit
-    why = LIMITS[limit] if limit != "workers" else "reading the data and the full float64 passes are the limit"
+    position = [row["workers"] for row in rows].index(useful)
+    last = position == len(rows) - 1
+    limit = rows[position]["limit"]
+    if limit == "workers" and not last:  # it was still they: what comes after is what stands in the way
+        limit = rows[position + 1]["limit"]
+    why = LIMITS.get(limit, f"the coordinator's part is the limit ({limit})")
+    if last:
+        return f"with {count}: {why}"
+    if limit == "workers":
+        why = "messages and the coordinator take what they would save"
     return f"beyond {count} less than a tenth is saved: {why}"

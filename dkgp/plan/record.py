@@ -22,15 +22,16 @@ __all__ = ["read_bench", "read_figures", "with_bench", "write_figures"]
 BENCHMARK = "machine"
 COLUMNS = (
     Column("d", "features", "d"),
-    Column("p", "targets", "d"),
-    Column("entry_seconds", "entry, s", ".3e"),
-    Column("entry_double_seconds", "float64 entry, s", ".3e"),
-    Column("pair_seconds", "float64 pair, s", ".3e"),
+    Column("entries", "entry, s", ".3e"),
+    Column("double_entries", "float64 entry, s", ".3e"),
+    Column("operations", "operation, s", ".3e"),
+    Column("double_operations", "float64 operation, s", ".3e"),
+    Column("bytes", "byte, s", ".3e"),
 )
 
 
-def read_figures(path: str, d: int, p: int, reporter: Reporter) -> MachineFigures | None:
-    """Return the figures that a file holds for d features and p targets; None where it has none or is not there.
+def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None:
+    """Return the figures that a file holds for d features; None where it has none or is not there.
 
     Figures that another processor took are used, and that is said.
 
@@ -48,7 +49,7 @@ def read_figures(path: str, d: int, p: int, reporter: Reporter) -> MachineFigure
         )
     for row in document["rows"]:
         found = MachineFigures.from_json(row)
-        if (found.d, found.p) == (d, p):
+        if found.d == d:
             taken_on, here = document["machine"]["processor"], _machine()["processor"]
             if taken_on != here:
                 reporter.warn(f"the figures in '{path}' were taken on another processor ({taken_on}; this is {here})")
@@ -61,8 +62,8 @@ def write_figures(path: str, found: MachineFigures) -> None:
     document = _read(path, "--figures")
     rows: list[dict[str, Any]] = []
     if document is not None and document["machine"]["processor"] == _machine()["processor"]:
-        rows = [row for row in document["rows"] if (row["d"], row["p"]) != (found.d, found.p)]
-    rows = sorted([*rows, found.to_json()], key=lambda row: (row["d"], row["p"]))
+        rows = [row for row in document["rows"] if row["d"] != found.d]
+    rows = sorted([*rows, found.to_json()], key=lambda row: row["d"])
     figures = {"speedups": rows[-1]["speedups"]}
     write_text(path, dump(report(BENCHMARK, "Figures of this machine", COLUMNS, rows, figures)) + "\n")
 
@@ -95,10 +96,9 @@ def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineF
     try:
         if document["benchmark"] == "scaling":
             found = MachineFigures.from_json(document["settings"]["machine_figures"])
-            if (found.d, found.p) != (figures.d, figures.p):
+            if found.d != figures.d:
                 raise InputError(
-                    f"the record of `dkgp bench scaling` is for {found.d} features and {found.p} targets; the data set "
-                    f"has {figures.d} and {figures.p}"
+                    f"the record of `dkgp bench scaling` is for {found.d} features; the data set has {figures.d}"
                 )
             return found
         entries = {}
@@ -111,14 +111,8 @@ def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineF
         if isinstance(error, InputError):
             raise
         raise InputError(f"the record of a benchmark (--bench) is damaged: {error}") from None
-    scale = entries["single"] / figures.entry_seconds, entries["double"] / figures.entry_double_seconds
-    return replace(
-        figures,
-        entry_seconds=entries["single"],
-        entry_double_seconds=entries["double"],
-        pair_seconds=figures.pair_seconds * scale[1],
-        candidate_seconds=(figures.candidate_seconds[0] * scale[0], figures.candidate_seconds[1]),
-    )
+    prices = replace(figures.prices, entries=entries["single"], double_entries=entries["double"])
+    return replace(figures, prices=prices)
 
 
 def _machine() -> dict[str, Any]:

@@ -270,7 +270,7 @@ class _Prices:
         dearer = self._entry / (ENTRY_NS + ENTRY_NS_A_FEATURE * self.d)
         rounds = self.passes() * self.n / m
         check = 0.5 * self.n**2 * DOUBLE_ENTRY * self._single
-        return 1e-9 * (rounds * projected_round(self.n, self.d, candidates, m, dearer) * GREEDY_OVERHEAD + check)
+        return rounds * projected_round(self.n, self.d, candidates, m, dearer) * GREEDY_OVERHEAD + 1e-9 * check
 
     def cholesky(self) -> float:
         """Seconds of the whole factor."""

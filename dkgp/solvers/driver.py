@@ -124,13 +124,15 @@ def run(
                 interruption.heed(state)
             elif not precision.must_verify(state):
                 break
-            before, moving = progress, renews and not stopped_short
+            believed, moving = progress, renews and not stopped_short
             progress = record.measure(state, method.renew(operator, state, moving))
             if moving:
                 record.add(progress)
             precision.note_renewal(state, progress)
-            stalled = None if stopped_short else precision.stalled(state, progress, before, claimed=reason is not None)
-            reason = rule.check(progress) or (reason if stopped_short else stalled)
+            claimed = reason is not None
+            reason = rule.check(progress) or (
+                reason if stopped_short else precision.stalled(state, progress, believed, claimed)
+            )
             if reason is not None:
                 break
             checkpoints.save_if_due(state)

@@ -49,6 +49,7 @@ class PrecisionPolicy:
         self._typical_entry: float | None = None
         self._single_failed = False
         self._verified = math.inf
+        self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
 
     def begin(self, start: Progress) -> None:
@@ -89,9 +90,9 @@ class PrecisionPolicy:
         drift, norm = self._drift(state), progress.gradient_inf_norm
         if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
             return True
-        if len(lefts) < 2 or not lefts[0] > lefts[-1]:
-            return False
-        return bool(lefts[-1] * (lefts[-1] / lefts[0]) ** (1.0 / (len(lefts) - 1)) <= FORESEEN)
+        falling = self._foresight and len(lefts) > 1 and lefts[-1] < lefts[0]
+        self._foreseen = falling and lefts[-1] * (lefts[-1] / lefts[0]) ** (1.0 / (len(lefts) - 1)) <= FORESEEN
+        return self._foreseen
 
     def _drift(self, state: SolverState) -> float:
         """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
@@ -123,10 +124,12 @@ class PrecisionPolicy:
         """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
 
         Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it. Where the
-        recursion had not `claimed` success, and was about right in what it `believed`, nothing is wrong.
+        recursion had not `claimed` success, and the gradient is about what it was `believed` to be, there is nothing to
+        blame it for; but what was foreseen in vain is not foreseen again.
         """
         verified = state.verified or true
         if not claimed and verified.gradient_norm <= SURPRISE * believed.gradient_norm:
+            self._foresight = self._foresight and not self._foreseen
             return None
         before, self._verified = self._verified, verified.gradient_norm
         if self._verified < LEAST_GAIN * before:
@@ -148,6 +151,7 @@ class PrecisionPolicy:
             "refreshes": self.refreshes,
             "single_failed": self._single_failed,
             "verified": self._verified if math.isfinite(self._verified) else None,
+            "foresight": self._foresight,
             "start_objective": self._start_objective,
             "true_objective": self._true_objective,
             "typical_entry": self._typical_entry,
@@ -158,5 +162,6 @@ class PrecisionPolicy:
         self.refreshes = found["refreshes"]
         self._single_failed = found["single_failed"]
         self._verified = math.inf if found.get("verified") is None else found["verified"]
+        self._foresight = found.get("foresight", True)
         self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
         self._typical_entry = found.get("typical_entry")

@@ -245,7 +245,7 @@ class DualityGap(StoppingRule):
 
     def left(self, progress: Progress) -> float:
         """Compare the gap, which falls with the gradient's square."""
-        return math.sqrt(progress.duality_gap / self.tolerance)
+        return math.sqrt(max(progress.duality_gap, 0.0) / self.tolerance)
 
 
 @dataclass(frozen=True)

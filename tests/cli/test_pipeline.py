@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from dkgp.data import open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters
 
 Command = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 
 def test_ingest_splits(pipeline: dict[str, Any]) -> None:
@@ -212,6 +216,25 @@ def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: 
     assert set(first["seconds_by_phase"]) == {"generate", "tune", "train", "predict", "evaluate", "plot"}
     second = document(run(*arguments))
     assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_demo_passes_its_arguments_on(run: Command, document: Command, tmp_path: Path) -> None:
+    wanted = "--solver gbcd --samples 400 --test-samples 50 --json"
+    variables = [f"DEMO_OUTPUT={tmp_path / 'made'}", f"DEMO_ARGS={wanted}"]
+    printed = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "--directory", ROOT, "demo", *variables],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    program, *arguments = shlex.split(printed.strip().splitlines()[-1])
+    assert program.endswith("/bin/dkgp")
+    assert " ".join(arguments).endswith(wanted)
+    found = document(run(*arguments))
+    assert found["train"]["solver"] == found["train"]["settings"]["solver"] == "gbcd"
+    assert found["converged"] is True
+    assert found["out"] == str(tmp_path / "made")
 
 
 def test_demo_leaves_the_stores_of_others_alone(

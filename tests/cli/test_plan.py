@@ -30,8 +30,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and in this process."""
     monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 150))
     monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.001)
-    monkeypatch.setattr("dkgp.plan.figures.UPDATE_SHAPE", (512, 256))
-    monkeypatch.setattr("dkgp.plan.figures.PAIR_ROWS", 256)
+    monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (512, 256))
+    monkeypatch.setattr("dkgp.plan.figures.STREAM_BYTES", 2**22)
+    monkeypatch.setattr("dkgp.plan.figures.MATRIX_ORDER", 64)
     monkeypatch.setattr("dkgp.plan.figures.measure_speedups", lambda kernel: (1.0, 1.5))
 
 
@@ -39,51 +40,65 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_for_1_to_256_workers(run: Run, document: Run, problem: tuple[Path, Path], tmp_path: Path) -> None:
     train, hyper = problem
     figures, plot = tmp_path / "machine.json", tmp_path / "plan.png"
-    options = ("--hyper", hyper, "--cluster", "local", "--block-size", 30, "--figures", figures)
+    options = ("--hyper", hyper, "--cluster", "local", "--solver", "gbcd", "--block-size", 30, "--figures", figures)
     result = run("plan", train, *options, "--plot", plot, "--json")
     found = document(result)
     assert [row["workers"] for row in found["workers"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert (found["n"], found["d"], found["p"], found["block_size"]) == (300, 10, 1, 30)
-    assert found["passes"]["exact"] is True
-    assert found["rounds"] == round(found["passes"]["passes"] * 10)
+    assert (found["n"], found["d"], found["p"], found["solver"]) == (300, 10, 1, "gbcd")
+    assert found["settings"]["block_size"] == 30
+    counts = found["counts"]
+    assert counts["unit"] == "column passes"
+    assert 0.0 < counts["low"] < counts["expected"] < counts["high"]
     for row in found["workers"]:
-        assert 0.0 < row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert 0.0 < row["seconds_low"] < row["seconds"] < row["seconds_high"]
+        assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
         assert row["worker_hours"] == pytest.approx(row["workers"] * row["seconds"] / 3600)
         assert row["worker_memory_bytes"] > found["memory_plan"]["worker_bytes"]
         assert row["coordinator_memory_bytes"] == found["memory_plan"]["coordinator_bytes"]
-        assert row["tasks"] == 1  # 300 samples are one task's work
     assert found["most_useful_workers"] == 1
     assert "beyond 1 worker " in found["limit"]
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert json.loads(figures.read_text())["benchmark"] == "machine"
     # The same figures give the same plan again; other networks another one.
-    passes = found["passes"]["passes"]
-    slow = (
-        "--round-trip",
-        0.5,
-        "--bandwidth",
-        "1MiB",
-        "--passes",
-        passes,
-        "--workers",
-        "1,3",
-        "--threads-per-worker",
-        2,
-    )
+    slow = ("--round-trip", 0.5, "--bandwidth", "1MiB", "--passes", 4, "--workers", "1,3", "--threads-per-worker", 2)
     again = document(run("plan", train, *options, *slow, "--json"))
     assert again["machine"] == found["machine"]
     assert again["network"]["bytes_per_second"] == 2**20
     assert [row["threads"] for row in again["workers"]] == [2, 6]
-    assert again["workers"][0]["round_seconds"] > 0.5
+    assert again["counts"]["low"] == again["counts"]["expected"] == again["counts"]["high"] == 4.0
+    # 4 passes of 300 samples by blocks of 30, and two float64 products, each a round trip at least.
+    assert again["workers"][0]["seconds"] > 42 * 0.5
     assert again["workers"][0]["limit"] == "messages"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("options", "solver", "phases"),
+    [
+        ((), "cholesky", {"matrix", "factor", "check"}),
+        (("--solver", "pcg", "--rank", 40), "pcg", {"landmarks", "factor", "products", "application", "check"}),
+        (("--solver", "gbcd"), "gbcd", {"solve", "products", "selection", "check"}),
+    ],
+)
+def test_the_solver_is_the_one_that_train_would_take(
+    options: tuple[Any, ...], solver: str, phases: set[str], run: Run, document: Run, problem: tuple[Path, Path]
+) -> None:
+    train, hyper = problem
+    given = options or ("--solver", "auto")
+    found = document(run("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", 1, *given, "--json"))
+    assert found["solver"] == solver
+    assert (found["auto"] is not None) == (not options)
+    assert set(found["workers"][0]["phases"]) == {"reading"} | phases
 
 
 @pytest.mark.usefixtures("quick")
 def test_tables_say_what_the_document_says(run: Run, problem: tuple[Path, Path]) -> None:
     train, hyper = problem
-    result = run("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", "1,16", "--passes", 4)
+    result = run(
+        "plan", train, "--hyper", hyper, "--cluster", "local", "--workers", "1,16", "--passes", 4, "--solver", "gbcd"
+    )
     assert result.exit_code == 0, result.stderr
-    for words in ("column passes", "4.0", "worker-hours", "Beyond 1 worker less than a tenth is saved"):
+    for words in ("passes", "4.0", "worker-hours", "Beyond 1 worker less than a tenth is saved"):
         assert words in result.stdout
 
 
@@ -96,12 +111,15 @@ def test_tables_say_what_the_document_says(run: Run, problem: tuple[Path, Path])
         (("--workers", "256", "--threads-per-worker", "100000"), 2, "can be simulated"),
         (("--threads-per-worker", "0"), 2, "at least 1"),
         (("--round-trip", "0"), 2, "round trip"),
-        (("--passes", "-1"), 2, "column passes"),
+        (("--passes", "-1"), 2, "number of passes"),
         (("--bandwidth", "fast"), 2, "is no size"),
         (("--hyper", "missing.json"), 3, "missing.json"),
         (("--bench", "missing.json"), 3, "--bench"),
         (("--plot", "plan.gif"), 3, ".png"),
-        (("--block-size", "0"), 3, "block size"),
+        (("--solver", "gbcd", "--block-size", "0"), 3, "block size"),
+        (("--solver", "pcg", "--block-size", "10"), 2, "--block-size"),
+        (("--solver", "smo"), 2, "gbcd, pcg and cholesky"),
+        (("--memory-limit", "100MiB"), 3, "the budget is 100 MiB"),
         (("--tol", "0"), 3, "tolerance"),
         (("--scheduler-file", "missing.json"), 3, "scheduler file"),
     ],
@@ -160,12 +178,12 @@ def test_a_plan_is_compared_with_real_runs(
 ) -> None:
     train, hyper = problem
     monkeypatch.setattr("dkgp.bench.scaling.validate.WORKERS", (1,))
-    found = document(run("plan", train, "--hyper", hyper, "--workers", "1,2", "--validate", "--json"))["validation"]
+    options = ("--hyper", hyper, "--solver", "gbcd", "--workers", "1,2", "--validate")
+    found = document(run("plan", train, *options, "--json"))["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]
-    assert found["passes"] == pytest.approx(found["passes_expected"])
-    assert found["passes_within_interval"] is True
+    assert found["taken"] > 1.0
     for row in found["rows"]:
-        assert row["update_seconds"] > 0.0
+        assert row["product_seconds"] > 0.0
         assert row["ceiling"] > 0.3
         assert 50e6 < row["worker_peak_bytes"] < 1.2 * row["worker_memory_bytes"]
 
@@ -178,9 +196,9 @@ def test_scaling_measures_workers_beside_the_ceiling(
     options = ("--data", problem[0], "--samples", 200, "--hyper", problem[1], "--repeats", 1, "--out", out)
     found = document(run("bench", "scaling", *options, "--json"))
     assert [row["workers"] for row in found["rows"]] == [1, 2]
-    assert found["rows"][0]["update_speedup"] == 1.0
+    assert found["rows"][0]["product_speedup"] == 1.0
     assert found["figures"]["ceiling"] > 0.3
     assert json.loads(out.read_text())["settings"]["machine_figures"]["d"] == 10
     # What was measured for scaling serves a plan.
-    plan = run("plan", problem[0], "--hyper", problem[1], "--bench", out, "--passes", 3, "--workers", 1, "--json")
+    plan = run("plan", problem[0], "--hyper", problem[1], "--bench", out, "--workers", 1, "--json")
     assert document(plan)["machine"] == found["settings"]["machine_figures"]

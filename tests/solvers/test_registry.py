@@ -19,7 +19,6 @@ import dkgp
 from dkgp import GPRegressor
 from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
-from dkgp.commands import train as commands_train
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
@@ -153,7 +152,7 @@ def small_problem(rng: np.random.Generator, tmp_path: Path) -> dict[str, str]:
 def test_inputs_beyond_the_coordinators_share_are_refused_before_the_start(
     small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands_train, "DEFAULT_COORDINATOR_INPUT_BYTES", 100)
+    monkeypatch.setattr("dkgp.models.memory.DEFAULT_COORDINATOR_INPUT_BYTES", 100)
     with pytest.raises(MemoryBudgetError, match="the solver smo needs the inputs of all samples in the coordinator's"):
         run_train(TrainJob(**small_problem, solver=SolverOptions("smo")), SilentReporter())
     assert not Path(small_problem["out"]).exists()

@@ -10,17 +10,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
 
 from dkgp.bench.contenders import found_environment
-from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor
-from dkgp.cluster.executors.base import BlockTask
+from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.measurements import median
 from dkgp.commands.reporting.memory import own_peak_bytes
@@ -32,79 +31,18 @@ from dkgp.kernels import TileEvaluator
 from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.operators import BlockedKernelOperator
-from dkgp.plan.problem import block_solver
+from dkgp.solvers import GreedyBlockCoordinateDescent
 
-__all__ = ["MODULE", "TimedExecutor", "measure_ceiling"]
+__all__ = ["MODULE", "measure_ceiling"]
 
 MODULE = "dkgp.bench.scaling.run"
-WARM_ROUNDS = 4
-UPDATE_ROUNDS = 12
+WARM_ROUNDS = 1
+PRODUCTS = 5
 CEILING_SECONDS = 2.0
 
 
-class _TimedRound:
-    def __init__(self, pending: PendingRound, began: float, spans: list[tuple[float, float]]) -> None:
-        self._pending, self._began, self._spans = pending, began, spans
-        self._ended: float | None = None
-
-    def done(self) -> bool:
-        done = self._pending.done()
-        if done:
-            self._end()
-        return done
-
-    def result(self) -> list[Any]:
-        values = self._pending.result()
-        self._end()
-        return values
-
-    def _end(self) -> None:
-        if self._ended is None:
-            self._ended = time.perf_counter()
-            self._spans.append((self._began, self._ended))
-
-
-class TimedExecutor:
-    """Runs rounds on another executor and notes when each was submitted and when its end was first seen.
-
-    Attributes
-    ----------
-    spans : dict of str to list of (float, float)
-        By the rounds' name.
-    double_columns : int
-        Columns of float64 updates.
-    """
-
-    def __init__(self, executor: BlockExecutor) -> None:
-        self._executor = executor
-        self.spans: dict[str, list[tuple[float, float]]] = {}
-        self.double_columns = 0
-
-    def __getattr__(self, name: str) -> Any:
-        """All else as the executor does."""
-        return getattr(self._executor, name)
-
-    def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
-    ) -> PendingRound:
-        """Start one round."""
-        if name == "kblock" and "double" in [value for value in arguments if isinstance(value, str)]:
-            self.double_columns += next(len(value) for value in arguments if isinstance(value, np.ndarray))
-        began = time.perf_counter()
-        pending = self._executor.submit(name, task, arguments, groups, *hints)
-        return _TimedRound(pending, began, self.spans.setdefault(name, []))
-
-    def seconds(self, name: str) -> float:
-        """Seconds in which at least one round of that name was under way."""
-        total, until = 0.0, -1.0
-        for began, ended in sorted(self.spans.get(name, [])):
-            total += max(0.0, ended - max(began, until))
-            until = max(until, ended)
-        return total
-
-
 def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
-    """Train as `dkgp train` does on worker processes; then updates alone, with nothing else going on."""
+    """Train as `dkgp train` does on worker processes; then products alone, with nothing else going on."""
     dataset = open_dataset(description["train"])
     found = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
     options = SolverOptions(**description["solver"])
@@ -114,46 +52,42 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
     with open_executor(cluster, dataset.n_samples) as executor:
         for url in (description["warm"], description["train"]):
             data = open_dataset(url)
-            solver = block_solver(options, data, SilentReporter())
-            solver = replace(solver, largest_block_size=solver.block_size)  # rounds of one size can be timed alone
-            timed = TimedExecutor(executor)
+            solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
+            if isinstance(solver, GreedyBlockCoordinateDescent):
+                solver = replace(solver, largest_block_size=solver.block_size)  # as it is planned
             began = time.perf_counter()
-            watched = cast(BlockExecutor, timed)
             trained = train(
-                data, found.kernel, found.noise_variance, watched, solver=solver, stopping=options.stopping()
+                data, found.kernel, found.noise_variance, executor, solver=solver, stopping=options.stopping()
             )
             seconds = time.perf_counter() - began
         workers_peak = sorted(_children_peaks(), reverse=True)[: description["workers"]]
         own_peak = own_peak_bytes()
-        size = int(solver.block_size)
         with BlockedKernelOperator(found.kernel, found.noise_variance, dataset, executor) as operator:
-            update = _updates_alone(operator, size, dataset.n_targets)
+            product = _product_alone(operator, dataset.n_targets)
     if not trained.solution.converged:
         raise NotConvergedError(trained.solution.reason.message)
-    waits = [progress.timings for progress in trained.solution.history]
+    phases: dict[str, float] = {}
+    for progress in trained.solution.history:
+        for name, value in progress.timings.items():
+            phases[name] = phases.get(name, 0.0) + value
+    names = ("column_passes", "iterations", "refreshes", "gradient_inf_norm")
     return {
         "seconds": seconds,
-        "update_seconds": update,
-        "update_seconds_in_solve": timed.seconds("kblock"),
-        "refresh_seconds": timed.seconds("kpass"),
-        **{f"{name}_seconds": sum(wait.get(name, 0.0) for wait in waits) for name in ("select", "vectors", "wait")},
-        "block_size": size,
-        "double_passes": timed.double_columns / dataset.n_samples,
-        **{name: trained.summary[name] for name in ("column_passes", "iterations", "refreshes", "gradient_inf_norm")},
+        "product_seconds": product,
+        "phases": phases,
+        **{name: trained.summary[name] for name in names},
         "coordinator_peak_bytes": own_peak,
         "worker_peak_bytes": max(workers_peak, default=0),
     }
 
 
-def _updates_alone(operator: BlockedKernelOperator, size: int, targets: int) -> float:
-    """Median seconds of an update, from its submission to the whole product at the coordinator."""
-    generator = np.random.default_rng(0)
+def _product_alone(operator: BlockedKernelOperator, targets: int) -> float:
+    """Median seconds of a float32 product with all of K."""
+    vectors = np.random.default_rng(0).standard_normal((operator.n, targets))
     times = []
-    for _ in range(WARM_ROUNDS + UPDATE_ROUNDS):
-        indices = generator.choice(operator.n, size, replace=False).astype(np.intp)
-        delta = generator.standard_normal((size, targets))
+    for _ in range(WARM_ROUNDS + PRODUCTS):
         began = time.perf_counter()
-        operator.apply_columns(indices, delta)
+        operator.matmat(vectors, "single")
         times.append(time.perf_counter() - began)
     return median(times[WARM_ROUNDS:])
 

@@ -1,22 +1,19 @@
-"""`dkgp bench scaling`: updates and whole solves on 1, 2, ... worker processes, and what the cost model says of them.
+"""`dkgp bench scaling`: products and whole solves on 1, 2, ... worker processes, and what the cost model says of them.
 
-Each worker has one thread. The update alone is timed with nothing else going on; beside its speed-up stands the
+Each worker has one thread. A product alone is timed with nothing else going on; beside its speed-up stands the
 machine's own ceiling: as many independent single-threaded processes on the same tiles, against one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-import psutil
 
 from dkgp.bench.contenders import run_contender
 from dkgp.bench.problem import BenchProblem, PreparedProblem, ProblemJob
 from dkgp.bench.scaling.run import MODULE, measure_ceiling
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
@@ -24,21 +21,20 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset
 from dkgp.errors import UsageError
 from dkgp.models import read_hyperparameters
-from dkgp.plan.costs import Effort, Problem, project, update_alone_seconds
 from dkgp.plan.figures import MachineFigures, measure_machine
+from dkgp.plan.fleet import Fleet, product_seconds, project
+from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.problem import block_solver, memory_of, problem_of, worker_memory_bytes
-from dkgp.plan.simulation import Fleet
 
 __all__ = ["BenchScalingJob", "Scaling", "compare_with_model", "measure_scaling", "run_bench_scaling"]
 
 COLUMNS = (
     Column("workers", "workers", "d"),
-    Column("update_seconds", "update, s", ".4f"),
-    Column("update_speedup", "speed-up", ".2f"),
+    Column("product_seconds", "product, s", ".4f"),
+    Column("product_speedup", "speed-up", ".2f"),
     Column("ceiling", "machine's ceiling", ".2f"),
     Column("share_of_ceiling", "of the ceiling", ".2f"),
-    Column("update_to_model", "measured / model", ".2f"),
+    Column("product_to_model", "measured / model", ".2f"),
     Column("seconds", "whole solve, s", ".2f"),
     Column("speedup", "speed-up", ".2f"),
     Column("seconds_to_model", "measured / model", ".2f"),
@@ -93,24 +89,22 @@ class Scaling:
 def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
     with job.prepared(reporter) as (prepared, _):
-        scaling = measure_scaling(prepared, job.solver, job.workers, job.repeats, reporter)
         dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
+        solver, _ = job.solver.decided(dataset, found)
+        scaling = measure_scaling(prepared, solver, job.workers, job.repeats, reporter)
         reporter.note("measuring this machine and its cluster for the cost model")
         with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
             cluster = measure_cluster(executor)
-            machine = measure_machine(dataset, found.kernel, found.noise_variance, executor)
-            solver = block_solver(job.solver, dataset, SilentReporter())
-            problem = problem_of(dataset, found.kernel, solver, executor.least_task_evaluations)
-    rows = compare_with_model(scaling, problem, machine, cluster)
-    first, last = rows[0], rows[-1]
+            machine = measure_machine(dataset, found.kernel, found.noise_variance)
+        foreseen = foresee(dataset, found, solver, SilentReporter())
+    rows = compare_with_model(scaling, foreseen, machine, cluster)
+    last = rows[-1]
     figures = {
-        "update_speedup": last["update_speedup"],
+        "product_speedup": last["product_speedup"],
         "ceiling": last["ceiling"],
         "speedup": last["speedup"],
         "column_passes": scaling.runs[job.workers[0]][0]["column_passes"],
-        "select_seconds": first["select_seconds"],
-        "update_seconds_in_solve": first["update_seconds_in_solve"],
-        "block_size": problem.block_size,
+        "iterations": scaling.runs[job.workers[0]][0]["iterations"],
     }
     title = job.title("Worker processes", prepared, f"median of {job.repeats}")
     settings = {
@@ -153,41 +147,40 @@ def measure_scaling(
 
 
 def compare_with_model(
-    scaling: Scaling, problem: Problem, machine: MachineFigures, cluster: ClusterFigures
+    scaling: Scaling, foreseen: Foreseen, machine: MachineFigures, cluster: ClusterFigures
 ) -> list[dict[str, Any]]:
     """Return what was measured for each number of workers, beside what the cost model says of the same run.
 
-    The model is given the passes that the runs took: what is compared is what a pass costs.
+    The model is given the products or passes that the runs took: what is compared is what they cost.
     """
     base = next(iter(scaling.runs))
+    memory = foreseen.memory_plan(ClusterOptions().cache_bytes, None)
     rows = []
     for count, runs in scaling.runs.items():
-        fleet = Fleet(count, 1, machine.speedups, available_cores(), cluster.network, one_machine=True)
-        last = runs[-1]
-        effort = Effort(last["column_passes"], last["double_passes"], last["refreshes"])
-        projection = project(problem, machine, fleet, effort)
-        resident = int(psutil.Process().memory_info().rss)
-        plan = memory_of(problem, resident_bytes=resident, cache_bytes=ClusterOptions().cache_bytes)
-        planned = worker_memory_bytes(plan, cluster.worker_resident_bytes)
-        names = ("seconds", "update_seconds", "update_seconds_in_solve", "select_seconds", "wait_seconds")
-        measured = {name: scaling.median(count, name) for name in (*names, "refresh_seconds", "worker_peak_bytes")}
-        alone = update_alone_seconds(problem, machine, fleet)
-        speedup, ceiling = scaling.ratio(count, base, "update_seconds"), scaling.ceiling(count, base)
+        speedups, least = machine.speedups, cluster.least_task_evaluations
+        fleet = Fleet(count, 1, speedups, cluster.network, one_machine=True, least_task_evaluations=least)
+        taken = replace(foreseen, counts=replace(foreseen.counts, checks=runs[-1]["refreshes"]))
+        # A product with the whole matrix is a column pass.
+        projection = project(taken.phases(runs[-1]["column_passes"]), foreseen.sizes, machine.prices, fleet)
+        planned = foreseen.worker_bytes(memory, count, cluster.worker_resident_bytes)
+        names = ("seconds", "product_seconds", "worker_peak_bytes")
+        measured = {name: scaling.median(count, name) for name in names}
+        alone = product_seconds(foreseen.sizes, machine.prices, fleet)
+        speedup, ceiling = scaling.ratio(count, base, "product_seconds"), scaling.ceiling(count, base)
         rows.append(
             {
                 "workers": count,
                 **measured,
-                "update_speedup": speedup,
+                "product_speedup": speedup,
                 "ceiling": ceiling,
                 "share_of_ceiling": speedup / ceiling,
                 "speedup": scaling.ratio(count, base, "seconds"),
-                "update_seconds_model": alone,
-                "update_to_model": measured["update_seconds"] / alone,
-                "seconds_model": projection.seconds,
-                "seconds_to_model": measured["seconds"] / projection.seconds,
-                "update_seconds_in_solve_model": projection.update_seconds,
-                "refresh_seconds_model": projection.refresh_seconds,
-                "start_seconds_model": projection.start_seconds,
+                "product_seconds_model": alone,
+                "product_to_model": measured["product_seconds"] / alone,
+                "seconds_model": projection.total,
+                "seconds_to_model": measured["seconds"] / projection.total,
+                "phases": runs[-1]["phases"],
+                "phases_model": projection.seconds,
                 "limit": projection.limit,
                 "coordinator_peak_bytes": scaling.median(count, "coordinator_peak_bytes"),
                 "worker_memory_bytes": planned,

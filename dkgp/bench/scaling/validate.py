@@ -10,13 +10,11 @@ from dkgp.bench.problem import PreparedProblem, write_warm_up
 from dkgp.bench.scaling.study import compare_with_model, measure_scaling
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, write_hyperparameters
-from dkgp.plan.costs import Problem
 from dkgp.plan.figures import MachineFigures
+from dkgp.plan.foreseen import Foreseen
 from dkgp.plan.network import measure_cluster
-from dkgp.plan.passes import PassesEstimate
 
 __all__ = ["validate"]
 
@@ -24,32 +22,27 @@ WORKERS = (1, 2)
 
 
 def validate(
-    dataset: Dataset,
-    found: Hyperparameters,
-    solver: SolverOptions,
-    problem: Problem,
-    machine: MachineFigures,
-    passes: PassesEstimate,
-    reporter: Reporter,
+    dataset: Dataset, found: Hyperparameters, foreseen: Foreseen, machine: MachineFigures, reporter: Reporter
 ) -> dict[str, Any]:
     """Train for each number of workers once; return rows as `dkgp bench scaling` has them, and the passes taken.
 
     Each worker has one thread and shares this machine with the coordinator, whatever the plan is for. The model is
-    given the passes that were taken: how well those were foreseen is said apart.
+    given the products or passes that were taken: how well those were foreseen is said apart.
     """
     with tempfile.TemporaryDirectory(prefix="dkgp-plan-") as folder:
         warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
         write_warm_up(dataset, warm)
         write_hyperparameters(hyper, found)
         prepared = PreparedProblem(dataset.url, None, warm, hyper, dataset.n_samples, dataset.n_features)
-        scaling = measure_scaling(prepared, solver, WORKERS, 1, reporter)
+        scaling = measure_scaling(prepared, foreseen.options, WORKERS, 1, reporter)
     # The plan may be for another cluster; these runs were on worker processes here.
     with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
         cluster = measure_cluster(executor)
-    taken = scaling.runs[WORKERS[0]][0]["column_passes"]
+    taken, counts = scaling.runs[WORKERS[0]][0]["column_passes"], foreseen.counts
     return {
-        "rows": compare_with_model(scaling, problem, machine, cluster),
-        "passes": taken,
-        "passes_expected": passes.passes,
-        "passes_within_interval": passes.low <= taken <= passes.high,
+        "rows": compare_with_model(scaling, foreseen, machine, cluster),
+        "unit": counts.unit,
+        "taken": taken,
+        "expected": counts.expected,
+        "within_interval": counts.low <= taken <= counts.high,
     }

@@ -6,8 +6,8 @@ L L' = (Kbar - F F')_II, the leaf's rows of T are [-L22^-1 L21 L11^-1, L22^-1], 
 
     M^-1 = T' (I - V (I + V'V)^-1 V') T.
 
-T'T is the inverse that a Gaussian process would have in which a leaf depended on its halo alone among all samples before
-it (Vecchia), so M is Kbar where halos are everything. T and V are kept in float32, and rounded as they are M is
+T'T is the inverse that a Gaussian process would have in which a leaf depended on its halo alone among all samples
+before it (Vecchia), so M is Kbar where halos are everything. T and V are kept in float32, and rounded as they are M is
 symmetric positive definite; I + V'V is float64, at the coordinator, which holds n-vectors otherwise.
 
 References
@@ -37,7 +37,6 @@ from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
 from dkgp.operators.vecchia.leaves import Leaves, Noise
 from dkgp.operators.vecchia.tasks import (
-    Rows,
     backward_task,
     build_task,
     forward_task,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import prefer_full_vectors

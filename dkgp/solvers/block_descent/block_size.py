@@ -1,8 +1,6 @@
 """The block size m for `auto`: the smallest projected time for a given n and d, and when to raise it.
 
-Costs are per-core figures in units of one float32 kernel entry, from `dkgp bench tiles` and `dkgp bench solve`; only
-their ratios matter, and those move little between machines. Nothing is timed at run time, so that a seeded run is the
-same everywhere.
+Costs are nominal (`dkgp.solvers.prices`): nothing is timed at run time, so that a seeded run is the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from dkgp.operators.base import FloatArray
+from dkgp.solvers.prices import Prices, Work
 
 __all__ = [
     "BlockGrowth",
@@ -40,6 +39,8 @@ LEAST_CANDIDATES = 20
 LEAST_GAIN = 0.1
 # How fast a solve gets on is judged after this share of a column pass, and again after every further one.
 REVIEW_PASSES = 0.5
+# Of a round, on a cluster.
+MESSAGES_SECONDS = 5e-3
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class BlockGrowth:
 
 
 def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
-    """Projected core time of a round with block size m, in nanoseconds up to a common factor.
+    """Projected core seconds of a round with block size m, up to a common factor.
 
     Parameters
     ----------
@@ -122,12 +123,9 @@ def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float 
     entry_share : float
         What a kernel entry costs, over the usual price.
     """
-    entry_ns = (0.30 + 0.012 * d) * entry_share
-    update = n * m * entry_ns
-    selection = candidates * m * m / 2 * entry_ns
-    dense = 0.0036 * m**3 + 18e3 * m
-    round_trip = 5e6
-    return float(update + selection + dense + round_trip)
+    prices = Prices.nominal(d)
+    entries = entry_share * (n * m + candidates * m * m / 2)
+    return prices.seconds(Work(entries=entries, drawn=m, dense=float(m) ** 3)) + MESSAGES_SECONDS
 
 
 def automatic_block_size(n: int, d: int, candidates: int) -> int:

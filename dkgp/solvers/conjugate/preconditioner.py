@@ -18,6 +18,7 @@ from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
+from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
 
 __all__ = ["FactorPreconditioning", "Preconditioner", "Preconditioning"]
@@ -186,9 +187,7 @@ class FactorPreconditioning:
         landmarks = self.choose(operator)
         if self.halo == 0:
             return LowRankPreconditioner(LowRankFactor(operator, landmarks), operator.noise_variance)
-        from dkgp.operators.vecchia import VecchiaFactor
-
-        return VecchiaFactor(operator, self.halo, self.leaf, landmarks)
+        return VecchiaFactor(operator, int(self.halo), int(self.leaf), landmarks)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:
         """Draw the landmarks: (rank,) samples, sorted; fewer where the kernel's numerical rank is reached."""

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import UsageError
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     ConjugateGradient,
@@ -181,5 +181,5 @@ def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
     assert solver.restore(operator, problem.y, dict(state.arrays()), old).risk_width == np.inf
     # Evaluated in float32, it is not proven.
     state.precision = "single"
-    state.renew_gradient(operator, "double")
+    state.renew_gradient(operator)
     assert state.risk_width == np.inf

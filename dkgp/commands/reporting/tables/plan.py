@@ -19,12 +19,13 @@ def plan_tables(document: Document) -> list[RenderableType]:
 
 
 def _summary(document: Document) -> RenderableType:
-    passes, network = document["passes"], document["network"]
-    how = "the whole problem was solved to find out" if passes["exact"] else _interval(passes)
+    counts, network = document["counts"], document["network"]
+    known = counts["low"] == counts["high"]
+    between = "" if known else f", between {counts['low']:.1f} and {counts['high']:.1f}"
     rows = [
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
-        ("column passes", f"{passes['passes']:.1f}" + (f", {how}" if how else "")),
-        ("rounds, block size", f"{document['rounds']:,}, {document['block_size']:,}"),
+        ("solver", document["solver"] + (f": {document['auto']['reason']}" if document["auto"] else "")),
+        (counts["unit"], f"{counts['expected']:.1f}{between}"),
         ("coordinator's memory", size(document["workers"][0]["coordinator_memory_bytes"])),
         ("round trip, further task", _milliseconds(network["round_trip_seconds"], network["task_seconds"])),
         ("payload", f"{size(network['bytes_per_second'])} a second"),
@@ -32,25 +33,21 @@ def _summary(document: Document) -> RenderableType:
     return table_of("Plan", rows)
 
 
-def _interval(passes: Document) -> str:
-    return f"between {passes['low']:.1f} and {passes['high']:.1f}" if passes["trials"] else ""
-
-
 def _milliseconds(*seconds: float) -> str:
     return ", ".join(f"{1000 * value:.2f} ms" for value in seconds)
 
 
 def _workers(document: Document) -> RenderableType:
+    phases = list(document["workers"][0]["phases"])
     table = Table()
-    for heading in ("workers", "time", "between", "a round", "tasks", "memory of each", "worker-hours", "limit"):
+    for heading in ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit"):
         table.add_column(heading, justify="left" if heading == "limit" else "right")
     for row in document["workers"]:
         table.add_row(
             f"{row['workers']:,}",
             duration(row["seconds"]),
             f"{duration(row['seconds_low'])} and {duration(row['seconds_high'])}",
-            f"{1000 * row['round_seconds']:.0f} ms",
-            f"{row['tasks']:,}",
+            *(duration(row["phases"][name]) for name in phases),
             size(row["worker_memory_bytes"]),
             f"{row['worker_hours']:.3g}",
             row["limit"],
@@ -70,7 +67,7 @@ def _validation(document: Document) -> list[RenderableType]:
     table = Table()
     for heading in (
         "workers here",
-        "update, s",
+        "product, s",
         "model",
         "ratio",
         "whole, s",
@@ -84,9 +81,9 @@ def _validation(document: Document) -> list[RenderableType]:
     for row in found["rows"]:
         table.add_row(
             str(row["workers"]),
-            f"{row['update_seconds']:.4f}",
-            f"{row['update_seconds_model']:.4f}",
-            f"{row['update_to_model']:.2f}",
+            f"{row['product_seconds']:.4f}",
+            f"{row['product_seconds_model']:.4f}",
+            f"{row['product_to_model']:.2f}",
             f"{row['seconds']:.2f}",
             f"{row['seconds_model']:.2f}",
             f"{row['seconds_to_model']:.2f}",
@@ -94,6 +91,7 @@ def _validation(document: Document) -> list[RenderableType]:
             size(row["worker_memory_bytes"]),
             f"{row['worker_memory_to_model']:.2f}",
         )
-    inside = "inside" if found["passes_within_interval"] else "outside"
-    passes = f"Passes taken: {found['passes']:.2f}; expected {found['passes_expected']:.2f}, {inside} the interval."
-    return [Text("Measured against the model (measured / model)", style="bold"), table, Text(passes)]
+    inside = "inside" if found["within_interval"] else "outside"
+    taken = f"{found['unit']} taken: {found['taken']:.2f}; expected {found['expected']:.2f}, {inside} the interval."
+    words = taken[0].upper() + taken[1:]
+    return [Text("Measured against the model (measured / model)", style="bold"), table, Text(words)]

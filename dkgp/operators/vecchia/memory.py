@@ -1,0 +1,67 @@
+"""Memory that a block-Vecchia factor takes: what is kept, what making a leaf takes, and what the coordinator holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dkgp.operators.vecchia.leaf import PANEL_ROWS
+from dkgp.operators.vecchia.order import leaf_count
+
+__all__ = ["VecchiaBytes", "vecchia_bytes"]
+
+
+@dataclass(frozen=True)
+class VecchiaBytes:
+    """Projected bytes of a factor.
+
+    Attributes
+    ----------
+    kept : int
+        Leaves, of all workers together; on disk as far as their memory does not suffice.
+    making : int
+        A task that makes a leaf, at its peak: of each thread of a worker.
+    points : int
+        Points of all samples and their order, in each worker's process while leaves are made.
+    coordinator : int
+        Vectors in pieces on their way, lists of samples, and I + V'V.
+    """
+
+    kept: int
+    making: int
+    points: int
+    coordinator: int
+
+    def in_process(self, threads: int) -> int:
+        """Bytes of one process that does everything itself, with so many threads."""
+        return self.kept + self.points + self.coordinator + threads * self.making
+
+
+def vecchia_bytes(
+    n: int, halo: int, leaf: int, rank: int = 0, *, width: int = 0, vectors: int = 1, double: bool = False
+) -> VecchiaBytes:
+    """Project the memory of a factor of n samples.
+
+    Parameters
+    ----------
+    n, halo, leaf, rank : int
+        Samples; samples of a halo and of a leaf, at most; landmarks.
+    width : int
+        Numbers of a point: the kernel's `feature_width`.
+    vectors : int
+        Vectors that it is applied to at a time, t.
+    double : bool
+        Whether leaves are factored in float64 (little noise).
+    """
+    halo, leaf = min(halo, n), min(leaf, n)
+    leaves = leaf_count(n, leaf)
+    rows = -(-n // leaves)
+    # The first leaves have fewer samples before them than a halo holds.
+    short = min(leaves, -(-halo // rows))
+    halos = (leaves - short) * halo + sum(min(halo, k * rows) for k in range(short))
+    kept = 4 * (rows * halos + leaves * rows * (rows + PANEL_ROWS) // 2 + leaves * rows * rank) + 4 * (halos + n)
+    columns = halo + rows
+    number = 8 if double else 4
+    making = number * columns * (columns + 256 + rank) + 8 * columns * rank + 4 * rows * (columns + rank)
+    united = halos + n
+    coordinator = united * (4 + 8 * min(vectors, 128)) + 3 * 8 * rank * rank + 8 * n * min(vectors, 128)
+    return VecchiaBytes(kept, making, n * (8 * width + 16), coordinator)

@@ -1,0 +1,164 @@
+"""A solve's phases laid out over workers: seconds by phase, and what they would be shorter without.
+
+A phase's work is cut into tasks, at most as many as it has pieces; a round of them lasts as long as the longer of the
+computing and of their messages, which pass the scheduler one after another, and a round trip besides. The coordinator's
+own part follows, or runs beside the phase before it. Threads of one machine share it: with k of them busy they run at
+the speed-up measured for k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dkgp.plan.network import Network
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
+
+__all__ = ["Fleet", "Projection", "most_useful_workers", "product_seconds", "project"]
+
+# More workers are worth having while they save this share of the time.
+WORTHWHILE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers and the coordinator of a run.
+
+    Attributes
+    ----------
+    workers, threads_per_worker
+        Worker processes, and tasks that each runs at once.
+    speedups
+        Speed of 1, 2, ... busy threads of a machine together, in units of one thread alone; further threads add
+        nothing.
+    network
+        What messages cost.
+    one_machine
+        Whether the workers share the coordinator's machine. Each has a machine to itself otherwise.
+    least_task_evaluations
+        Kernel entries below which a task is not worth its messages.
+    """
+
+    workers: int
+    threads_per_worker: int
+    speedups: tuple[float, ...]
+    network: Network
+    one_machine: bool = False
+    least_task_evaluations: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Tasks that run at once."""
+        return self.workers * self.threads_per_worker
+
+    def speed(self, threads: float) -> float:
+        """Speed of so many threads of a machine together; between two whole numbers on a line."""
+        most = len(self.speedups)
+        below = min(max(1, math.floor(threads)), most)
+        above = min(below + 1, most)
+        return self.speedups[below - 1] + (threads - below) * (self.speedups[above - 1] - self.speedups[below - 1])
+
+    def workers_speed(self, tasks: int) -> float:
+        """Speed of the workers together with so many tasks at hand, which go round them."""
+        busy = min(tasks, self.threads)
+        if self.one_machine:
+            return self.speed(busy)
+        spread = min(self.workers, busy)
+        return spread * self.speed(busy / spread)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Seconds of a run on a fleet.
+
+    Attributes
+    ----------
+    seconds
+        By phase, in their order; of work that runs beside another phase, what it adds to that.
+    limits
+        The same seconds by what would make them fewer: "workers", "tasks", "messages", or a phase of the coordinator's.
+    """
+
+    seconds: dict[str, float]
+    limits: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Seconds of the run."""
+        return sum(self.seconds.values())
+
+    @property
+    def limit(self) -> str:
+        """The one that takes most of the time."""
+        return max(self.limits, key=lambda name: self.limits[name])
+
+
+def project(phases: Sequence[Phase], sizes: Sizes, prices: Prices, fleet: Fleet) -> Projection:
+    """Lay a solve out; everyone reads X first, in each precision."""
+    reading = prices.seconds(Work(read=float(sizes.n) * sizes.d))
+    each = fleet.speed(fleet.threads) / fleet.workers if fleet.one_machine else fleet.speed(fleet.threads_per_worker)
+    seconds = {"reading": reading + 2.0 * reading / each}
+    limits = {"reading": seconds["reading"]}
+    beside = busy = 0.0
+    for phase in phases:
+        workers, limit = _workers_seconds(phase, prices, fleet)
+        threaded, alone = prices.seconds(phase.threaded), prices.seconds(phase.alone)
+        own = threaded / fleet.speedups[-1] + alone
+        if phase.hidden:
+            # On one machine nothing is gained but what cores lay idle.
+            both = (busy + threaded + alone) / fleet.speedups[-1] if fleet.one_machine else 0.0
+            own = max(own - beside, both - beside, 0.0)
+        seconds[phase.name] = phase.times * (workers + own)
+        limits[phase.name] = limits.get(phase.name, 0.0) + phase.times * own
+        limits[limit] = limits.get(limit, 0.0) + phase.times * workers
+        beside, busy = workers, prices.seconds(phase.shared)
+    return Projection(seconds, limits)
+
+
+def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet) -> float:
+    """Seconds of one float32 product with all of K."""
+    product = product_phase("products", sizes, 1.0)
+    return _workers_seconds(product, prices, fleet)[0] + prices.seconds(product.alone)
+
+
+def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float, str]:
+    """Seconds of a phase's rounds of tasks, each time it comes about, and their limit."""
+    if not phase.rounds:
+        return 0.0, "workers"
+    tasks, rounds = min(fleet.threads, phase.pieces), phase.rounds
+    evaluations = phase.shared.entries + phase.shared.double_entries
+    if phase.paired:
+        # As `BlockedKernelOperator.matmat` cuts them: several small tasks a thread, in rounds of bounded size.
+        rounds *= math.ceil(phase.pieces / max(8 * fleet.threads, math.isqrt(2 * phase.pieces)))
+        messages = min(phase.pieces, 2 * fleet.threads * rounds)
+    else:
+        if fleet.least_task_evaluations and evaluations:
+            tasks = min(tasks, max(1, round(evaluations / fleet.least_task_evaluations)))
+        messages = tasks * rounds
+    network = fleet.network
+    # A worker with one piece more than another is waited for.
+    uneven = math.ceil(phase.pieces / tasks) * tasks / phase.pieces
+    computing = prices.seconds(phase.shared) * uneven / fleet.workers_speed(tasks)
+    moved = phase.sent + phase.returned + messages * phase.sent_to_each
+    sending = messages * (network.task_seconds + network.submit_seconds) + moved / network.bytes_per_second
+    waiting = rounds * network.round_trip_seconds
+    if computing >= sending + waiting:
+        limit = "workers" if tasks == fleet.threads else "tasks"
+    else:
+        limit = "messages"
+    return max(computing, sending) + waiting, limit
+
+
+def most_useful_workers(workers: Sequence[int], seconds: Sequence[float]) -> int:
+    """Return the fewest workers beyond which none of the larger numbers saves a tenth of the time.
+
+    Parameters
+    ----------
+    workers, seconds : sequences
+        Rising numbers of workers, and what each takes.
+    """
+    for number, count in enumerate(workers):
+        if min(seconds[number:]) > (1.0 - WORTHWHILE_SHARE) * seconds[number]:
+            return count
+    return workers[-1]

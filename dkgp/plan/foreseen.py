@@ -1,0 +1,199 @@
+"""A training run foreseen: the solver it would take, the work that waits for it, and the memory.
+
+The solver is the one that is named, or the one that `auto` takes. How many products or column passes it takes comes
+from the same probe and the same laws that `auto` chooses by, between bounds as wide as these were seen to err.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import Dataset
+from dkgp.errors import UsageError
+from dkgp.models import Hyperparameters
+from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_within
+from dkgp.models.solver_choice import law_for
+from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.prices import Phase, Sizes, cholesky_phases, conjugate_phases, descent_phases
+from dkgp.solvers.registry import Need, SolverMemory, solver_memory
+
+__all__ = ["Counts", "Foreseen", "foresee"]
+
+# Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
+CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
+# How far the laws were seen to err, either way.
+SPREAD = 1.5
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of the things that a solve spends its time on.
+
+    Attributes
+    ----------
+    unit
+        "products" with the kernel matrix, "column passes", or "factor".
+    expected, low, high
+        Their number, and between which it should lie; equal where it is known.
+    checks
+        Products in float64 besides, which verify the gradient.
+    """
+
+    unit: str
+    expected: float
+    low: float
+    high: float
+    checks: float
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A run, before it starts.
+
+    Attributes
+    ----------
+    solver, options
+        With all that it chooses by itself chosen, and the options that make it.
+    choice
+        Why it is that one; None where it was named.
+    sizes, counts
+        What it works on, and how often.
+    memory
+        What it declares that it holds.
+    width
+        The kernel's `feature_width`.
+    """
+
+    solver: Solver
+    options: SolverOptions
+    choice: Choice | None
+    sizes: Sizes
+    counts: Counts
+    memory: SolverMemory
+    width: int
+    needs_inputs: str | None
+
+    def phases(self, count: float) -> list[Phase]:
+        """Return the work of a run that takes so many products or passes."""
+        solver, sizes, checks = self.solver, self.sizes, self.counts.checks
+        if isinstance(solver, GreedyBlockCoordinateDescent):
+            candidates = solver.selection.candidates
+            return descent_phases(sizes, int(solver.block_size), candidates, count, checks=checks)
+        if isinstance(solver, ConjugateGradient):
+            made = solver.preconditioner
+            assert isinstance(made, FactorPreconditioning)
+            halo, leaf = (int(made.halo), int(made.leaf)) if made.halo else (0, 0)
+            return conjugate_phases(sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks)
+        return cholesky_phases(sizes, checks=checks)
+
+    def memory_plan(self, cache_bytes: int, budget_bytes: int | None) -> MemoryPlan:
+        """Project the memory, workers being processes of their own; `MemoryBudgetError` where `train` would refuse.
+
+        Parameters
+        ----------
+        cache_bytes : int
+            Of each worker's feature cache.
+        budget_bytes : int, optional
+            What the coordinator may take; by default what is free here.
+        """
+        resident = int(psutil.Process().memory_info().rss)
+        return plan_within(
+            budget_bytes or resident + available_bytes(),
+            self.sizes.n,
+            self.sizes.d,
+            self.sizes.p,
+            self.memory,
+            needs_inputs=self.needs_inputs,
+            resident_bytes=resident,
+            shares_process=False,
+            overlaps=True,
+            cache_bytes=cache_bytes,
+            width=self.width,
+        )
+
+    def worker_bytes(self, plan: MemoryPlan, workers: int, resident_bytes: int) -> int:
+        """Projected peak of one of so many worker processes, each of which holds its share of a factor."""
+        elsewhere = self.memory.factor_bytes - -(-self.memory.factor_bytes // workers)
+        return resident_bytes + RUNTIME_BYTES + plan.worker_bytes - elsewhere
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "solver": self.solver.name,
+            "settings": self.solver.settings(),
+            "auto": None if self.choice is None else self.choice.to_json(),
+            "counts": asdict(self.counts),
+        }
+
+
+def foresee(
+    dataset: Dataset,
+    found: Hyperparameters,
+    options: SolverOptions,
+    reporter: Reporter,
+    *,
+    count: float | None = None,
+    memory_bytes: int | None = None,
+) -> Foreseen:
+    """Settle the solver as `train` would, and foresee how long its way is.
+
+    Parameters
+    ----------
+    count : float, optional
+        Products or column passes, where they are known.
+    memory_bytes : int, optional
+        What the run may take.
+
+    Raises
+    ------
+    InputError, UsageError, MemoryBudgetError
+        As `train` would; and `UsageError` for a solver whose work is not counted here.
+    """
+    n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
+    options.stopping()
+    named, choice = options.decided(dataset, found, memory_bytes=memory_bytes)
+    solver = named.build(n, d, p, reporter)
+    double = options.precision == "double"
+    sizes = Sizes(n, d, p, double, BlockContext("plan", dataset, found.kernel, n).n_blocks)
+    width = feature_width(found.kernel)
+    return Foreseen(
+        solver,
+        named,
+        choice,
+        sizes,
+        _counts(solver, dataset, found, options, count, CHECKS_IN_DOUBLE if double else CHECKS),
+        solver_memory(solver, n, width),
+        width,
+        solver.name if named.needs(Need.INPUTS) else None,
+    )
+
+
+def _counts(
+    solver: Solver,
+    dataset: Dataset,
+    found: Hyperparameters,
+    options: SolverOptions,
+    known: float | None,
+    checks: float,
+) -> Counts:
+    if isinstance(solver, Cholesky):
+        return Counts("factor", 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
+    law = law_for(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
+    if isinstance(solver, GreedyBlockCoordinateDescent):
+        if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
+            raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
+        unit, expected = "column passes", known or law.passes()
+    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
+        unit, expected = "products", known or law.iterations(int(solver.preconditioner.rank))
+    else:
+        raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
+    spread = SPREAD if known is None else 1.0
+    return Counts(unit, expected, expected / spread, expected * spread, checks)

@@ -1,0 +1,133 @@
+"""Phases laid out over workers, against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dkgp.plan.fleet import Fleet, most_useful_workers, product_seconds, project
+from dkgp.plan.network import Network
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, conjugate_phases, descent_phases
+
+FREE = Network(0.0, 0.0, 0.0, 1e30)
+NETWORK = Network(0.008, 0.001, 0.0002, 1e9)
+# A second for each kind of work, so that phases are written in seconds.
+SECONDS = Prices(**dict.fromkeys(vars(Work()), 1.0))
+SPEEDUPS = (1.0, 1.9, 2.8, 3.6)
+NO_SAMPLES = Sizes(0, 1)
+PRICES = Prices.nominal(8)
+SIZES = Sizes(n=1_000_000, d=8, blocks=123)
+
+
+def fleet(workers: int, *, threads: int = 1, network: Network = FREE, **others: Any) -> Fleet:
+    return Fleet(workers, threads, **{"speedups": SPEEDUPS, "network": network, **others})
+
+
+def work(seconds: float, pieces: int = 10**6, **others: Any) -> Phase:
+    return Phase("work", 1.0, Work(operations=seconds), rounds=1, pieces=pieces, **others)
+
+
+def seconds_of(phases: list[Phase], given: Fleet) -> float:
+    return project(phases, NO_SAMPLES, SECONDS, given).total
+
+
+def test_machines_of_their_own_add_up_and_one_machine_is_shared() -> None:
+    assert seconds_of([work(8.0)], fleet(8)) == pytest.approx(1.0, rel=1e-4)
+    assert seconds_of([work(8.0)], fleet(2, threads=2)) == pytest.approx(8.0 / 3.8, rel=1e-4)
+    assert seconds_of([work(8.0)], fleet(2, one_machine=True)) == pytest.approx(8.0 / 1.9, rel=1e-4)
+    # Further threads than there are cores add nothing.
+    assert seconds_of([work(8.0)], fleet(9, one_machine=True)) == pytest.approx(8.0 / 3.6, rel=1e-4)
+
+
+def test_whoever_has_a_piece_more_is_waited_for() -> None:
+    assert seconds_of([work(9.0, pieces=9)], fleet(4)) == pytest.approx(3.0)  # 3, 2, 2 and 2 pieces
+    found = project([work(9.0, pieces=2)], NO_SAMPLES, SECONDS, fleet(4))
+    assert found.total == pytest.approx(4.5)
+    assert found.limit == "tasks"
+
+
+def test_the_coordinators_part_comes_after() -> None:
+    phase = work(2.0, threaded=Work(operations=3.6), alone=Work(operations=5.0))
+    found = project([replace(phase, times=3.0)], NO_SAMPLES, SECONDS, fleet(2))
+    assert found.total == pytest.approx(3 * (1.0 + 1.0 + 5.0), rel=1e-4)
+    assert found.limit == "work"
+
+
+def test_hidden_work_costs_what_is_longer_than_the_phase_before() -> None:
+    short, long = (Phase("selection", 1.0, alone=Work(operations=seconds), hidden=True) for seconds in (1.5, 5.0))
+    assert seconds_of([work(4.0), short], fleet(2)) == pytest.approx(2.0, rel=1e-4)
+    assert seconds_of([work(4.0), long], fleet(2)) == pytest.approx(5.0, rel=1e-4)
+    # On one machine of two cores, both are work for the same two.
+    shared = fleet(2, one_machine=True, speedups=(1.0, 2.0))
+    assert seconds_of([work(4.0), short], shared) == pytest.approx((4.0 + 1.5) / 2, rel=1e-4)
+    assert seconds_of([work(4.0), long], shared) == pytest.approx(5.0, rel=1e-4)
+
+
+def test_messages_take_turns_and_are_waited_for() -> None:
+    network = Network(0.5, 0.01, 0.01, 1e6)
+    phase = work(0.001, sent=1e6, returned=1e6, sent_to_each=1e5)
+    # Ten tasks at .02 each, two megabytes and ten times a tenth of one, and a round trip.
+    found = project([phase], NO_SAMPLES, SECONDS, fleet(10, network=network))
+    assert found.total == pytest.approx(0.5 + 0.2 + 2.0 + 1.0)
+    assert found.limit == "messages"
+
+
+def test_small_tasks_are_not_cut_further() -> None:
+    phase = Phase("work", 1.0, Work(entries=8.0), rounds=1, pieces=100)
+    found = project([phase], NO_SAMPLES, SECONDS, fleet(8, least_task_evaluations=4))
+    assert found.total == pytest.approx(4.0)
+    assert found.limit == "tasks"
+
+
+def test_pairs_of_blocks_go_out_in_rounds_of_bounded_size() -> None:
+    network = Network(1.0, 0.0, 0.0, 1e30)
+    phase = Phase("work", 1.0, Work(operations=0.001), rounds=1, pieces=123 * 124 // 2, paired=True)
+    # 7,626 pairs, 123 a round for few workers, 8 for each of 100 threads.
+    assert seconds_of([phase], fleet(1, network=network)) == pytest.approx(62.0, rel=0.01)
+    assert seconds_of([phase], fleet(100, network=network)) == pytest.approx(10.0, rel=0.01)
+
+
+def test_reading_is_everyones_own() -> None:
+    found = project([], Sizes(1000, 3), SECONDS, fleet(4))
+    assert found.seconds == {"reading": 3 * 3000.0}
+    assert project([], Sizes(1000, 3), SECONDS, fleet(4, one_machine=True)).total == pytest.approx(
+        3000.0 + 2 * 3000.0 * 4 / 3.6
+    )
+
+
+@pytest.mark.parametrize("solver", ["pcg", "gbcd"])
+def test_more_workers_help_until_something_else_is_the_limit(solver: str) -> None:
+    phases = (
+        conjugate_phases(SIZES, 20, halo=1000, leaf=500, rank=300)
+        if solver == "pcg"
+        else descent_phases(SIZES, 4000, 60, 3.0)
+    )
+    workers = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    found = {count: project(phases, SIZES, PRICES, fleet(count, network=NETWORK)) for count in workers}
+    seconds = [found[count].total for count in workers]
+    best = seconds.index(min(seconds))
+    assert all(later < earlier for earlier, later in itertools.pairwise(seconds[: best + 1]))
+    assert found[1].limit == "workers"
+    assert found[256].limit != "workers"
+    assert 2 <= most_useful_workers(workers, seconds) <= 128
+    for projection in found.values():
+        assert sum(projection.limits.values()) == pytest.approx(projection.total)
+        assert min(projection.seconds.values()) >= 0.0
+
+
+def test_a_product_alone_is_a_products_share_of_a_solve() -> None:
+    phases = conjugate_phases(SIZES, 20, rank=300)
+    given = fleet(4, network=NETWORK)
+    products = project(phases, SIZES, PRICES, given).seconds["products"]
+    assert product_seconds(SIZES, PRICES, given) == pytest.approx(products / 20)
+
+
+def test_the_most_useful_number_of_workers() -> None:
+    assert most_useful_workers((1, 2, 4, 8), (8.0, 4.0, 2.0, 1.0)) == 8
+    assert most_useful_workers((1, 2, 4, 8), (8.0, 4.0, 3.9, 3.8)) == 2
+    assert most_useful_workers((1, 2, 4), (1.0, 1.0, 2.0)) == 1
+    # A tenth that comes late is a tenth all the same.
+    assert most_useful_workers((1, 2, 4, 8), (8.0, 7.9, 7.8, 2.0)) == 8

@@ -1,0 +1,102 @@
+"""Work counted by phase against loops that count it, and prices that price it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from dkgp.solvers.block_descent.block_size import projected_round
+from dkgp.solvers.prices import (
+    Prices,
+    Sizes,
+    Work,
+    cholesky_phases,
+    conjugate_phases,
+    core_seconds,
+    descent_phases,
+    leaves_work,
+)
+
+SIZES = Sizes(n=12_000, d=5, p=2, blocks=8)
+
+
+def total(phases: list, name: str, kind: str) -> float:
+    return sum(
+        phase.times * getattr(work, kind)
+        for phase in phases
+        if phase.name == name
+        for work in (phase.shared, phase.threaded, phase.alone)
+    )
+
+
+def test_prices_price_every_kind_of_work() -> None:
+    kinds = [each.name for each in fields(Work)]
+    prices = Prices(**{name: 10.0**place for place, name in enumerate(kinds)})
+    assert prices.seconds(Work(**dict.fromkeys(kinds, 1.0))) == int("1" * len(kinds))
+    assert all(value > 0.0 for value in vars(Prices.nominal(3)).values())
+
+
+def test_iterations_evaluate_half_the_matrix_and_use_it_twice() -> None:
+    phases = conjugate_phases(SIZES, 30, rank=100, checks=2.0)
+    n = SIZES.n
+    assert total(phases, "products", "entries") == pytest.approx(30 * n * n / 2)
+    assert total(phases, "products", "operations") == pytest.approx(30 * n * n / 2 * 2 * 2 * SIZES.p)
+    assert total(phases, "check", "double_entries") == pytest.approx(2 * n * n / 2)
+    assert total(phases, "check", "entries") == 0.0
+    # Each application reads F twice, in float32; one begins the search.
+    assert total(phases, "application", "bytes") == pytest.approx(31 * 2 * 4 * n * 100)
+
+
+def test_float64_throughout_evaluates_nothing_in_float32() -> None:
+    double = Sizes(SIZES.n, SIZES.d, double=True)
+    for phases in (conjugate_phases(double, 30, rank=100), descent_phases(double, 1000, 60, 5.0)):
+        assert total(phases, "products", "entries") == 0.0
+        assert total(phases, "products", "double_entries") > 0.0
+
+
+@pytest.mark.parametrize(("halo", "leaf", "rank"), [(300, 150, 0), (300, 150, 40), (0, 100, 0)])
+def test_leaves_are_counted_as_a_loop_counts_them(halo: int, leaf: int, rank: int) -> None:
+    entries = operations = 0.0
+    for start in range(0, SIZES.n, leaf):
+        operations += 3.0 * leaf * start * 2 * (SIZES.d + 2)  # distances to all samples before the leaf
+        order = halo + leaf
+        entries += order**2
+        operations += order**2 * rank  # F F', its lower half
+        operations += sum(row * row for row in range(order))  # Cholesky, row by row
+        operations += leaf * halo**2 + leaf**2 * order  # the two triangular solves
+        operations += 2 * leaf * order * rank + 2 * leaf * rank**2  # V, and V'V
+    found = leaves_work(SIZES, halo, leaf, rank)
+    assert found.entries == pytest.approx(entries)
+    assert found.operations == pytest.approx(operations, rel=0.02)
+
+
+def test_a_factor_without_leaves_needs_no_order() -> None:
+    assert [phase.name for phase in conjugate_phases(SIZES, 10)] == ["products", "check"]
+    low_rank = [phase.name for phase in conjugate_phases(SIZES, 10, rank=50)]
+    assert low_rank == ["landmarks", "factor", "products", "application", "check"]
+    leaves = [phase.name for phase in conjugate_phases(SIZES, 10, halo=200, leaf=100)]
+    assert leaves == ["order", "factor", "products", "application", "check"]
+
+
+def test_rounds_of_descent_add_up_to_the_passes() -> None:
+    phases = descent_phases(SIZES, 500, 60, 4.0)
+    assert total(phases, "products", "entries") == pytest.approx(4.0 * SIZES.n**2)
+    assert total(phases, "selection", "drawn") == pytest.approx(4.0 * SIZES.n)
+    selection = next(phase for phase in phases if phase.name == "selection")
+    assert selection.hidden
+    # What block sizes are chosen by is the same: candidates scored against half the block on average.
+    prices = Prices.nominal(SIZES.d)
+    parts = [phase for phase in phases if phase.name in ("products", "selection")]
+    entries_alone = sum(prices.entries * (phase.shared.entries + phase.threaded.entries) for phase in parts)
+    dense = sum(prices.seconds(phase.alone) for phase in parts if phase.name == "selection")
+    assert projected_round(SIZES.n, SIZES.d, 60, 500) == pytest.approx(entries_alone + dense + 5e-3)
+
+
+def test_dearer_work_makes_a_dearer_solve() -> None:
+    prices = Prices.nominal(5)
+    assert core_seconds(cholesky_phases(Sizes(20_000, 5)), prices) > 7 * core_seconds(
+        cholesky_phases(Sizes(10_000, 5)), prices
+    )
+    few, many = (core_seconds(conjugate_phases(SIZES, count, rank=100), prices) for count in (10, 20))
+    assert 1.5 * few < many < 2.0 * few
