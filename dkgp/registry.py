@@ -21,7 +21,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
-__all__ = ["Extra", "Option", "Registry", "byte_budget", "byte_count", "load_entry_points", "whole_numbers", "whole_or_auto"]
+__all__ = [
+    "Extra",
+    "Option",
+    "Registry",
+    "byte_budget",
+    "byte_count",
+    "load_entry_points",
+    "whole_numbers",
+    "whole_or_auto",
+]
 
 
 @dataclass(frozen=True)

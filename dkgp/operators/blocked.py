@@ -182,6 +182,11 @@ class BlockedKernelOperator(KernelOperator):
         self.kept_share = self._products.kept_share
         return result
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of kept tiles that the last product in single precision read."""
+        return self._products.kept_bytes
+
     def close(self) -> None:
         """Forget what this run keeps: its tiles, and here its features; a worker's go as new runs need room."""
         self._products.close()

@@ -34,8 +34,8 @@ SINGLE_BLOCKS = 16
 ROUND_BYTES = 32 * 1024**2
 # Pieces a thread gets in a round at least: small rounds leave some waiting for others.
 LEAST_PIECES = 4
-# A task on another process costs the coordinator 4 ms of Python, which two busy workers have to wait for: so many entries
-# take a tenth of a second, and more tasks for a thread in a round only help where workers are not equally quick.
+# A task on another process costs the coordinator 4 ms of Python, which workers on the same cores have to wait for: so
+# many entries take a tenth of a second. More tasks for a thread in a round only help where workers differ.
 TASK_ENTRIES = 500_000_000
 MOST_TASKS = 8
 # How long workers may take to forget.
@@ -120,7 +120,7 @@ def _pair_products(
     keeping: Keeping | None,
     pair: tuple[int, int],
 ) -> tuple[tuple[FloatArray, ...], bool, int]:
-    """What a pair of blocks adds to its rows and, off the diagonal, to its columns; whether it was read; its entries."""
+    """What a pair of blocks adds to its rows and, off the diagonal, to its columns; if it was read; its entries."""
     evaluator, (i, j) = context.evaluator(precision), pair
     rows = context.block_features(i, precision)
     columns = None if i == j else context.block_features(j, precision)
@@ -161,6 +161,8 @@ class FullProducts:
     ----------
     kept_share : float
         Share of the last product's entries that were read from kept tiles.
+    kept_bytes : int
+        What it read of them.
     """
 
     def __init__(self, context: BlockContext, executor: BlockExecutor, submit: Callable[..., PendingRound]) -> None:
@@ -169,7 +171,7 @@ class FullProducts:
         self._homes = Homes(len(self._pieces))
         self._turns = 0
         self._kept = False  # whether workers may hold tiles
-        self.kept_share = 0.0
+        self.kept_share, self.kept_bytes = 0.0, 0
 
     def _keeping(self, precision: Precision) -> Keeping | None:
         """Terms for the next product; float64 is for checks, and evaluated."""
@@ -207,7 +209,7 @@ class FullProducts:
             done += len(numbers)
             yield done, len(self._pieces)
         if precision == "single":
-            self.kept_share = read / max(1, read + evaluated)
+            self.kept_share, self.kept_bytes = read / max(1, read + evaluated), 4 * read
 
     def _start(
         self, numbers: Sequence[int], V: FloatArray, precision: Precision, keeping: Keeping | None, entries: int
