@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.executors.base import TileBudget
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, median_ratio, report, write_record
 from dkgp.commands.reporting.progress import Reporter, WorkProgress

@@ -14,14 +14,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dask.config
-import psutil
 
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, TileBudget
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
+from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ __all__ = ["ClusterOptions", "UnreachableSchedulerError", "open_executor"]
 SMALL_PROBLEM_SAMPLES = 20_000
 WORKERS_WAIT_SECONDS = 120.0
 QUEUE_WAIT_SECONDS = 600.0
-# Tiles that are kept take at most one part in so many of a worker's memory, unless a user says how much.
-TILES_SHARE = 3
 _POLL_SECONDS = (0.05, 1.0)
 _NOTE_SECONDS = 5.0
 
@@ -74,7 +72,8 @@ def open_executor(
         address = options.address()
         small = n_samples <= SMALL_PROBLEM_SAMPLES
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
-            executor: BlockExecutor = LocalExecutor(options.workers or options.threads_per_worker, _tiles(options, 1))
+            threads = options.workers or options.threads_per_worker
+            executor: BlockExecutor = LocalExecutor(threads, budget_here(options.cache_tiles))
         else:
             executor = _dask(options, address, stack, announcer or LogAnnouncer())
         stack.callback(executor.close)
@@ -118,23 +117,15 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         cache_bytes=options.cache_bytes,
         in_process=in_process,
         owns_workers=address is None and kind.on_this_machine,
-        tiles=_tiles(options, 1 if in_process else _count_workers(client), None if in_process else client),
+        tiles=budget_here(options.cache_tiles) if in_process else _tiles(options, client, address),
     )
 
 
-def _tiles(options: ClusterOptions, processes: int, client: Client | None = None) -> TileBudget:
-    """What each of so many worker processes may keep of a kernel matrix; `client` knows those that are not this one."""
-    if isinstance(options.cache_tiles, int):
-        return TileBudget(options.cache_tiles)
-    if options.worker_memory_bytes is not None and client is not None:
-        memory = options.worker_memory_bytes
-    elif client is None or KINDS.find(options.kind).on_this_machine:
-        memory = int(psutil.virtual_memory().available) // max(1, processes)
-    else:
-        # A worker without a limit says nothing of the memory it has.
-        known = client.scheduler_info()["workers"].values()
-        memory = min((int(worker["memory_limit"] or 0) for worker in known), default=0)
-    return TileBudget(memory // TILES_SHARE, measured=True)
+def _tiles(options: ClusterOptions, client: Client, address: str | None) -> TileBudget:
+    """Budget of the tiles that each of a client's worker processes may keep."""
+    if address is None and KINDS.find(options.kind).on_this_machine:
+        return budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
+    return budget_elsewhere(options.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
 
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:

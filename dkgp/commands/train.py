@@ -13,7 +13,7 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.cluster.executors.base import TileBudget
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import difference, is_unfinished_model, model_difference
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes

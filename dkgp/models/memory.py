@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dkgp.cluster.executors.base import TileBudget
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.kept_tiles import kept_bytes_of

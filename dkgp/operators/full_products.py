@@ -69,7 +69,7 @@ def pieces_of(n_blocks: int) -> list[Piece]:
 
 @dataclass(frozen=True)
 class PieceWork:
-    """What one task does: pieces, and the rows of V by block, for the blocks that they name."""
+    """Work of one task: pieces, and the rows of V by block, for the blocks that they name."""
 
     pieces: list[Piece]
     vectors: dict[int, FloatArray]
@@ -77,7 +77,7 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class PieceProduct:
-    """What a piece adds to the product, by block, and how many entries were read for it, and how many evaluated."""
+    """A piece's share of the product, by block, and how many entries were read for it, and how many evaluated."""
 
     parts: dict[int, FloatArray]
     entries_read: int
@@ -120,7 +120,7 @@ def _pair_products(
     keeping: Keeping | None,
     pair: tuple[int, int],
 ) -> tuple[tuple[FloatArray, ...], bool, int]:
-    """What a pair of blocks adds to its rows and, off the diagonal, to its columns; if it was read; its entries."""
+    """A pair's products for its rows and, off the diagonal, its columns; whether it was read; its entries."""
     evaluator, (i, j) = context.evaluator(precision), pair
     rows = context.block_features(i, precision)
     columns = None if i == j else context.block_features(j, precision)

@@ -147,7 +147,7 @@ class TileCache:
         self.nbytes -= self._held.pop(key).tiles.nbytes
 
     def _may_keep(self, run_id: str, room: Callable[[], KeptTiles], work: Callable[[KeptTiles | None], None]) -> bool:
-        """Whether reading pays for this run; found out by the first thread that asks, while others evaluate."""
+        """True where reading pays for this run; found out by the first thread that asks, while others evaluate."""
         with self._lock:
             if run_id in self._pays:
                 return bool(self._pays[run_id])

@@ -8,30 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.threads import available_cores
+from dkgp.cluster.tile_budget import TileBudget
 
-__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "TileBudget", "split_evenly"]
+__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
 
 BlockTask: TypeAlias = Callable[..., list[Any]]
-
-
-@dataclass(frozen=True)
-class TileBudget:
-    """What workers may keep of the kernel matrix between products.
-
-    Attributes
-    ----------
-    bytes : int
-        In each worker's process.
-    measured : bool
-        Whether workers find out first if it pays.
-    """
-
-    bytes: int = 0
-    measured: bool = False
 
 
 class PendingRound(Protocol):

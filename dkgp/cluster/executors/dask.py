@@ -20,9 +20,10 @@ from typing import Any
 from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
-from dkgp.cluster.executors.base import BlockTask, PendingRound, TileBudget
+from dkgp.cluster.executors.base import BlockTask, PendingRound
 from dkgp.cluster.executors.mailbox import Mailbox, deliver
 from dkgp.cluster.executors.worker_setup import WorkerSetup
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
 
 __all__ = ["DaskExecutor", "WorkerSetup"]

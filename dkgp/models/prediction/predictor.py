@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, TileBudget, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, split_evenly
 from dkgp.cluster.threads import process_threads, single_threaded_blas
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
