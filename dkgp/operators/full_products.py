@@ -26,7 +26,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.kept_tiles import Keeping, worker_tiles
 
-__all__ = ["FullProducts", "Piece", "forget_task", "product_task"]
+__all__ = ["FullProducts", "Piece", "forget_task", "matmat_task"]
 
 # From so many blocks on a piece is two by two blocks: half the vectors on the wire for an entry.
 SINGLE_BLOCKS = 16
@@ -84,7 +84,7 @@ class PieceProduct:
     entries_evaluated: int
 
 
-def product_task(
+def matmat_task(
     context: BlockContext, precision: Precision, keeping: Keeping | None, work: list[PieceWork]
 ) -> list[list[PieceProduct]]:
     """K's pieces times the vectors that come with them; for each share of the work, its pieces' products in order."""
@@ -221,7 +221,7 @@ class FullProducts:
         groups, owners = self._homes.groups(workers, numbers, parts)
         work = [[self._work([self._pieces[number] for number in group], V)] for group in groups]
         hints = owners if len(workers) > 1 else None
-        return groups, self._submit("kpass", product_task, (self._context, precision, keeping), work, hints)
+        return groups, self._submit("kpass", matmat_task, (self._context, precision, keeping), work, hints)
 
     def _work(self, pieces: list[Piece], V: FloatArray) -> PieceWork:
         blocks = {block for piece in pieces for block in piece.blocks}
