@@ -31,6 +31,7 @@ __all__ = [
     "own_options",
     "owners",
     "register_solver",
+    "resuming",
     "said",
     "solver_memory",
     "solver_names",
@@ -67,6 +68,8 @@ class SolverMemory:
         Variables of its dense subproblem, and candidates drawn for each.
     own_bytes, factor_bytes : int
         What else it holds at the coordinator, and in the workers.
+    cached_bytes : int
+        What workers keep besides as far as their caches go: on disk, or made again, beyond.
     repeats_products : bool
         Whether it takes products with the whole matrix in single precision again and again, so that workers may keep
         tiles of it.
@@ -77,6 +80,7 @@ class SolverMemory:
     candidates: int = 0
     own_bytes: int = 0
     factor_bytes: int = 0
+    cached_bytes: int = 0
     repeats_products: bool = False
 
 
@@ -106,6 +110,8 @@ class SolverDeclaration:
         for one that is not among the paper's.
     compiles
         Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
+    resuming
+        From settings that a checkpoint holds, of whichever version, to the values of `options` that resume it.
     """
 
     name: str
@@ -119,6 +125,7 @@ class SolverDeclaration:
     label: str = ""
     paper: Mapping[str, Any] | None = None
     compiles: bool = False
+    resuming: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda settings: {})
 
 
 class _Solvers(Registry[SolverDeclaration]):
@@ -241,6 +248,15 @@ def build_solver(
     general = {"precision": precision, "seed": seed, "folder": folder}
     taken = inspect.signature(declared.build).parameters
     return declared.build(**arguments, **{each: value for each, value in general.items() if each in taken})
+
+
+def resuming(settings: Mapping[str, Any]) -> str:
+    """Say which options resume a checkpoint, as far as they are its solver's own: "`solver` pcg, `halo` 0"."""
+    declared = _DECLARED.all().get(str(settings.get("solver")))
+    if declared is None:
+        return "the same solver and options"
+    values = {"solver": declared.name, **declared.resuming(settings)}
+    return ", ".join(f"`{name}` {value}" for name, value in values.items())
 
 
 def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:
