@@ -95,11 +95,12 @@ class FeatureCache:
         """Forget every value whose key starts with `run_id`."""
         self.discard(run_id)
 
-    def discard(self, *prefix: Hashable) -> None:
-        """Forget every value whose key starts with `prefix`."""
+    def discard(self, *prefix: Hashable, but: Hashable = None) -> None:
+        """Forget every value whose key starts with `prefix`, `but` those where this follows."""
         with self._lock:
             for key in self._with_prefix(prefix):
-                del self._values[key]
+                if but is None or key[len(prefix)] != but:
+                    del self._values[key]
 
     def _with_prefix(self, prefix: tuple[Hashable, ...]) -> list[Any]:
         count = len(prefix)

@@ -125,6 +125,31 @@ def test_discard_run_forgets_that_run_alone() -> None:
     assert cache.nbytes == 20
 
 
+def test_values_of_a_prefix_are_weighed_and_forgotten_together() -> None:
+    cache = FeatureCache(100)
+    for key in (("run", "leaves", "a", 0), ("run", "leaves", "a", 1), ("run", "leaves", "b", 0), ("run", 0)):
+        cache.get(key, lambda: Value(10))
+    assert (cache.bytes_of(("run", "leaves")), cache.bytes_of(("run", "leaves", "a")), cache.bytes_of(())) == (
+        30,
+        20,
+        40,
+    )
+    cache.discard("run", "leaves", but="b")
+    assert list(cache._values) == [("run", "leaves", "b", 0), ("run", 0)]
+    cache.discard("run", "leaves")
+    assert list(cache._values) == [("run", 0)]
+    assert cache.nbytes == 10
+
+
+def test_a_value_may_be_returned_and_not_kept() -> None:
+    cache = FeatureCache(100)
+    for _ in range(2):
+        assert cache.get("a", lambda: Value(10), keep=lambda value: value.nbytes > 10).nbytes == 10
+    assert (cache.nbytes, cache.hits, len(cache._building)) == (0, 0, 0)
+    cache.get("a", lambda: Value(20), keep=lambda value: value.nbytes > 10)
+    assert cache.get("a", never).nbytes == 20
+
+
 def test_clear_forgets_everything() -> None:
     cache = FeatureCache(100)
     cache.get("a", lambda: Value(10))

@@ -23,7 +23,7 @@ from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
 from dkgp.operators.vecchia.halos import OrderedPoints
-from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
+from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse
 from dkgp.operators.vecchia.order import kd_order, leaf_count
 from dkgp.operators.vecchia.scratch import ScratchFile, SpilledLeaf
 
@@ -32,8 +32,8 @@ __all__ = ["Bundle", "Leaves"]
 # Samples of a bundle, about; less where there would be fewer bundles than this.
 BUNDLE_ROWS = 8192
 LEAST_BUNDLES = 32
-# Of a diagonal, added where even float64 finds a leaf's matrix indefinite.
-JITTERS = (1e-13, 1e-10, 1e-7, 1e-4)
+# Of a diagonal, added where even float64 finds a leaf's matrix indefinite: as little as does.
+JITTERS = (0.0, 1e-13, 1e-10, 1e-7, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Leaves:
 
         def build() -> OrderedPoints:
             # A factor that is built anew, with larger halos, takes the place of the one before.
-            worker_cache().discard(*self._family)
+            worker_cache().discard(self.context.run_id, "vecchia", but=self.label)
             points = embed(self.context, self.embedding)
             order, bounds = kd_order(points, self.leaf)
             return OrderedPoints(points[order], order, bounds)
@@ -166,11 +166,7 @@ class Leaves:
             return self._made(bundle, place, noise)
 
     def _key(self, *parts: Hashable) -> tuple[Hashable, ...]:
-        return (*self._family, self.label, *parts)
-
-    @property
-    def _family(self) -> tuple[Hashable, ...]:
-        return (self.context.run_id, "vecchia")
+        return (self.context.run_id, "vecchia", self.label, *parts)
 
     def _has_room(self, leaf: Leaf) -> bool:
         """True if the leaf may stay in memory, beside all else that is cached and would push it out."""
@@ -184,20 +180,16 @@ class Leaves:
 
     def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
         places, halo = bundle.places[place], bundle.halos[place]
-        samples = bundle.samples[places].astype(np.intp)
-        own = noise_at(noise, places)
-        largest = float(np.max(self._diagonal(samples)))
-        double = takes_double(len(samples), float(np.min(own)), largest)
+        samples, own = bundle.samples[places].astype(np.intp), noise_at(noise, places)
         factor = self._factor_rows(samples)
-        for precision in ("single", "double")[double:]:
-            leaf = self._attempt(precision, samples, halo, own, factor)  # type: ignore[arg-type]
-            if leaf is not None:
-                return leaf
+        leaf = self._attempt("single", samples, halo, own, factor)
         for jitter in JITTERS:
-            leaf = self._attempt("double", samples, halo, own, factor, jitter)
             if leaf is not None:
                 return leaf
-        raise refuse(halo, len(samples) - halo)
+            leaf = self._attempt("double", samples, halo, own, factor, jitter)
+        if leaf is None:
+            raise refuse(halo, len(samples) - halo)
+        return leaf
 
     def _attempt(
         self,
@@ -235,16 +227,3 @@ class Leaves:
         values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
         norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
         return Features(values, norms, len(samples)).take(back.astype(np.intp))
-
-    def _diagonal(self, samples: IndexArray) -> FloatArray:
-        """k(x, x)."""
-        context = self.context
-        if context.kernel.stationary:
-            return np.asarray(context.kernel.diagonal(np.zeros((1, context.kernel.n_features))))
-        inputs = np.empty((len(samples), context.kernel.n_features))
-        blocks = samples // context.block_rows
-        for block in np.unique(blocks):
-            taken = blocks == block
-            rows = context.block_rows_cached(int(block)).values
-            inputs[taken] = rows[samples[taken] - context.bounds(int(block))[0]]
-        return np.asarray(context.kernel.diagonal(inputs))
