@@ -241,7 +241,7 @@ def test_points_that_were_evicted_take_no_leaf_with_them(make: MakeOperator) -> 
     operator = make()
     factor = VecchiaFactor(operator, 80, 35)
     leaves = factor.recipe.leaves
-    worker_cache().discard(*leaves._key("points"))
+    worker_cache().discard(*leaves.key("points"))
     leaves.points()
     entries = operator.kernel_evaluations
     factor.apply(vectors())
@@ -277,7 +277,8 @@ def test_a_new_factor_takes_the_place_of_the_one_before(make: MakeOperator) -> N
     r = vectors()
     expected = first.apply(r)
     second = VecchiaFactor(operator, 160, 70)
-    assert worker_cache().bytes_of((operator.context.run_id, "vecchia")) < 1.5 * second.nbytes + 100_000
+    assert worker_cache().bytes_of(*first.recipe.leaves.key("leaf")) == 0
+    assert worker_cache().bytes_of(*second.recipe.leaves.key("leaf")) == second.nbytes
     np.testing.assert_array_equal(first.apply(r), expected)
 
 
