@@ -13,6 +13,13 @@ SETTINGS = (
     Option("max_passes", "Products with the kernel matrix for a batch.", type=float, default=20.0),
     Option("rank", "Of the factor.  [default: chosen]", type=int, spellings=("--variance-rank",), metavar="R"),
     Option(
+        "halo",
+        "Of the block-Vecchia factor, 0 for none.  [default: chosen]",
+        type=int,
+        spellings=("--variance-halo",),
+        metavar="S",
+    ),
+    Option(
         "batch_size",
         "Of a batch.  [default: chosen]",
         type=int,
@@ -21,7 +28,7 @@ SETTINGS = (
     ),
     Option(
         "memory_bytes",
-        "Of a worker.  [default: 1.4GiB or more]",
+        "Of a worker.  [default: 768MiB or more]",
         type=byte_count,
         spellings=("--variance-memory",),
         metavar="SIZE",
@@ -47,6 +54,7 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
         settings=tuple(VarianceSettings(gap=gap, seed=problem.seed, **common) for gap in gaps),
         cluster=values["cluster"],
         repeats=values["repeats"],
+        null=values["null"],
         with_cholesky=table != "4" if with_cholesky is None else with_cholesky,
         with_plain_pass=table != "3" if with_plain_pass is None else with_plain_pass,
     )
@@ -91,6 +99,7 @@ section.SECTIONS.add(
             ),
             *SETTINGS,
             section.REPEATS,
+            section.NULL,
             Option(
                 "with_cholesky",
                 "Whether LAPACK takes part.  [default: where it fits, not with --table 4]",
