@@ -33,7 +33,6 @@ from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blas import lapack
-from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
@@ -242,9 +241,7 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
     if landmarks is not None and len(landmarks):
         inputs = operator.inputs(landmarks)
     digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
-    embedding = embedding_landmarks(operator)
-    width = max(feature_width(context.kernel), 0 if embedding is None else len(embedding))
-    return Leaves(context, halo, leaf, inputs, embedding, f"{halo}-{leaf}-{len(inputs)}-{digest}", width)
+    return Leaves(context, halo, leaf, inputs, embedding_landmarks(operator), f"{halo}-{leaf}-{len(inputs)}-{digest}")
 
 
 class _Ready:

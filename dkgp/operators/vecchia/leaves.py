@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from dkgp.cluster.threads import process_threads
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
 from dkgp.operators.vecchia.halos import OrderedPoints
@@ -81,8 +82,6 @@ class Leaves:
         Inputs of the landmarks that distances are taken by; None where they are taken between features.
     label : str
         Tells factors of one run apart.
-    width : int
-        Numbers of a sample's features, or of its point where those are more.
     """
 
     context: BlockContext
@@ -91,7 +90,6 @@ class Leaves:
     landmark_inputs: FloatArray
     embedding: FloatArray | None
     label: str
-    width: int
 
     @property
     def rank(self) -> int:
@@ -112,6 +110,11 @@ class Leaves:
     def n_bundles(self) -> int:
         """Number of bundles."""
         return -(-self.n_leaves // self.leaves_by_bundle)
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers of a sample's features, or of its point where those are more."""
+        return max(feature_width(self.context.kernel), 0 if self.embedding is None else len(self.embedding))
 
     def points(self) -> OrderedPoints:
         """The samples' points in kd order."""
