@@ -187,16 +187,14 @@ def solve(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         "cluster_warnings": reporter.warnings,
         "solver": solution.solver,
         "reason": solution.reason.message,
+        "kept_share": trained.summary.get("kept_share", 0.0),
         **{name: trained.summary[name] for name in names},
     }
 
 
 def _parts(solution: Solution, seconds: float, chosen_seconds: float) -> dict[str, float]:
     """Seconds by part of a solve: the choice of a solver, the phases of all rounds, and the rest, such as checks."""
-    parts = {"choose": chosen_seconds} if chosen_seconds else {}
-    for progress in solution.history:
-        for phase, taken in progress.timings.items():
-            parts[phase] = parts.get(phase, 0.0) + taken
+    parts = {**({"choose": chosen_seconds} if chosen_seconds else {}), **solution.seconds_by_part}
     return {**parts, "rest": seconds - sum(parts.values())}
 
 

@@ -130,17 +130,22 @@ def _row(name: str, runs: list[dict[str, Any]], n: int) -> dict[str, Any]:
         "entries": last["kernel_evaluations"] / n**2 if "kernel_evaluations" in last else None,
         "rmse": last.get("rmse"),
         "gradient_inf_norm": last.get("gradient_inf_norm"),
-        "note": notes[name] if name in notes else _said(runs),
+        "note": notes[name] if name in notes else _said(runs, n),
     }
 
 
-def _said(runs: list[dict[str, Any]]) -> str:
-    """A solver's sizes, where its time went (medians), and whether it was cut off."""
+def _said(runs: list[dict[str, Any]], n: int) -> str:
+    """A solver's sizes, where its time went (medians), tiles that it read, and whether it was cut off."""
     last = runs[-1]
     sizes = ", ".join(f"{name} {value:,}" for name, value in _sizes(last["solver"]))
     parts = {name: median([run["seconds_by_part"].get(name, 0.0) for run in runs]) for name in last["seconds_by_part"]}
     spent = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
     solver = f"{last['solver']['solver']}{f' ({sizes})' if sizes else ''}: {spent} s"
+    share, products = last["kept_share"], last["iterations"] - 1
+    if share and parts.get("product"):
+        # Of the lower half in float32, by every product but the first, which fills it: what it took is in the time.
+        speed = 1e-9 * share * 2.0 * n * n * products / parts["product"]
+        solver += f"; {share:.0%} of K kept, read at {speed:.1f} GB/s or more"
     return solver if last["converged"] else f"cut off: {last['reason']}; {solver}"
 
 

@@ -34,6 +34,7 @@ VARIANCE_OPTIONS = {
     "max_passes": "--max-passes",
     "latent": "--latent",
     "rank": "--variance-rank",
+    "halo": "--variance-halo",
     "batch_size": "--variance-batch",
     "memory_bytes": "--variance-memory",
     "keep_factor": "--keep-factor",
@@ -78,6 +79,14 @@ VARIANCE_OPTIONS = {
     help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
 )
 @click.option(
+    "--variance-halo",
+    "halo",
+    type=int,
+    metavar="S",
+    help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor.  "
+    "[default: by the problem and memory]",
+)
+@click.option(
     "--variance-batch",
     "batch_size",
     type=int,
@@ -89,7 +98,7 @@ VARIANCE_OPTIONS = {
     "memory_bytes",
     type=click_type(byte_count),
     metavar="SIZE",
-    help="Working memory of a worker process, such as 2GiB.  [default: 1.4GiB, more for more than 180,000 samples]",
+    help="Working memory of a worker process, such as 2GiB.  [default: 768MiB, more for more than 49,000 samples]",
 )
 @click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
 @click.option(

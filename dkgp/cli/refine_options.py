@@ -70,8 +70,7 @@ def refine_options(function: F) -> F:
             "--refine-rank",
             type=int,
             metavar="R",
-            help="Of the preconditioner's low-rank factor, and of the one that held-out variances are bounded with.  "
-            "[default: chosen]",
+            help="Of the preconditioner's low-rank factor.  [default: chosen]",
         ),
         click.option(
             "--refine-memory",

@@ -37,8 +37,8 @@ class TrainedModel:
     certificate : Certificate
         What is proven about it.
     summary : dict
-        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
-        relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
+        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, seconds_by_part,
+        gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
         proof does.
     """
 
@@ -183,6 +183,7 @@ def trained_model(
         "kernel_evaluations": progress.kernel_evaluations,
         "refreshes": solution.refreshes,
         "seconds": progress.seconds,
+        "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},
         "gradient_inf_norm": progress.gradient_inf_norm,
         "relative_residual": progress.relative_residual,
         "duality_gap": progress.to_json()["duality_gap"],

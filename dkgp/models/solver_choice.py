@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,9 +11,10 @@ from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.solvers.auto import Choice, choose_solver, default_memory_bytes, probed_samples
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.probe import Probe
 
-__all__ = ["Probed", "choose_solver_for", "probe_of"]
+__all__ = ["Probed", "choose_solver_for", "factor_for", "probe_of"]
 
 
 class Probed(Protocol):
@@ -87,6 +89,29 @@ def probe_of(
     kernel, noise_variance = fold_white(kernel, noise_variance)
     n, p = dataset.n_samples, dataset.n_targets
     return Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+
+
+def factor_for(
+    dataset: Probed,
+    kernel: Kernel,
+    noise_variance: float,
+    t: int,
+    *,
+    tolerance: float = 1e-4,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+) -> FactorPreconditioning:
+    """Choose the factor for t right-hand sides at once: that of "auto", or its own sizes where auto takes no factor.
+
+    `memory_bytes` is what the factor may take; the others are as for `choose_solver`.
+    """
+    own = FactorPreconditioning(memory_bytes=memory_bytes, seed=seed)
+    inputs, n = _probed(dataset, seed), dataset.n_samples
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    choice = choose_solver(
+        kernel, noise_variance, inputs, n, t, tolerance=tolerance, memory_bytes=memory_bytes, seed=seed
+    )
+    return replace(own, **choice.options) if choice.solver == "pcg" else own
 
 
 def _probed(dataset: Probed, seed: int) -> FloatArray:

@@ -66,6 +66,15 @@ class Solution:
         """True if the tolerance was met."""
         return self.reason.converged
 
+    @property
+    def seconds_by_part(self) -> dict[str, float]:
+        """Seconds of all rounds, earlier runs of a resumed solve included, by the parts that the solver tells apart."""
+        parts: dict[str, float] = {}
+        for progress in self.history:
+            for name, seconds in progress.timings.items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        return parts
+
 
 def run(
     operator: KernelOperator,

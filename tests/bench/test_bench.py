@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
-from dkgp.bench.solve import BenchSolveJob, run_bench_solve
+from dkgp.bench.solve import BenchSolveJob, _said, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
@@ -103,6 +103,18 @@ def test_several_solvers_each_with_the_options_that_it_has(problem: BenchProblem
         assert ("choose" in parts) == (name == "auto")
         ratio = runs[name][0]["seconds"] / runs["cholesky"][0]["seconds"]
         assert document["figures"][f"seconds_{name}_to_cholesky"] == pytest.approx(ratio)
+
+
+def test_kept_tiles_are_said_with_the_speed_that_they_are_read_at() -> None:
+    settings = {"solver": "pcg", "preconditioner": {"halo": 1500, "leaf": 750, "rank": 0, "seed": 3}}
+    parts = {"factor": 2.0, "product": 1.5}
+    run = {"solver": settings, "converged": True, "kept_share": 1.0, "iterations": 31, "seconds_by_part": parts}
+    said = _said([run], 30_000)
+    # 30 products of 4 * n^2 / 2 bytes each: 54 GB in 1.5 s.
+    assert said == (
+        "pcg (halo 1,500, leaf 750, rank 0): factor 2.00, product 1.50 s; 100% of K kept, read at 36.0 GB/s or more"
+    )
+    assert "kept" not in _said([{**run, "kept_share": 0.0}], 30_000)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
     [
         ("selection", "compared by rounds and passes, which are the same in every run"),
         ("papers", "that the papers print"),
+        ("growth", "each size runs once"),
     ],
 )
 def test_sections_without_a_race_refuse_it_in_words(run: Callable[..., Any], section: str, reason: str) -> None:

@@ -77,16 +77,20 @@ def test_values_of_a_file_are_refined_without_a_search(store: Path, bad: Path, t
 def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     store: Path, bad: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    polls: list[int] = []
+    steps: list[object] = []
+    refine = refine_job.refine
 
     @contextmanager
     def interrupted_soon(announce: Any) -> Iterator[Any]:
-        yield lambda: polls.append(1) or len(polls) > 12
+        yield lambda: len(steps) > 2
+
+    def counted(*arguments: Any, progress: Any, **options: Any) -> Any:
+        return refine(*arguments, progress=lambda step: (steps.append(step), progress(step)), **options)
 
     monkeypatch.setattr(refine_job, "interruptible", interrupted_soon)
+    monkeypatch.setattr(refine_job, "refine", counted)
     out = tmp_path / "hyper.json"
-    # Of a poor preconditioner, so that solves take iterations enough to be interrupted in.
-    command = ("tune", store, "--refine-only", *QUICK, "--refine-halo", 0, "--json")
+    command = ("tune", store, "--refine-only", *QUICK, "--json")
     document = document_of(dkgp_command(*command, "--start", bad, "--out", out), exit_code=130)
     message = document["error"]["message"]
     assert "not validated" in message

@@ -26,11 +26,15 @@ from dkgp.solvers import MaxIterations
 from tests.engine.helpers import Problem, opened
 
 # Six batches that take several passes each, and a plan that depends on no executor.
-SETTINGS = VarianceSettings(gap=1e-3, rank=150, batch_size=30)
-SMOOTH = VarianceSettings(gap=0.9, rank=700, batch_size=30)
+PLANS = {
+    "conjugate": VarianceSettings(gap=1e-3, rank=150, halo=0, batch_size=30),
+    "searched": VarianceSettings(gap=1e-3, rank=150, halo=90, batch_size=30),
+    "smooth": VarianceSettings(gap=0.9, rank=700, batch_size=30),
+}
 TESTS = 170
 
 Content = dict[str, bytes]
+Expected = dict[str, Content]
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +62,18 @@ def threads_of(group: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: ModelRecord, tests: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Content]:
-    """The bits of one thread without Dask, by conjugate gradients and by the factor alone."""
+def expected(model: ModelRecord, tests: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """The bits of one thread without Dask: by conjugate gradients with either factor, and by the factor alone."""
     folder, found = tmp_path_factory.mktemp("expected"), {}
     executor = LocalExecutor(1)
-    for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
-        summary = predict(model, tests, str(folder / str(smooth)), executor, variance=settings).variance
+    for name, settings in PLANS.items():
+        summary = predict(model, tests, str(folder / name), executor, variance=settings).variance
         assert summary is not None
         assert summary["unmet"] == 0
-        assert summary["smooth"] is smooth
-        assert (summary["column_passes"] > 2.0) is not smooth
-        found[smooth] = content(folder / str(smooth))
+        assert summary["smooth"] is (name == "smooth")
+        assert (summary["column_passes"] > 2.0) is (name != "smooth")
+        assert (summary["products_float32"] > 1.0) is (name == "searched")
+        found[name] = content(folder / name)
     executor.close()
     return found
 
@@ -82,40 +87,40 @@ def processes() -> Iterator[BlockExecutor]:
 
 @pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("local", 2)])
 def test_the_same_bits_on_any_threads(
-    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, kind: str, workers: int
+    model: ModelRecord, tests: Dataset, expected: Expected, tmp_path: Path, kind: str, workers: int
 ) -> None:
     with opened(kind, workers) as executor:
         assert executor.parallelism == executor.threads_per_process == workers
-        for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
-            predict(model, tests, str(tmp_path / str(smooth)), executor, variance=settings)
-            assert content(tmp_path / str(smooth)) == expected[smooth]
+        for name, settings in PLANS.items():
+            predict(model, tests, str(tmp_path / name), executor, variance=settings)
+            assert content(tmp_path / name) == expected[name]
 
 
 @pytest.mark.portable
 def test_the_same_bits_in_other_processes(
-    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path, processes: BlockExecutor
+    model: ModelRecord, tests: Dataset, expected: Expected, tmp_path: Path, processes: BlockExecutor
 ) -> None:
     assert (processes.parallelism, processes.threads_per_process) == (2, 1)
-    for smooth, settings in ((False, SETTINGS), (True, SMOOTH)):
-        predict(model, tests, str(tmp_path / str(smooth)), processes, variance=settings)
-        assert content(tmp_path / str(smooth)) == expected[smooth]
+    for name, settings in PLANS.items():
+        predict(model, tests, str(tmp_path / name), processes, variance=settings)
+        assert content(tmp_path / name) == expected[name]
     # A worker keeps its own threads busy, and no more.
     assert processes.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
     assert process_threads() == available_cores()
 
 
 def test_the_plan_decides_and_not_the_bits_alone(
-    model: ModelRecord, tests: Dataset, expected: dict[bool, Content], tmp_path: Path
+    model: ModelRecord, tests: Dataset, expected: Expected, tmp_path: Path
 ) -> None:
     """Other batches are other bits, otherwise equal ones would say little; and still the means are the same."""
     with opened("none", 2) as executor:
-        other = VarianceSettings(gap=1e-3, rank=150, batch_size=47)
+        other = VarianceSettings(gap=1e-3, rank=150, halo=0, batch_size=47)
         predict(model, tests, str(tmp_path / "p"), executor, variance=other)
     found = content(tmp_path / "p")
-    assert found["variance"] != expected[False]["variance"]
-    assert found["mean"] == expected[False]["mean"]
+    assert found["variance"] != expected["conjugate"]["variance"]
+    assert found["mean"] == expected["conjugate"]["mean"]
     interval = {name: np.frombuffer(found[name]) for name in ("variance_lower", "variance_upper")}
-    before = {name: np.frombuffer(expected[False][name]) for name in interval}
+    before = {name: np.frombuffer(expected["conjugate"][name]) for name in interval}
     assert (interval["variance_lower"] <= before["variance_upper"]).all()
     assert (before["variance_lower"] <= interval["variance_upper"]).all()
 
@@ -150,7 +155,7 @@ class AfterSubmit:
 def test_a_worker_killed_in_mid_batch(
     model: ModelRecord,
     tests: Dataset,
-    expected: dict[bool, Content],
+    expected: Expected,
     tmp_path: Path,
     processes: BlockExecutor,
     name: str,
@@ -160,10 +165,10 @@ def test_a_worker_killed_in_mid_batch(
     client.wait_for_workers(2, timeout=30)
     before = set(client.run(os.getpid).values())
     faulty = AfterSubmit(processes, name, count, lambda: os.kill(min(before), signal.SIGKILL))
-    predict(model, tests, str(tmp_path / "p"), faulty, variance=SETTINGS)
+    predict(model, tests, str(tmp_path / "p"), faulty, variance=PLANS["searched"])
     assert faulty.submitted >= count
     assert not psutil.pid_exists(min(before))
-    assert content(tmp_path / "p") == expected[False]
+    assert content(tmp_path / "p") == expected["searched"]
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

@@ -13,6 +13,13 @@ SETTINGS = (
     Option("max_passes", "Products with the kernel matrix for a batch.", type=float, default=20.0),
     Option("rank", "Of the factor.  [default: chosen]", type=int, spellings=("--variance-rank",), metavar="R"),
     Option(
+        "halo",
+        "Of the block-Vecchia factor, 0 for none.  [default: chosen]",
+        type=int,
+        spellings=("--variance-halo",),
+        metavar="S",
+    ),
+    Option(
         "batch_size",
         "Of a batch.  [default: chosen]",
         type=int,
@@ -21,7 +28,7 @@ SETTINGS = (
     ),
     Option(
         "memory_bytes",
-        "Of a worker.  [default: 1.4GiB or more]",
+        "Of a worker.  [default: 768MiB or more]",
         type=byte_count,
         spellings=("--variance-memory",),
         metavar="SIZE",

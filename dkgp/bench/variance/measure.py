@@ -42,6 +42,19 @@ TIMED = (
     "seconds_per_sample_after_factor",
     "peak_memory_bytes",
 )
+COUNTED = (
+    "rank",
+    "halo",
+    "smooth",
+    "batch_size",
+    "column_passes",
+    "products_float32",
+    "products_float64",
+    "product_seconds",
+    "gemm_seconds",
+    "met",
+    "unmet",
+)
 # Bounds go to the targets' units and back: two roundings each.
 UNITS_ROUNDING = 4.0 * float(np.finfo(np.float64).eps)
 
@@ -158,7 +171,9 @@ class MeasuredVariances:
         figures: Figures = {
             "gap": intervals.gap,
             **timed,
-            **{key: last[key] for key in ("rank", "smooth", "batch_size", "column_passes", "met", "unmet")},
+            **{key: last[key] for key in COUNTED},
+            "product_share": last["product_seconds"] / last["seconds"],
+            "gemm_share": last["gemm_seconds"] / last["seconds"],
             "met_share": last["met"] / self.n_test,
             **intervals.figures(),
             "memory_to_cholesky_matrix": timed["peak_memory_bytes"] / cholesky_bytes(self.n),

@@ -23,11 +23,12 @@ from dkgp.data import ModelRecord
 from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
+from dkgp.models.solver_choice import factor_for
 from dkgp.models.support import SupportInputs, cross_products
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solver, solve
+from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
 __all__ = ["PosteriorFunctions"]
 
@@ -116,16 +117,25 @@ class PosteriorFunctions:
         try:
             source = self._context.source
             with BlockedKernelOperator(self._kernel, self._noise, source, runner) as operator:
+                solver = self._solver(min(drawn.shape[1], SOLVED_TOGETHER), tolerance, runner)
                 for first in range(0, drawn.shape[1], SOLVED_TOGETHER):
                     columns = slice(first, first + SOLVED_TOGETHER)
-                    solution = solve(
-                        operator, drawn[:, columns], solver=_solver(runner), stopping=GradientInfNorm(tolerance)
-                    )
-                    drawn[:, columns] = solution.alpha
+                    right, stopping = drawn[:, columns], GradientInfNorm(tolerance)
+                    drawn[:, columns] = solve(operator, right, solver=solver, stopping=stopping).alpha
         finally:
             if executor is None:
                 runner.close()
         return np.asarray(np.repeat(model.alpha, self._count, axis=1) - drawn)
+
+    def _solver(self, together: int, tolerance: float, executor: BlockExecutor) -> Solver | None:
+        """All functions in one search; the default, which may mix, where processors' arithmetic differs."""
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError:
+            return None
+        return ConjugateGradient(
+            factor_for(self._model, self._kernel, self._noise, together, tolerance=tolerance, seed=self._seed)
+        )
 
     def _joint(self, inputs: FloatArray) -> FloatArray:
         """Values at these inputs, drawn from their joint posterior: (r, p count)."""
@@ -156,15 +166,6 @@ class PosteriorFunctions:
             raise NumericalError("the points' posterior covariance is not positive definite; ask for fewer points")
         draws = root @ np.random.default_rng(self._seed).standard_normal((r, model.n_targets * self._count))
         return np.asarray(np.repeat(cross.T @ model.alpha, self._count, axis=1) + draws)
-
-
-def _solver(executor: BlockExecutor) -> Solver | None:
-    """All functions in one search, preconditioned; the default, which may mix, where processors' arithmetic differs."""
-    try:
-        executor.require_one_arithmetic()
-    except ClusterError:
-        return None
-    return ConjugateGradient(FactorPreconditioning())
 
 
 def _shown(kernel: Kernel) -> str:

@@ -53,7 +53,7 @@ class RefineMemory:
             f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
             f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
-            "(smaller with `refine_halo` and `refine_rank`), batches "
+            "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
             f"{_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {_mib(self.cache_bytes)}; "
             "factors, batches and workers' inputs lie elsewhere on a cluster "
             "of processes or at a scheduler"
@@ -84,7 +84,7 @@ def plan_refinement(
 
     Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
     """
-    drawing, preconditioner = settings.preconditioner().resolved(n, d).memory(n, d)
+    held = settings.preconditioner().resolved(n, d).memory(n, d)
     rank = int(settings.landmarks().resolved(n, d).rank)
     t = p + settings.probes
     held_out = held_out_samples(n, settings.held_out)
@@ -93,8 +93,8 @@ def plan_refinement(
         resident_bytes=resident_bytes,
         vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
-        landmarks_bytes=max(drawing, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
-        factor_bytes=preconditioner + (factor_bytes(n, rank, "double") if held_out else 0),
+        landmarks_bytes=max(held.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
+        factor_bytes=held.factor_bytes + held.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
         batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
         shares_process=shares_process,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
+from dkgp.models.solver_choice import factor_for
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
 __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
@@ -28,7 +30,7 @@ class RefineSettings:
     tolerance: float = 0.01  # relative residual of the solves
     max_passes: float = 100.0  # products with the whole kernel matrix that one solve may take
     # Of the preconditioner, see `FactorPreconditioning`: samples that a leaf is conditioned on, 0 for a low-rank factor
-    # alone, and the rank of that; by default as they are chosen for n samples and `memory_bytes`.
+    # alone, and the rank of that; where neither is named, chosen by a look at the problem within `memory_bytes`.
     halo: int | None = None
     rank: int | None = None
     memory_bytes: int = 1024**3  # what the preconditioner may take, in all workers together
@@ -54,6 +56,23 @@ class RefineSettings:
         if self.tolerance >= 1.0:
             raise InputError(f"the tolerance of a refinement is a relative residual, below 1; got {self.tolerance!r}")
 
+    def decided(self, dataset: Dataset, start: Hyperparameters) -> RefineSettings:
+        """Return the settings with halo and rank chosen for the values to start from, where neither is named."""
+        if self.halo is not None or self.rank is not None:
+            return self
+        t = dataset.n_targets + self.probes
+        found = factor_for(
+            dataset,
+            start.kernel,
+            start.noise_variance,
+            t,
+            tolerance=self.tolerance,
+            memory_bytes=self.memory_bytes,
+            seed=self.seed,
+        )
+        made = found.resolved(dataset.n_samples, dataset.n_features, t)
+        return replace(self, halo=int(made.halo), rank=int(made.rank))
+
     def preconditioner(self) -> FactorPreconditioning:
         """Settings of the solves' preconditioner."""
         return FactorPreconditioning(
@@ -65,7 +84,7 @@ class RefineSettings:
 
     def landmarks(self) -> FactorPreconditioning:
         """Settings of the landmarks that held-out samples' variances are bounded with."""
-        return FactorPreconditioning(0, rank=self.rank or "auto", memory_bytes=self.memory_bytes, seed=self.seed)
+        return FactorPreconditioning(0, memory_bytes=self.memory_bytes, seed=self.seed)
 
 
 @dataclass(frozen=True)

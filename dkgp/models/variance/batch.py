@@ -15,17 +15,20 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
+from dkgp.models.variance.search import Preconditioner, Wanted, expected_widths, search
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 
@@ -39,6 +42,8 @@ STALLED_FACTOR = 0.5
 # The proof is attempted where the expected width is within this factor of what is wanted.
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
+# Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
+TAIL_PARTS = 3
 
 
 def batch_bytes(n: int, samples: int) -> int:
@@ -56,11 +61,14 @@ class BatchVariance:
         lower <= exact variance <= upper.
     passes : (t,) float64
         Products with the whole kernel matrix that each sample took part in.
+    tally : ProductTally
+        Those products.
     """
 
     lower: FloatArray
     upper: FloatArray
     passes: FloatArray
+    tally: ProductTally = field(default_factory=ProductTally, compare=False)
 
 
 def relative_gap(lower: FloatArray, upper: FloatArray) -> FloatArray:
@@ -119,11 +127,11 @@ class _Bounds:
     def gaps(self) -> FloatArray:
         return relative_gap(self.lower + self._noise, self.upper + self._noise)
 
-    def reported(self, passes: FloatArray) -> BatchVariance:
+    def reported(self, passes: FloatArray, tally: ProductTally) -> BatchVariance:
         if self._noise == 0.0:
-            return BatchVariance(self.lower, self.upper, passes)
+            return BatchVariance(self.lower, self.upper, passes, tally)
         lower, upper = outward(self.lower + self._noise, self.upper + self._noise)
-        return BatchVariance(np.maximum(lower, self._noise), upper, passes)
+        return BatchVariance(np.maximum(lower, self._noise), upper, passes, tally)
 
 
 def solve_batch(
@@ -136,6 +144,7 @@ def solve_batch(
     factor_first: bool = True,
     together: int | None = None,
     threads: int = 1,
+    preconditioner: Preconditioner | None = None,
 ) -> BatchVariance:
     """Bound the variances at a batch of test inputs.
 
@@ -156,6 +165,8 @@ def solve_batch(
         Of this process, to share the work of a pass; the result does not depend on their number.
     factor_first : bool
         Try the factor's own bounds first; they cost little and suffice on smooth problems.
+    preconditioner : object with `apply`, optional
+        A better M than the factor's own: with it solutions are first sought in float32.
 
     Returns
     -------
@@ -163,19 +174,34 @@ def solve_batch(
     """
     test = Queries.of(factor, inputs)
     bounds = _Bounds(test.highest, 0.0 if latent else factor.noise_variance, gap)
-    passes = np.zeros(len(inputs))
+    passes, tally = np.zeros(len(inputs)), ProductTally()
     if factor_first or max_passes < 1:
         bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
     todo = bounds.unfinished()
-    if max_passes >= 1:
-        most = together or max(1, len(todo))
-        for start in range(0, len(todo), most):
-            group = todo[start : start + most]
-            _Batch(factor, test, bounds, passes, group, threads).run(max_passes)
-    return bounds.reported(passes)
+    if max_passes < 1 or not len(todo):
+        return bounds.reported(passes, tally)
+    preconditioned = preconditioner or factor.preconditioner(threads)
+    for group in _cut(todo, together):
+        batch = _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally)
+        if preconditioner is None or max_passes < 2:
+            batch.run(max_passes)
+            continue
+        wanted = Wanted(gap, 0.0 if latent else factor.noise_variance)
+        limit = math.floor(max_passes) - 1  # the last one is float64's
+        v, products = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
+        passes[group] += products
+        batch.run(max_passes - products, v.astype(np.float64), TAIL_PARTS)
+    return bounds.reported(passes, tally)
+
+
+def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:
+    """Groups of at most so many, of much the same size."""
+    return np.array_split(indices, -(-len(indices) // (most or len(indices))))
 
 
 class _Batch:
+    """Samples of a batch whose systems are solved together, in float64, from any start."""
+
     def __init__(
         self,
         factor: NystromFactor,
@@ -184,46 +210,56 @@ class _Batch:
         passes: FloatArray,
         todo: IndexArray,
         threads: int,
+        preconditioner: Preconditioner,
+        tally: ProductTally,
     ) -> None:
         self._factor, self._bounds, self._passes = factor, bounds, passes
-        self._threads, self._preconditioner = threads, factor.preconditioner(threads)
+        self._threads, self._preconditioner, self._tally = threads, preconditioner, tally
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
         self._upper, self._expected = np.full(len(todo), np.nan), np.full(len(todo), np.nan)
 
-    def run(self, max_passes: float) -> None:
+    def run(self, max_passes: float, start: FloatArray | None = None, parts: int = 1) -> None:
+        """Go on until all samples are done, from `start` (n, t), overwritten, or from M^-1 k_x.
+
+        After the first product those that are not done go on together; in so many parts, lest they take more memory
+        than the product did.
+        """
         factor = self._factor
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
-        v = self._preconditioner.apply(r)
+        v = self._preconditioner.apply(r) if start is None else start
+        del start
         along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
-        r -= self._product(v)
+        self._add_product(r, v, -1.0)
         # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
-        directions = BlockDirections(np.zeros((0, 0), np.float32))
-        done = 1
+        self._passes[self._todo] += 1
+        keep = self._certify(v, r, along, absolute, rounding, last=max_passes < 2)
+        for part in _cut(keep, -(-v.shape[1] // parts)) if len(keep) else []:
+            rest = copy.copy(self)
+            whole = len(part) == v.shape[1]
+            rest._keep(part)
+            rest._go_on(max_passes, v if whole else v[:, part], r if whole else r[:, part], along[part], rounding[part])
+
+    def _keep(self, keep: IndexArray) -> None:
+        self._test, self._todo = self._test.take(keep), self._todo[keep]
+        self._best, self._age = self._best[keep], self._age[keep]
+        self._upper, self._expected = self._upper[keep], self._expected[keep]
+
+    def _go_on(self, max_passes: float, v: FloatArray, r: FloatArray, along: FloatArray, rounding: FloatArray) -> None:
+        """Block conjugate gradients from v, whose residual is r, after the first product."""
+        factor, done = self._factor, 1
+        directions = BlockDirections(np.zeros((0, 0), np.float32), threads=self._threads)
         while True:
-            self._passes[self._todo] += 1
-            z, keep = self._certify(v, r, along, absolute, rounding, last=done + 1 > max_passes)
-            if not len(keep):
-                return
-            if len(keep) < v.shape[1]:
-                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
-                r = r[:, keep]
-                z = z[:, keep]
-                along, rounding = along[keep], rounding[keep]
-                self._test, self._todo = self._test.take(keep), self._todo[keep]
-                self._best, self._age = self._best[keep], self._age[keep]
-                self._upper, self._expected = self._upper[keep], self._expected[keep]
-            step = directions.advance(z, r, self._product)
-            del z
+            step = directions.advance(self._preconditioner.apply(r), r, self._product)
             if not len(step):
                 return
-            add_product(v, directions.vectors, step)
-            add_product(r, directions.images, -step)
+            add_product(v, directions.vectors, step, self._threads)
+            add_product(r, directions.images, -step, self._threads)
             along += np.einsum("jt,jt->t", self._against_test(directions.vectors), step)
             # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r; and v's rounding.
             spread = _lengths(directions.vectors, factor.weights) @ np.abs(step)
@@ -231,6 +267,15 @@ class _Batch:
             unit = factor.unit + (len(step) + 4) * EPS
             rounding += unit * factor.largest * (self._test.share + absolute + 2.0 * spread)
             done += 1
+            self._passes[self._todo] += 1
+            keep = self._certify(v, r, along, absolute, rounding, last=done + 1 > max_passes)
+            if not len(keep):
+                return
+            if len(keep) < v.shape[1]:
+                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
+                r = r[:, keep]
+                along, rounding = along[keep], rounding[keep]
+                self._keep(keep)
 
     def _certify(
         self,
@@ -241,15 +286,15 @@ class _Batch:
         rounding: FloatArray,
         *,
         last: bool,
-    ) -> tuple[FloatArray, IndexArray]:
-        """Tighten the bounds; return M^-1 r, and which of the samples have not met the gap and may still do so."""
+    ) -> IndexArray:
+        """Tighten the bounds; return which of the samples have not met the gap and may still do so."""
         factor, size = self._factor, self._test.share + absolute
         raw = self._test.prior - along - _dots(v, r)
         # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
-        preconditioned, z = self._preconditioner.solve(r)
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
-        expected = np.abs(np.einsum("it,it->t", r, preconditioned)) + 2.0 * slack
+        width, z = expected_widths(factor, r, self._threads)
+        expected = width + 2.0 * slack
         # What the last pass took off the upper end, over what was expected then, is likely to hold for this one.
         with np.errstate(invalid="ignore"):
             share = np.clip(np.nan_to_num((self._upper - raw) / self._expected, nan=1.0), 0.0, 1.0)
@@ -265,23 +310,21 @@ class _Batch:
             width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._threads)
             self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth], error[worth])
         unmet = np.isin(self._todo, self._bounds.unfinished())
-        return preconditioned, np.flatnonzero(unmet & ~ending & (not last))
+        return np.flatnonzero(unmet & ~ending & (not last))
 
     def _product(self, vectors: NDArray[Any]) -> FloatArray:
         """Kbar V for V (n, k), in float64: one pass over the kernel matrix, never more of it than a tile a thread."""
-        evaluator, noise = self._factor.evaluator, self._factor.noise_variance
-        pieces = self._factor.pieces()
         images = np.zeros(vectors.shape)
-
-        def multiply(index: int) -> None:
-            rows, where = pieces[index]
-            for columns, which in pieces:
-                images[where] += evaluator.tile(rows, columns) @ vectors[which].astype(np.float64, copy=False)
-            # Last, where it is rounded once: it may be far larger than all the rest.
-            images[where] += noise * vectors[where].astype(np.float64, copy=False)
-
-        in_parallel(multiply, len(pieces), self._threads)
+        self._add_product(images, vectors, 1.0)
         return images
+
+    def _add_product(self, images: FloatArray, vectors: NDArray[Any], scale: float) -> None:
+        factor, pieces = self._factor, self._factor.pieces()
+        self._tally.multiply(factor.evaluator, pieces, pieces, vectors, images, self._threads, scale)
+        # Last, where it is rounded once: it may be far larger than all the rest.
+        noise = scale * factor.noise_variance
+        for rows in row_pieces(len(images)):
+            images[rows] += noise * vectors[rows].astype(np.float64, copy=False)
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dkgp.data import FactorRecord, FactorWriter, ModelRecord, open_factor
@@ -36,6 +38,8 @@ def kept_factor(
     needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
     if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of it is to spare
         return None, "; the factor kept with the model is an older version's, which does not count every rounding"
+    if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
+        return None, "; the factor kept with the model is an older version's, which is of use only where F is held"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
 
 
@@ -45,6 +49,7 @@ def landmarks_of(kept: FactorRecord) -> Landmarks:
         np.asarray(kept.indices, dtype=np.intp),
         float(kept.metadata["residual_trace"]),
         float(kept.metadata["effective_dimension"]),
+        float(kept.metadata.get("kernel_trace", math.nan)),
     )
 
 
@@ -65,12 +70,14 @@ def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, 
         "jitter": landmark_jitter(source.context.kernel, source.landmark_inputs),
         "residual_trace": landmarks.residual_trace,
         "effective_dimension": landmarks.effective_dimension,
+        **({} if math.isnan(landmarks.kernel_trace) else {"kernel_trace": landmarks.kernel_trace}),
         "gap": gap,
         "seed": seed,
     }
     with FactorWriter.create(model.url, metadata, factor.n, factor.rank) as writer:
         for start, stop in writer.row_chunks():
-            writer.write_columns(start, factor.columns[start:stop])
+            features = factor.evaluator.prepare(source.context.source.inputs(start, stop))
+            writer.write_columns(start, factor.rows(features, slice(start, stop)))
         writer.commit(
             landmarks.indices,
             factor.lower.astype(np.float64),

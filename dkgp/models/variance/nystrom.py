@@ -15,6 +15,7 @@ kernel is huge, so do not spoil what is proven of the rest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
@@ -32,23 +34,30 @@ from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.factor import LowRankPreconditioner
+from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE, LandmarkRows, whiten
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
 from dkgp.operators.low_rank.products import FactorRows, LandmarkTriangle
+from dkgp.operators.vecchia.embedding import embedding_landmarks
+from dkgp.operators.vecchia.factor import VecchiaProduct, VecchiaRecipe
+from dkgp.operators.vecchia.leaves import Leaves
+from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.tasks import build_task
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
 
-__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landmark_jitter"]
+__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landmark_jitter", "leaves_of"]
 
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
 
 
-def factor_bytes(n: int, rank: int, precision: Precision = "single") -> int:
-    """Bytes that a worker process holds of a factor: F in float32, two triangles, the diagonal of K - Q and weights."""
-    return 4 * n * rank + (8 if precision == "single" else 16) * rank * rank + 16 * n
+def factor_bytes(n: int, rank: int, precision: Precision = "single", *, held: bool = True) -> int:
+    """Bytes that a worker process holds of a factor: two triangles, some n-vectors, and F in float32, if that is."""
+    return 4 * n * rank * held + (8 if precision == "single" else 16) * rank * rank + 24 * n
 
 
 def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
@@ -71,26 +80,71 @@ class FactorSource:
         Standardised inputs of the landmarks.
     precision : {"single", "double"}
         Of its triangles and diagonal; "double" for a factor that certifies by itself.
+    held : bool
+        Whether F is held; if not, it is evaluated from kernel columns for each product, which suits many vectors.
     stored : FactorRecord or None
         Where the factor is kept, if it is.
+    leaves : Leaves or None
+        Of the block-Vecchia factor that preconditions beside it, if one does.
     """
 
     context: BlockContext
     noise_variance: float
     landmark_inputs: FloatArray
     precision: Precision = "single"
+    held: bool = True
     stored: FactorRecord | None = None
+    leaves: Leaves | None = None
 
     def factor(self) -> NystromFactor:
         """Return this process's factor, built by whichever task needs it first."""
         rank = len(self.landmark_inputs)
         digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
-        key = (self.context.run_id, "factor", self.precision, rank, digest)
+        key = (self.context.run_id, "factor", self.precision, self.held, rank, digest)
         cache = worker_cache()
         # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
-        cache.budget_bytes = max(cache.budget_bytes, factor_bytes(self.context.n, rank, self.precision) + features)
+        needed = factor_bytes(self.context.n, rank, self.precision, held=self.held) + features + self._leaf_bytes
+        cache.budget_bytes = max(cache.budget_bytes, needed)
         return cache.get(key, lambda: NystromFactor.of(self))
+
+    def preconditioner(self, threads: int) -> VecchiaProduct | None:
+        """M^-1 of the block-Vecchia factor, if there is one; leaves that this process lacks are made."""
+        if self.leaves is None:
+            return None
+        return VecchiaRecipe(self.leaves, self.noise_variance, np.zeros((0, 0))).local(threads)
+
+    def make_leaves(self) -> None:
+        """Have the leaves ready in this process, if there are any."""
+        leaves = self.leaves
+        if leaves is None:
+            return
+
+        def make(number: int) -> None:
+            build_task(leaves, self.noise_variance, [number])
+
+        in_parallel(make, leaves.n_bundles, process_threads())
+
+    @property
+    def _leaf_bytes(self) -> int:
+        """Of all leaves, and of one that is being made by each thread."""
+        if self.leaves is None:
+            return 0
+        width = feature_width(self.context.kernel)
+        needed = vecchia_bytes(self.context.n, self.leaves.halo, self.leaves.leaf, width=width)
+        largest = 4 * self.leaves.leaf * (self.leaves.halo + self.leaves.leaf)
+        return needed.kept + 2 * needed.points + (process_threads() + 1) * largest
+
+
+def leaves_of(context: BlockContext, noise_variance: float, executor: BlockExecutor, halo: int) -> Leaves:
+    """The leaves of a block-Vecchia factor without landmarks, half as large as their halos."""
+    operator = BlockedKernelOperator(context.kernel, noise_variance, context.source, executor)
+    try:
+        embedding = embedding_landmarks(operator)
+    finally:
+        operator.close()
+    nothing = np.zeros((0, context.kernel.n_features))
+    return Leaves(context, halo, -(-halo // 2), nothing, embedding, f"variance-{halo}")
 
 
 class NystromFactor:
@@ -108,8 +162,10 @@ class NystromFactor:
         L with L L' = K_II + jitter, in the factor's precision.
     gram_lower : (R, R)
         Cholesky factor of F'F + s2 I, in the factor's precision.
-    columns : (n, R) float32
-        F.
+    columns : (n, R) float32 or None
+        F, where it is held.
+    prior : (n,) float64
+        k(x, x) of the training samples.
     residual_diagonal : (n,) float64
         diag(K - Q): of a float64 factor never less than the exact one, of a float32 one with the error of that.
     largest : float
@@ -127,12 +183,13 @@ class NystromFactor:
         source: FactorSource,
         lower: NDArray[Any],
         gram_lower: NDArray[Any],
-        columns: NDArray[np.float32],
+        columns: NDArray[np.float32] | None,
         residual_diagonal: FloatArray,
     ) -> None:
         self.context = source.context
         self.noise_variance = source.noise_variance
         self.evaluator = _evaluator(source.context)
+        self._landmark_inputs = source.landmark_inputs
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
         self.columns, self.residual_diagonal = columns, residual_diagonal
@@ -141,7 +198,8 @@ class NystromFactor:
         errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
         self._typical_error = float(np.median(errors))
         self.entry_error = 2.0 * self._typical_error
-        diagonal = _diagonal(context) * (1.0 + 2.0 * EPS * errors)
+        self.prior = _diagonal(context)
+        diagonal = self.prior * (1.0 + 2.0 * EPS * errors)
         self.largest = float(diagonal.max()) + source.noise_variance
         excess = self._excess(errors)
         self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
@@ -157,9 +215,10 @@ class NystromFactor:
             return cls._build(source)
         # Kept in float64 either way; what is proven depends on which precision it was computed in.
         dtype = np.float32 if source.precision == "single" else np.float64
-        columns = np.empty((stored.n, stored.rank), np.float32)
-        for start, stop in stored.row_chunks():
-            columns[start:stop] = stored.columns(start, stop)
+        columns = np.empty((stored.n, stored.rank), np.float32) if source.held else None
+        if columns is not None:
+            for start, stop in stored.row_chunks():
+                columns[start:stop] = stored.columns(start, stop)
         return cls(
             source,
             np.asfortranarray(stored.lower(), dtype=dtype),
@@ -177,30 +236,33 @@ class NystromFactor:
         triangle = LandmarkTriangle.of(evaluator, source.landmark_inputs, dtype)
         errors = evaluator.row_errors(source.landmark_inputs)
         rank, n = triangle.features.n, context.n
-        columns = np.empty((n, rank), np.float32)
-        diagonal = np.empty(n)
-        prior = _diagonal(context)
-        pieces = list(_pieces(context))
+        columns = np.empty((n, rank), np.float32) if source.held else None
+        diagonal, prior, pieces = np.empty(n), _diagonal(context), list(_pieces(context))
+        gram = np.zeros((rank, rank), order="F")
+        for group in split_evenly(range(len(pieces)), 1 if source.held else -(-n // ROWS_AT_ONCE)):
+            first, last = pieces[group[0]][1], pieces[group[-1]][2]
+            values = np.empty((last - first, rank), np.float32) if columns is None else columns
 
-        def fill(index: int) -> None:
-            rows, start, stop = pieces[index]
-            block = triangle.columns(evaluator, rows())
-            columns[start:stop] = block.T
-            own = prior[start:stop]
-            diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
-            if dtype == np.float64:
-                of_rows = evaluator.row_errors(context.source.inputs(start, stop))
-                diagonal[start:stop] += residual_slack(triangle.lower, block, own, of_rows, errors)
+            def fill(index: int, values: NDArray[Any] = values, group: list[int] = group, first: int = first) -> None:
+                rows, start, stop = pieces[group[index]]
+                block = triangle.columns(evaluator, rows())
+                values[start - first : stop - first] = block.T
+                own = prior[start:stop]
+                diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
+                if dtype == np.float64:
+                    of_rows = evaluator.row_errors(context.source.inputs(start, stop))
+                    diagonal[start:stop] += residual_slack(triangle.lower, block, own, of_rows, errors)
 
-        in_parallel(fill, len(pieces), process_threads())
-        gram = FactorRows(columns, source.precision, process_threads()).gram()
+            in_parallel(fill, len(group), process_threads())
+            gram += FactorRows(values, source.precision, process_threads()).gram()
         gram_lower = regularised_factor(gram, source.noise_variance).astype(dtype, order="F", copy=False)
         return cls(source, triangle.lower, gram_lower, columns, diagonal)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights)
+        columns = np.zeros(0) if self.columns is None else self.columns
+        held = (columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights, self.prior)
         return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
 
     @property
@@ -235,15 +297,29 @@ class NystromFactor:
         """Number of training samples."""
         return self.context.n
 
-    def pieces(self) -> list[tuple[Features, slice]]:
+    def pieces(self, precision: Precision = "double", length: int | None = None) -> list[tuple[Features, slice]]:
         """Training inputs in short runs, in order: prepared features and the rows that they are."""
-        return [(rows(), slice(start, stop)) for rows, start, stop in _pieces(self.context)]
+        found = _pieces(self.context, precision, length or PIECE_ROWS)
+        return [(rows(), slice(start, stop)) for rows, start, stop in found]
 
     def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
         """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
         precision: Precision = "single" if self.lower.dtype == np.float32 else "double"
-        rows = FactorRows(self.columns, precision, threads)
-        return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
+        if self.columns is not None:
+            rows = FactorRows(self.columns, precision, threads)
+            return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
+        evaluator = _evaluator(self.context, precision)
+        landmarks = evaluator.prepare(self._landmark_inputs)
+        pieces = functools.partial(self.pieces, precision)
+        passing = LandmarkRows(evaluator, pieces, landmarks, self.lower, self.n, threads)
+        return LowRankPreconditioner(passing, self.noise_variance, self.gram_lower)
+
+    def rows(self, features: Features, where: slice) -> NDArray[np.float32]:
+        """Rows of F, where it is held or not: (b, R)."""
+        if self.columns is not None:
+            return self.columns[where]
+        kernel = self.evaluator.tile(features, self.landmarks).T
+        return np.ascontiguousarray(whiten(self.lower, kernel, transposed=False).T, dtype=np.float32)
 
     def landmark_weights(self, z: FloatArray) -> FloatArray:
         """Return beta = L^-T z, so that F z = K_nI beta: (R, t) float64."""
@@ -273,9 +349,9 @@ def residual_slack(
     return np.asarray(EVALUATION * slack)
 
 
-def _evaluator(context: BlockContext) -> TileEvaluator:
+def _evaluator(context: BlockContext, precision: Precision = "double") -> TileEvaluator:
     # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
-    return TileEvaluator(context.kernel, "double", expanded=False, centre=centre_of(context.source))
+    return TileEvaluator(context.kernel, precision, expanded=False, centre=centre_of(context.source))
 
 
 def _diagonal(context: BlockContext) -> FloatArray:
@@ -287,13 +363,16 @@ def _diagonal(context: BlockContext) -> FloatArray:
     return np.concatenate([kernel.diagonal(context.source.inputs(*rows)) for rows in bounds])
 
 
-def _pieces(context: BlockContext) -> Iterator[tuple[Any, int, int]]:
+def _pieces(
+    context: BlockContext, precision: Precision = "double", length: int | None = None
+) -> Iterator[tuple[Any, int, int]]:
+    longest = length or PIECE_ROWS
     for block in range(context.n_blocks):
         first, last = context.bounds(block)
-        for start in range(first, last, PIECE_ROWS):
-            stop = min(start + PIECE_ROWS, last)
+        for start in range(first, last, longest):
+            stop = min(start + longest, last)
 
             def rows(block: int = block, start: int = start - first, stop: int = stop - first) -> Features:
-                return context.block_features(block, "double").slice(start, stop)
+                return context.block_features(block, precision).slice(start, stop)
 
             yield rows, start, stop

@@ -11,43 +11,39 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
-from dkgp.data import Dataset, FactorRecord, ModelRecord
+from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
-from dkgp.models.variance.batch import batch_bytes, relative_gap, solve_batch, value_error_goal
+from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import choose_landmarks, is_enough
-from dkgp.models.variance.nystrom import FactorSource, factor_bytes
+from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
+from dkgp.models.variance.sizes import (
+    FACTOR_SHARE,
+    Memory,
+    chosen_halo,
+    chosen_rank,
+    default_memory_bytes,
+    precision_of,
+)
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, feature_width
 
 __all__ = ["VarianceRun", "VarianceSettings", "variance_task"]
 
-GIBIBYTE = 1024**3
-LEAST_MEMORY_BYTES = int(1.3 * GIBIBYTE)
-# Of it, the factor has this share; the vectors of the batches under way have the rest.
-FACTOR_SHARE = 0.5
-MEMORY_BYTES_PER_SAMPLE = 8192
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
-# Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
-FREE_OPERATIONS = 1e11
-# One pass evaluates n^2 kernel entries however few samples share it; an entry costs as much as this many samples do.
-ENTRY_WORTH_SAMPLES = 40
 REGIONS = 1000
-# Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly
-# noise.
-SINGLE_PRECISION_UP_TO = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +60,15 @@ class VarianceSettings:
         False: the variance of a new observation at x, noise included. True: of the function itself, without it.
     rank : int, optional
         Landmarks of the partial Cholesky factor; chosen from smoothness, time and memory by default.
+    halo : int, optional
+        Samples that a leaf of the block-Vecchia factor is conditioned on, twice those of a leaf; 0 for none, which
+        leaves preconditioning to the partial Cholesky factor. Chosen like the rank by default.
     batch_size : int, optional
         Samples of a task; chosen from memory by default.
     memory_bytes : int, optional
-        Working memory of one worker process, half for the factor, the rest for the batches under way. By default
-        1.3 GiB, more for more than 170,000 training samples, up to a third of what is free.
+        Working memory of one worker process: half of it at most for the partial Cholesky factor while it is made, half
+        for the block-Vecchia factor, the rest for the batches under way. By default 768 MiB, more for more than 49,000
+        training samples, up to a third of what is free.
     keep_factor : bool
         Keep the factor with the model, and use it next time.
     seed : int
@@ -79,6 +79,7 @@ class VarianceSettings:
     max_passes: float = 20.0
     latent: bool = False
     rank: int | None = None
+    halo: int | None = None
     batch_size: int | None = None
     memory_bytes: int | None = None
     keep_factor: bool = False
@@ -92,6 +93,8 @@ class VarianceSettings:
         for name, value in (("rank", self.rank), ("batch size", self.batch_size), ("memory", self.memory_bytes)):
             if value is not None and value < 1:
                 raise InputError(f"the variance {name} must be at least 1; got {value}")
+        if self.halo is not None and self.halo < 0:
+            raise InputError(f"the variance halo must not be negative; got {self.halo}")
         if self.seed < 0:
             raise InputError(f"the seed must not be negative; got {self.seed}")
 
@@ -108,8 +111,9 @@ class _BatchOptions:
 
 @needs_one_arithmetic
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
-    """Have the factor ready on the worker that runs this."""
+    """Have the factors ready on the worker that runs this."""
     rank = source.factor().rank
+    source.make_leaves()
     return [rank for _ in group]
 
 
@@ -120,9 +124,9 @@ def variance_task(
     test: Dataset,
     options: _BatchOptions,
     batches: list[tuple[int, int]],
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]]:
+) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
     """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised."""
-    factor = source.factor()
+    factor, preconditioner = source.factor(), source.preconditioner(options.threads)
     results = []
     for start, stop in batches:
         inputs = test.inputs(start, stop)
@@ -135,9 +139,10 @@ def variance_task(
             factor_first=options.factor_first,
             together=options.together,
             threads=options.threads,
+            preconditioner=preconditioner,
         )
         mean, error = certified_means(source.context, certificate, inputs)
-        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes))
+        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
     return results
 
 
@@ -164,7 +169,8 @@ class VarianceRun:
     Attributes
     ----------
     plan : dict
-        What the store records: gap, max_passes, latent, seed, largest_rank, rank, batch_size, together, smooth.
+        What the store records: gap, max_passes, latent, seed, largest_rank, rank, halo, batch_size, together,
+        smooth.
 
     Raises
     ------
@@ -203,7 +209,9 @@ class VarianceRun:
             )
         if stored is not None:
             self._require_plan(stored, model.n_samples)
-        largest = stored["largest_rank"] if stored else self._largest_rank(model.n_samples, self._n_test)
+        self._n = n = model.n_samples
+        memory_bytes = settings.memory_bytes or default_memory_bytes(n)
+        largest = stored["largest_rank"] if stored else chosen_rank(n, self._n_test, settings.rank, memory_bytes)
         kept, self._trouble = kept_factor(model, kernel, settings.rank, proving=settings.max_passes < 1)
         landmarks = (
             landmarks_of(kept)
@@ -223,17 +231,39 @@ class VarianceRun:
             landmarks.effective_dimension,
             model.noise_variance,
             value_error_goal(settings.gap),
-            model.n_samples,
+            n,
             latent=settings.latent,
-        )
-        self._landmarks = landmarks
-        self._precision = _precision(kept, smooth or settings.max_passes < 1, landmarks.kernel_trace, model)
-        self._source = FactorSource(
-            context, model.noise_variance, model.input_rows(landmarks.indices), self._precision, kept
         )
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
         self._joint = executor.shares_memory and not smooth
-        together = stored["together"] if stored else self._together(model.n_samples, landmarks.rank, smooth)
+        self._landmarks = landmarks
+        traces = landmarks.residual_trace, landmarks.kernel_trace
+        precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
+        if kept:
+            precision = "double" if kept.metadata["precision"] == "double" else "single"
+        self._memory = Memory(
+            memory_bytes,
+            n,
+            landmarks.rank,
+            0,
+            precision,
+            held=False,
+            width=feature_width(kernel),
+            batches=1 if self._joint else executor.threads_per_process,
+        )
+        halo = stored.get("halo", 0) if stored else self._halo(smooth)
+        held = not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
+        self._memory = replace(self._memory, halo=halo, held=held)
+        self._source = FactorSource(
+            context,
+            model.noise_variance,
+            model.input_rows(landmarks.indices),
+            precision,
+            held,
+            kept,
+            leaves_of(context, model.noise_variance, executor, halo) if halo else None,
+        )
+        together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
         threads = executor.threads_per_process if self._joint else 1
         self._options = _BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
@@ -241,6 +271,7 @@ class VarianceRun:
             **asked,
             "largest_rank": int(largest),
             "rank": landmarks.rank,
+            "halo": int(halo),
             "batch_size": int(batch),
             "together": int(together),
             "smooth": smooth,
@@ -252,6 +283,7 @@ class VarianceRun:
             )
         self._met = self._unmet = 0
         self._gap_sum = self._gap_max = self._passes = 0.0
+        self._tally = ProductTally()
         self._factor_seconds = 0.0
 
     def at(self, test: Dataset) -> VarianceRun:
@@ -260,6 +292,7 @@ class VarianceRun:
         other._test = test
         other._met = other._unmet = 0
         other._gap_sum = other._gap_max = other._passes = 0.0
+        other._tally = ProductTally()
         return other
 
     @property
@@ -289,14 +322,19 @@ class VarianceRun:
             except (StorageError, StoreError) as error:
                 trouble = f"; it could not be kept with the model: {error}"
         self._factor_seconds = time.perf_counter() - started
-        rank, n = self._landmarks.rank, model.n_samples
-        how = "starts and preconditions block conjugate gradients"
+        rank, halo = self._landmarks.rank, int(self.plan["halo"])
+        beside = f" and block-Vecchia factor with halos of {halo:,}" if halo else ""
+        how = (
+            "proves what block conjugate gradients find"
+            if halo
+            else "starts and preconditions block conjugate gradients"
+        )
         if self.plan["smooth"]:
             how = "is expected to suffice by itself"
         elif self._settings.max_passes < 1:
             how = "has to do by itself, with no pass over the kernel matrix"
         return (
-            f"partial Cholesky factor of rank {rank:,} ({factor_bytes(n, rank, self._precision) / 1e6:,.3g} MB) "
+            f"partial Cholesky factor of rank {rank:,}{beside} ({self._memory.fixed / 1e6:,.3g} MB) "
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
         )
 
@@ -310,7 +348,10 @@ class VarianceRun:
 
     def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
-        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in zip(*results, strict=True))
+        *arrays, tallies = zip(*results, strict=True)
+        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in arrays)
+        for tally in tallies:
+            self._tally.add(tally)
         gap = relative_gap(lower, upper)
         unmet = int(np.count_nonzero(gap > self._settings.gap))
         self._met += len(gap) - unmet
@@ -330,7 +371,12 @@ class VarianceRun:
             "gap_mean": self._gap_sum / count,
             "gap_max": self._gap_max,
             "column_passes": self._passes / count,
+            "products_float32": self._tally.single_columns / count,
+            "products_float64": self._tally.double_columns / count,
+            "product_seconds": self._tally.seconds,
+            "gemm_seconds": self._tally.gemm_seconds,
             "rank": self._landmarks.rank,
+            "halo": int(self.plan["halo"]),
             "smooth": bool(self.plan["smooth"]),
             "batch_size": int(self.plan["batch_size"]),
             "latent": self._settings.latent,
@@ -345,6 +391,7 @@ class VarianceRun:
         settings = self._settings
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
+            ("halo", settings.halo, stored.get("halo", 0), n),
             ("batch size", settings.batch_size, stored["batch_size"], self._n_test),
         )
         for name, asked, was, most in sizes:
@@ -354,33 +401,21 @@ class VarianceRun:
                     "leave it out, or `overwrite`"
                 )
 
-    def _largest_rank(self, n: int, n_test: int) -> int:
-        settings = self._settings
-        budget = int(FACTOR_SHARE * _memory_bytes(settings, n))
-        # 4 n R + 8 R^2 <= budget
-        fits = int((-4.0 * n + math.sqrt(16.0 * n * n + 32.0 * budget)) / 16.0)
-        if settings.rank is not None:
-            rank = min(settings.rank, n)
-            if rank > fits:
-                raise MemoryBudgetError(
-                    f"a factor of rank {rank:,} takes {factor_bytes(n, rank) / 1e6:,.3g} MB; its share of "
-                    f"the variance memory is {budget / 1e6:,.3g} MB. "
-                    f"Lower `rank` to {fits:,} or raise `memory_bytes`"
-                )
-            return rank
-        balanced = int(math.sqrt(0.75 * n * (n_test + ENTRY_WORTH_SAMPLES)))
-        free = int(math.sqrt(FREE_OPERATIONS / (2.0 * n)))
-        return max(1, min(n, fits, max(balanced, free)))
+    def _halo(self, smooth: bool) -> int:
+        if self._settings.halo is not None:
+            return min(self._settings.halo, self._n)
+        if smooth or self._settings.max_passes < 2:
+            return 0
+        return chosen_halo(self._memory, self._n_test, self._executor.threads_per_process)
 
-    def _together(self, n: int, rank: int, smooth: bool) -> int:
-        budget = _memory_bytes(self._settings, n) - factor_bytes(n, rank, self._precision)
-        threads = 1 if self._joint else self._executor.threads_per_process
-        fits = budget // (threads * batch_bytes(n, 1))
+    def _together(self, smooth: bool) -> int:
+        memory, fits = self._memory, self._memory.samples
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
+            left = memory.total - memory.fixed
             raise MemoryBudgetError(
-                f"the vectors of one test sample take {batch_bytes(n, 1) / 1e6:,.3g} MB on each of {threads} threads; "
-                f"its share of the variance memory is {budget / 1e6:,.3g} MB. Raise `memory_bytes`, use fewer "
-                "threads a worker, or let the factor alone do with `max_passes` 0"
+                f"the vectors of one test sample take {memory.of_a_sample / 1e6:,.3g} MB on each of {memory.batches} "
+                f"threads; the factors leave {max(0, left) / 1e6:,.3g} MB of the variance memory to them. Raise "
+                "`memory_bytes`, use fewer threads a worker, or let the factor alone do with `max_passes` 0"
             )
         return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))
 
@@ -393,16 +428,3 @@ class VarianceRun:
             math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)
         )
         return math.ceil(n_test / max(1, at_least))  # batches of one size: a last one of a few samples costs a pass too
-
-
-def _memory_bytes(settings: VarianceSettings, n: int) -> int:
-    if settings.memory_bytes is not None:
-        return settings.memory_bytes
-    return max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, int(psutil.virtual_memory().available) // 3))
-
-
-def _precision(kept: FactorRecord | None, certifies: bool, kernel_trace: float, model: ModelRecord) -> Precision:
-    if kept is not None:
-        return "double" if kept.metadata["precision"] == "double" else "single"
-    hopeless = float(np.finfo(np.float32).eps) * kernel_trace > SINGLE_PRECISION_UP_TO * model.noise_variance
-    return "double" if certifies or hopeless else "single"

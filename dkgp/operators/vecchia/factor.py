@@ -12,8 +12,8 @@ symmetric positive definite; I + V'V is float64, at the coordinator, which holds
 
 References
 ----------
-J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): blocks.
-P. Sigrist and others, Iterative methods for Vecchia-Laplace approximations (2023, 2024): as a preconditioner.
+A. Vecchia, Estimation and model identification for continuous spatial processes (1988).
+J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by blocks.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class VecchiaProduct:
         return [by_bundle[bundle] for bundle in bundles]
 
     def _rows(self, values: Any, bundles: list[int]) -> Any:
-        """What tasks on some bundles are given of an n-vector: their samples' rows, or all where that costs nothing."""
+        """Rows of an n-vector that tasks on some bundles are given: their samples', or all where that costs nothing."""
         if self._shares_memory or isinstance(values, float):
             return values
         return {number: values[self._samples[number]] for number in bundles}

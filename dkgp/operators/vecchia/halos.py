@@ -98,7 +98,7 @@ class OrderedPoints:
 
 @intrinsic
 def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
-    """Where an array's element lies, as the tile loops' stages are told."""
+    """Address of an array's element, as the tile loops' stages are told."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

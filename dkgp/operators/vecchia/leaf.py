@@ -22,10 +22,10 @@ from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
 
-__all__ = ["LANES", "PANEL_ROWS", "ROWS", "Leaf", "factor_leaf", "refuse", "takes_double", "values_held"]
+__all__ = ["LANES", "ROWS", "STRIP_ROWS", "Leaf", "factor_leaf", "refuse", "takes_double", "values_held"]
 
 # Rows of T that are kept with one width: beyond the last one's own column they hold zeros.
-PANEL_ROWS = 64
+STRIP_ROWS = 64
 # Loops take so many rows at a time, and so many numbers of a row: rows and widths are whole multiples, zeros beyond.
 ROWS, LANES = 4, 16
 _COLUMNS = 256
@@ -40,7 +40,7 @@ class Leaf:
     halo, rows, rank : int
         Samples of J and of G; columns of V.
     values : (values_held(halo, rows),) float32
-        Rows of T in panels of `PANEL_ROWS`, each panel row by row, as wide as its last row needs.
+        Rows of T in strips of `STRIP_ROWS`, each row by row, as wide as its last row needs.
     projected : (padded rows, padded R) float32
         V.
     double : bool
@@ -72,27 +72,27 @@ class Leaf:
         """Numbers of the longest rows."""
         return _padded(self.halo + self.rows, LANES)
 
-    def panels(self) -> list[tuple[slice, NDArray[np.float32]]]:
+    def strips(self) -> list[tuple[slice, NDArray[np.float32]]]:
         """Rows of T: which ones, and their values from the first column on (rows, width)."""
         found, start = [], 0
-        for first, height, width in panel_shapes(self.halo, self.rows):
+        for first, height, width in strip_shapes(self.halo, self.rows):
             stop = start + height * width
             found.append((slice(first, first + height), self.values[start:stop].reshape(height, width)))
             start = stop
         return found
 
 
-def panel_shapes(halo: int, rows: int) -> list[tuple[int, int, int]]:
-    """First row, rows and width of each panel of a leaf."""
+def strip_shapes(halo: int, rows: int) -> list[tuple[int, int, int]]:
+    """First row, rows and width of each strip of a leaf."""
     return [
         (first, _padded(last - first, ROWS), _padded(halo + last, LANES))
-        for first, last in ((first, min(first + PANEL_ROWS, rows)) for first in range(0, rows, PANEL_ROWS))
+        for first, last in ((first, min(first + STRIP_ROWS, rows)) for first in range(0, rows, STRIP_ROWS))
     ]
 
 
 def values_held(halo: int, rows: int) -> int:
     """Numbers of T that a leaf keeps."""
-    return sum(height * width for _, height, width in panel_shapes(halo, rows))
+    return sum(height * width for _, height, width in strip_shapes(halo, rows))
 
 
 def _padded(count: int, step: int) -> int:
@@ -162,9 +162,9 @@ def factor_leaf(
         projected.astype(np.float32, copy=False),
         dtype == np.float64,
     )
-    for taken, panel in leaf.panels():
+    for taken, strip in leaf.strips():
         last = min(taken.stop, rows)
-        panel[: last - taken.start, : halo + last] = matrix[halo + taken.start : halo + last, : halo + last]
+        strip[: last - taken.start, : halo + last] = matrix[halo + taken.start : halo + last, : halo + last]
     return leaf if np.isfinite(leaf.values).all() else None
 
 

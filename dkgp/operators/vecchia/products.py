@@ -20,7 +20,7 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
-from dkgp.operators.vecchia.leaf import LANES, PANEL_ROWS, ROWS, Leaf
+from dkgp.operators.vecchia.leaf import LANES, ROWS, STRIP_ROWS, Leaf
 
 __all__ = ["FEW_VECTORS", "backward", "forward", "sweep"]
 
@@ -75,8 +75,8 @@ def _many_forward(leaf: Leaf, vectors: FloatArray) -> FloatArray:
     converted = np.zeros((leaf.width, vectors.shape[1]), dtype)
     converted[: len(vectors)] = vectors
     image = np.empty((leaf.padded_rows, vectors.shape[1]))
-    for rows, panel in leaf.panels():
-        image[rows] = panel.astype(dtype, copy=False) @ converted[: panel.shape[1]]
+    for rows, strip in leaf.strips():
+        image[rows] = strip.astype(dtype, copy=False) @ converted[: strip.shape[1]]
     return image[: leaf.rows]
 
 
@@ -85,8 +85,8 @@ def _many_backward(leaf: Leaf, image: FloatArray) -> FloatArray:
     count = image.shape[1]
     converted, out = np.zeros((leaf.padded_rows, count), dtype), np.zeros((leaf.width, count), dtype)
     converted[: leaf.rows] = image
-    for rows, panel in leaf.panels():
-        values = panel.astype(dtype, copy=False)
+    for rows, strip in leaf.strips():
+        values = strip.astype(dtype, copy=False)
         height, width = values.shape
         # Added where the sum is, as NumPy's product of a transposed matrix would not.
         blas("gemm", b"N", b"T", count, width, height, 1.0, converted[rows], count, values, width, 1.0, out, count)
@@ -185,8 +185,8 @@ def _forward(values: Any, halo: int, rows: int, vectors: Any, image: Any) -> Non
     count, stride = vectors.shape
     flat, sums = vectors.reshape(-1), np.empty(ROWS)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
         width = -(-(halo + last) // LANES) * LANES
         for row in range(first, last, ROWS):
             for t in range(count):
@@ -204,8 +204,8 @@ def _backward(values: Any, halo: int, rows: int, image: Any, out: Any) -> None:
     stride = out.shape[1]
     weights, target = image.reshape(-1), out.reshape(-1)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
         width = -(-(halo + last) // LANES) * LANES
         for row in range(first, last, ROWS):
             for t in range(count):
@@ -220,8 +220,8 @@ def _sweep(values: Any, halo: int, rows: int, vectors: Any, out: Any) -> None:
     count, stride = vectors.shape
     flat, target, sums = vectors.reshape(-1), out.reshape(-1), np.empty(ROWS)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
         width = -(-(halo + last) // LANES) * LANES
         for _ in range(first, last, ROWS):
             for t in range(count):

@@ -28,15 +28,17 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkgp.cluster.threads import in_parallel
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 
 __all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
 
-# Directions that the others span to this share of their length are left out.
-DEPENDENT = 1e-7
-# Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way.
-PIECE_ROWS = 4096
+# Directions that the others span to this share of their length are left out; of float32 ones little more is there.
+DEPENDENT, DEPENDENT_SINGLE = 1e-7, 1e-5
+# Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way; threads
+# share the pieces of a tall result, and so many columns of a small one.
+PIECE_ROWS, PIECE_COLUMNS = 4096, 256
 
 
 def row_pieces(n: int) -> Iterator[slice]:
@@ -44,10 +46,15 @@ def row_pieces(n: int) -> Iterator[slice]:
     return (slice(start, start + PIECE_ROWS) for start in range(0, n, PIECE_ROWS))
 
 
-def add_product(target: FloatArray, tall: NDArray[Any], small: FloatArray) -> None:
-    """Add A B to the target (n, t), in place, for A (n, k) and B (k, t)."""
-    for rows in row_pieces(len(tall)):
-        target[rows] += tall[rows].astype(np.float64, copy=False) @ small
+def add_product(target: NDArray[Any], tall: NDArray[Any], small: FloatArray, threads: int = 1) -> None:
+    """Add A B to the target (n, t), in place and in its type, for A (n, k) and B (k, t)."""
+    right, pieces = small.astype(target.dtype, copy=False), list(row_pieces(len(tall)))
+
+    def add(index: int) -> None:
+        rows = pieces[index]
+        target[rows] += tall[rows].astype(target.dtype, copy=False) @ right
+
+    in_parallel(add, len(pieces), threads)
 
 
 @dataclass
@@ -58,12 +65,15 @@ class BlockDirections:
     ----------
     vectors : (n, k) float64 or float32
         P, nearly orthonormal; empty before the first iteration. Any will do, so float32 may round them.
-    images : (n, k) float64
-        Kbar P.
+    images : (n, k) float64 or float32
+        Kbar P. Where both are float32, so is what is done with them, sums of pieces apart.
+    threads : int
+        Of this process, to share the work; results do not depend on their number.
     """
 
     vectors: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
-    images: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    images: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
+    threads: int = 1
     _curvature: _Curvature | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -72,38 +82,45 @@ class BlockDirections:
         return cls(arrays["directions"], arrays["images"]) if "images" in arrays else cls()
 
     def advance(
-        self, preconditioned: FloatArray, residual: FloatArray, product: Callable[[NDArray[Any]], FloatArray]
+        self, preconditioned: NDArray[Any], residual: NDArray[Any], product: Callable[[NDArray[Any]], NDArray[Any]]
     ) -> FloatArray:
         """Find the next directions and the steps along them; the caller moves, by `vectors` and `images` times these.
 
         Parameters
         ----------
-        preconditioned : (n, t) float64
-            M^-1 R, with any preconditioner M; overwritten.
-        residual : (n, t) float64
+        preconditioned : (n, c)
+            M^-1 R, with any preconditioner M, of all columns or some; overwritten.
+        residual : (n, t)
             R = B - Kbar X; not looked at before the product, which may compute it anew, in place.
         product : callable
-            Kbar V for V (n, k), any k up to t: (n, k) float64.
+            Kbar V for V (n, k), any k up to c: (n, k).
 
         Returns
         -------
         (k, t) float64
             A. With k = 0 there is nothing to gain: no residual is left, or the matrix has no curvature along any.
         """
-        if self.images.size:  # of a checkpoint, perhaps, which has no curvature: it comes to the same bits
-            last = self._curvature or _Curvature(_cross(self.vectors, self.images))
-            add_product(preconditioned, self.vectors, -last.solve(_cross(self.images, preconditioned)))
+        self.conjugate(preconditioned)
         # As large as the images to come, for which there shall be room.
-        self.images, self._curvature = np.zeros((0, 0)), None
-        self.vectors = _independent(preconditioned, self.vectors.dtype)
+        self.images, self._curvature = np.zeros((0, 0), self.images.dtype), None
+        self.vectors = _independent(preconditioned, self.vectors.dtype, self.threads)
         if self.vectors.size:
             images = product(self.vectors)
-            curvature = _Curvature(_cross(self.vectors, images))
+            curvature = _Curvature(self._cross(self.vectors, images))
             if curvature.rank:
                 self.images, self._curvature = images, curvature
-                return curvature.solve(_cross(self.vectors, residual))
+                return curvature.solve(self._cross(self.vectors, residual))
         self.vectors = np.zeros((0, 0), self.vectors.dtype)
         return np.zeros((0, residual.shape[1]))
+
+    def conjugate(self, vectors: NDArray[Any]) -> None:
+        """Take the last directions out of vectors (n, c), in place, so that they are conjugate to them."""
+        if self.images.size:  # of a checkpoint, perhaps, which has no curvature: it comes to the same bits
+            last = self._curvature or _Curvature(self._cross(self.vectors, self.images))
+            add_product(vectors, self.vectors, -last.solve(self._cross(self.images, vectors)), self.threads)
+
+    def _cross(self, left: NDArray[Any], right: NDArray[Any]) -> FloatArray:
+        return _cross(left, right, np.result_type(left, right), self.threads)
 
 
 @dataclass
@@ -209,24 +226,37 @@ class _Curvature:
         return np.asarray(self._root @ (self._root.T @ right))
 
 
-def _cross(left: NDArray[Any], right: FloatArray) -> FloatArray:
-    """A'B, in float64."""
+def _cross(left: NDArray[Any], right: NDArray[Any], dtype: np.dtype[Any], threads: int) -> FloatArray:
+    """A'B: pieces in the type given, their sum in float64."""
     total = np.zeros((left.shape[1], right.shape[1]))
-    for rows in row_pieces(len(left)):
-        total += left[rows].T.astype(np.float64, copy=False) @ right[rows]
+
+    def add(index: int) -> None:
+        columns = slice(index * PIECE_COLUMNS, (index + 1) * PIECE_COLUMNS)
+        for rows in row_pieces(len(left)):
+            piece = right[rows, columns].astype(dtype, copy=False)
+            total[:, columns] += left[rows].T.astype(dtype, copy=False) @ piece
+
+    in_parallel(add, -(-right.shape[1] // PIECE_COLUMNS), threads)
     return total
 
 
-def _independent(z: FloatArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _independent(z: NDArray[Any], dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
     """Directions that span what z (n, t) does, nearly orthonormal: (n, at most t)."""
-    gram = _cross(z, z)
+    gram = _cross(z, z, np.dtype(np.float64), threads)
     if not np.isfinite(gram).all():
         return np.zeros((len(z), 0), dtype)
     scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
-    kept = values > DEPENDENT**2 * values[-1]
+    dependent = DEPENDENT_SINGLE if z.dtype == np.float32 else DEPENDENT
+    kept = values > dependent**2 * values[-1]
     mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])
+    if z.dtype == np.float32:
+        mixing = mixing.astype(np.float32)
     directions = np.empty((len(z), mixing.shape[1]), dtype)
-    for rows in row_pieces(len(z)):
-        directions[rows] = z[rows] @ mixing
+    pieces = list(row_pieces(len(z)))
+
+    def mix(index: int) -> None:
+        directions[pieces[index]] = z[pieces[index]] @ mixing
+
+    in_parallel(mix, len(pieces), threads)
     return directions

@@ -17,7 +17,7 @@ from dkgp.cluster.threads import process_threads
 from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.operators.vecchia.memory import vecchia_bytes
@@ -184,7 +184,7 @@ class FactorPreconditioning:
         rank = int(self.rank)
         own = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
         if not self.halo:
-            return SolverMemory(own_bytes=own, factor_bytes=rank * (4 * n + 16 * rank))
+            return SolverMemory(own_bytes=own, factor_bytes=low_rank_bytes(n, rank, process_threads()))
         grown = self.grown(n, MOST_LEVELS)
         found = vecchia_bytes(n, int(grown.halo), int(grown.leaf), rank, width=d, double=True)
         making = found.points + process_threads() * found.making

@@ -29,7 +29,7 @@ def executor() -> Iterator[LocalExecutor]:
 
 
 def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
-    options = {"preconditioner": FactorPreconditioning(0, rank=60), "tolerance": 1e-6, **options}
+    options = {"preconditioner": FactorPreconditioning(60, rank=10), "tolerance": 1e-6, **options}
     return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
 
 

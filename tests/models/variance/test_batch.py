@@ -18,6 +18,7 @@ from dkgp.models.variance import batch as variance_batch
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
+from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
@@ -222,13 +223,13 @@ class Products:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: list[int] = []
-        original = variance_batch._Batch._product
+        original = ProductTally.multiply
 
-        def counted(solver: Any, vectors: np.ndarray) -> np.ndarray:
+        def counted(tally: Any, evaluator: Any, rows: Any, columns: Any, vectors: np.ndarray, *rest: Any) -> None:
             self.columns.append(vectors.shape[1])
-            return original(solver, vectors)
+            original(tally, evaluator, rows, columns, vectors, *rest)
 
-        monkeypatch.setattr(variance_batch._Batch, "_product", counted)
+        monkeypatch.setattr(ProductTally, "multiply", counted)
 
 
 @pytest.mark.parametrize("max_passes", [0, 0.5, 1, 2, 3.9])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance import kept_factor
-from dkgp.models.variance.nystrom import NystromFactor, factor_bytes
+from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.sizes import building_bytes
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, Counting, N, World, content, gaps, make_world
@@ -54,6 +56,7 @@ WRONG: list[dict[str, Any]] = [
     *({"rank": rank} for rank in (0, -5)),
     *({"batch_size": size} for size in (0, -1)),
     *({"memory_bytes": size} for size in (0, -1)),
+    {"halo": -1},
     {"seed": -1},
 ]
 
@@ -89,7 +92,7 @@ def test_a_rank_beyond_memory_is_refused_in_numbers(world: World, executor: Bloc
         predict(world.model, world.test, str(tmp_path / "p"), executor, variance=asked)
     message = str(caught.value)
     assert "rank 300" in message
-    assert f"{factor_bytes(N, 300) / 1e6:,.3g} MB" in message
+    assert f"{building_bytes(N, 300) / 1e6:,.3g} MB" in message
     assert not (tmp_path / "p").exists()
     # The rank that it says would fit does.
     fits = int(re.findall(r"`rank` to ([\d,]+)", message)[0])
@@ -118,7 +121,8 @@ def test_what_is_chosen_fits(
 
     def measured(source: Any) -> NystromFactor:
         factor = build(source)
-        held.append(sum(a.nbytes for a in (factor.columns, factor.lower, factor.gram_lower, factor.residual_diagonal)))
+        columns = np.zeros(0) if factor.columns is None else factor.columns
+        held.append(sum(a.nbytes for a in (columns, factor.lower, factor.gram_lower, factor.residual_diagonal)))
         return factor
 
     monkeypatch.setattr(NystromFactor, "of", staticmethod(measured))
@@ -204,7 +208,7 @@ def test_a_support_chunk_lost_since_the_model_was_opened(
 
 # ------------------------------------------------------------------------------------------------------ the kept factor
 
-KEPT = VarianceSettings(gap=0.01, rank=40, batch_size=30, keep_factor=True)
+KEPT = VarianceSettings(gap=0.01, rank=40, halo=50, batch_size=30, keep_factor=True)
 KEPT_SMOOTH = VarianceSettings(gap=0.5, batch_size=30, keep_factor=True)
 
 
@@ -254,6 +258,22 @@ def test_a_kept_factor_that_was_raised_by_less_than_its_rank_takes_is_not_used(
     _, note = run(model, world, executor, tmp_path / "b", VarianceSettings(gap=0.01, rank=40, batch_size=30))
     assert "built" in note
     assert "an older version's, which does not count every rounding" in note
+
+
+def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
+    world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a float32 one of an older version, whose triangle may tell F where it is held alone."""
+    expected, _ = run(model, world, executor, tmp_path / "a", KEPT)
+    kept = open_factor(model.url, fingerprint=model.fingerprint)
+    assert kept is not None
+    told = {name: value for name, value in kept.metadata.items() if name != "kernel_trace"}
+    assert len(told) < len(kept.metadata)
+    monkeypatch.setattr(kept_factor, "open_factor", lambda url, fingerprint: replace(kept, metadata=told))
+    found, note = run(model, world, executor, tmp_path / "b", QUICK)
+    assert "built" in note
+    assert "an older version's" in note
+    assert found == expected
 
 
 def test_another_rank_is_another_factor(

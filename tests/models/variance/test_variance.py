@@ -45,7 +45,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, executor: BlockExecutor) -> 
 
 
 @pytest.mark.parametrize("latent", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"rank": 5}, {"rank": 400}, {"max_passes": 0, "rank": 30}, {"gap": 1e-5}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"rank": 5}, {"rank": 400}, {"rank": 40, "halo": 60}, {"max_passes": 0, "rank": 30}, {"gap": 1e-5}]
+)
 def test_intervals_contain_the_dense_gps_variances(
     world: World, executor: BlockExecutor, tmp_path: Path, latent: bool, settings: dict[str, Any]
 ) -> None:
@@ -118,7 +120,7 @@ def whole(world: World, executor: BlockExecutor) -> tuple[Path, PredictSummary]:
 def test_attributes_say_how_it_was_made(world: World, whole: tuple[Path, PredictSummary]) -> None:
     attributes = open_prediction(str(whole[0])).attributes
     plan = attributes["variance"]
-    asked = {"gap": 0.01, "latent": False, "max_passes": 20.0, "rank": 40, "batch_size": 30, "seed": 0}
+    asked = {"gap": 0.01, "latent": False, "max_passes": 20.0, "rank": 40, "halo": 50, "batch_size": 30, "seed": 0}
     assert {name: plan[name] for name in asked} == asked
     assert attributes["noise_variance"] == pytest.approx(world.noise)
     # As any reader of Zarr sees them.
@@ -198,6 +200,7 @@ def test_the_factor_is_announced(world: World, executor: BlockExecutor, tmp_path
     predict(world.model, world.test, str(tmp_path / "p"), executor, variance=QUICK, note=notes.append)
     assert len(notes) == 1
     assert "rank 40" in notes[0]
+    assert "halos of 50" in notes[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
@@ -268,6 +271,7 @@ OTHERS: dict[str, VarianceSettings | None] = {
     "latent": VarianceSettings(gap=0.01, rank=40, batch_size=30, latent=True),
     "seed": VarianceSettings(gap=0.01, rank=40, batch_size=30, seed=1),
     "rank": VarianceSettings(gap=0.01, rank=41, batch_size=30),
+    "halo": VarianceSettings(gap=0.01, rank=40, halo=51, batch_size=30),
     "batch size": VarianceSettings(gap=0.01, rank=40, batch_size=31),
     "no variances": None,
 }

@@ -23,7 +23,7 @@ N, TESTS = 400, 90
 NAMES, TARGETS = ("temperature", "pressure", "unused", "humidity"), ("power", "cost")
 AMPLITUDE, NOISE, GAMMA = 1.3, 0.05, (0.3, 0.5, 0.1)
 KERNEL = SquaredExponential(GAMMA, AMPLITUDE)
-QUICK = VarianceSettings(gap=0.01, rank=40, batch_size=30)
+QUICK = VarianceSettings(gap=0.01, rank=40, halo=50, batch_size=30)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def rows_of_t(matrix: np.ndarray, halo: int) -> np.ndarray:
 
 def dense(leaf: Leaf) -> np.ndarray:
     rows = np.zeros((leaf.padded_rows, leaf.width))
-    for taken, panel in leaf.panels():
-        rows[taken, : panel.shape[1]] = panel
+    for taken, strip in leaf.strips():
+        rows[taken, : strip.shape[1]] = strip
     assert not rows[leaf.rows :].any()
     assert not rows[:, leaf.halo + leaf.rows :].any()
     return rows[: leaf.rows, : leaf.halo + leaf.rows]

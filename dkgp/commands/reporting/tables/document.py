@@ -72,9 +72,20 @@ def _training_rows(document: Document) -> Rows:
         *_assumed(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
-        ("seconds", f"{document['seconds']:.1f}"),
+        ("seconds", _seconds(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
     ]
+
+
+def _seconds(document: Document) -> str:
+    """Those of a solve, and of its parts that took a twentieth of it at least; older models do not tell."""
+    whole = document["seconds"]
+    parts = [
+        f"{name} {seconds:.1f}"
+        for name, seconds in document.get("seconds_by_part", {}).items()
+        if seconds >= 0.05 * whole
+    ]
+    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _entries(count: int, n: int) -> str:

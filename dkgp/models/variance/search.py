@@ -1,0 +1,292 @@
+"""Solutions of a batch's systems Kbar v = k_x, good enough to prove with: block conjugate gradients in float32.
+
+Nothing here proves anything: `dkgp.models.variance.bounds` holds for any v, and is evaluated in float64. So products,
+vectors and their algebra are float32, twice as fast and half as large, and a product is one matrix product of BLAS with
+as many columns as the batch has samples, beside which the kernel's entries, evaluated once for all, cost little.
+
+The first directions are local: for each test sample the solution that its nearest training samples alone would have, by
+a small Cholesky factor of its own. The next ones are preconditioned residuals, conjugate to the last. What all samples'
+directions span serves each. The search ends where float64 is likely to find most samples within the gap, or where
+float32 has nothing more to give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import in_parallel
+from dkgp.kernels import Features
+from dkgp.models.variance.bounds import Queries
+from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.tally import ProductTally
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import lapack
+from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
+
+__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search", "vectors_at_once"]
+
+SingleArray = NDArray[np.float32]
+
+# Rows and columns of the tiles of a product.
+TILE_ROWS, TILE_COLUMNS = 512, 1024
+# Vectors that are preconditioned at once: what they take in float64 is not to grow with n.
+MOST_AT_ONCE, LEAST_AT_ONCE, NUMBERS_AT_ONCE = 64, 8, 2_000_000
+# Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
+LOCAL_SHARE = 0.6
+# A float64 product costs two of float32; a sample that it does not certify a few more. So it is worth its time once
+# this share of the samples is expected to be within the gap.
+EXPECTED_SHARE = 0.75
+# What a step is taken to make of a width before there was one to tell by, and by how much the next one falls short of
+# the last. A step's length along M^-1 r, likewise; Kbar is rarely above twice M.
+FIRST_FACTOR, SLOWING = 0.4, 1.25
+FIRST_LENGTH, SHORTEST = 0.6, 0.3
+# Without a quarter of the samples' widths halved in so many products, float32 has done what it can, or nothing helps.
+STALLED_PRODUCTS, STALLED_FACTOR, STALLED_SHARE = 6, 0.5, 0.25
+# What float32 leaves of a residual, against the length of k_x.
+SINGLE_FLOOR = 8.0 * float(np.finfo(np.float32).eps)
+
+
+class Preconditioner(Protocol):
+    """M^-1 for some M near Kbar, of many vectors at once."""
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, t), a new array."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Widths at which samples are done.
+
+    Attributes
+    ----------
+    gap : float
+        Relative to the upper end, noise included where it is.
+    noise : float
+        What is added to the function's variance.
+    """
+
+    gap: float
+    noise: float
+
+    def widths(self, upper: FloatArray) -> FloatArray:
+        """For samples whose function has this variance at most."""
+        return np.asarray(self.gap * (np.maximum(upper, 0.0) + self.noise))
+
+
+def vectors_at_once(n: int) -> int:
+    """Vectors that are preconditioned at once, of n numbers each."""
+    return max(LEAST_AT_ONCE, min(MOST_AT_ONCE, NUMBERS_AT_ONCE // n))
+
+
+def local_samples(n: int) -> int:
+    """Training samples of a local solution."""
+    return max(1, min(n, int((LOCAL_SHARE * n * n) ** (1.0 / 3.0))))
+
+
+def search(
+    factor: NystromFactor,
+    inputs: FloatArray,
+    test: Queries,
+    preconditioner: Preconditioner,
+    wanted: Wanted,
+    limit: int,
+    tally: ProductTally,
+    threads: int = 1,
+) -> tuple[SingleArray, int]:
+    """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that it took.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+        What the bounds to come will be made with.
+    inputs : (t, d) float64
+    test : Queries
+        The same samples.
+    preconditioner : object with `apply`
+    wanted : Wanted
+    limit : int
+        Products at most.
+    tally : ProductTally
+        Where they are counted.
+    threads : int
+        Of this process, to share the work; the result does not depend on their number.
+    """
+    single = _Single(factor, tally, threads)
+    r = single.columns(inputs)
+    v = np.zeros_like(r)
+    looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], MOST_AT_ONCE)).astype(np.intp)
+    floor = (SINGLE_FLOOR * np.sqrt(_dots(r, r))) ** 2 / factor.noise_variance
+    directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
+    z, along = single.local(r, inputs), np.zeros(r.shape[1])
+    pace = _Pace()
+    products = 0
+    explained = np.zeros(r.shape[1])
+    while products < limit:
+        step = directions.advance(z, r, single.product)
+        if not len(step) or not np.isfinite(step).all():
+            break
+        add_product(v, directions.vectors, step, threads)
+        add_product(r, directions.images, -step, threads)
+        products += 1
+        before, explained = explained, single.explained(v, r, inputs)
+        pace.note_step(explained - before, along)
+        widths = expected_widths(factor, r[:, looked_at], threads)[0]
+        goal = np.maximum(wanted.widths(test.prior - explained), floor)[looked_at]
+        share = pace.share_within(widths, goal)
+        if pace.stalled:
+            break
+        z = _preconditioned(preconditioner, r)
+        along = _dots(z, r)
+        if share >= EXPECTED_SHARE or products >= limit:
+            # What a product would be spent on next is worth most of that as it is: its length is what the last one was.
+            directions.conjugate(z)
+            v += pace.length * z
+            break
+    v[~np.isfinite(v)] = 0.0
+    return v, products
+
+
+class _Pace:
+    """How a search gets on, from the widths of some samples: what the next step is likely to bring."""
+
+    def __init__(self) -> None:
+        self._best: list[FloatArray] = []
+        self._factor = FIRST_FACTOR
+        self.length = np.float32(FIRST_LENGTH)
+
+    def note_step(self, gained: FloatArray, along: FloatArray) -> None:
+        """Note what a step took off the variances, and r'M^-1 r before it: their ratio is its length along M^-1 r."""
+        total = float(along.sum())
+        if total > 0.0:
+            self.length = np.float32(np.clip(float(gained.sum()) / total, SHORTEST, 1.0))
+
+    def share_within(self, widths: FloatArray, goal: FloatArray) -> float:
+        """Share of the samples that one more step is likely to bring within their goals."""
+        if self._best:
+            ratio = np.median(widths / np.maximum(self._best[-1], np.finfo(np.float64).tiny))
+            self._factor = float(np.clip(SLOWING * ratio, FIRST_FACTOR / 2.0, 1.0))
+        self._best.append(np.minimum(self._best[-1], widths) if self._best else widths)
+        return float(np.mean(self._factor * widths <= goal))
+
+    @property
+    def stalled(self) -> bool:
+        """True where few widths have halved for long: float32 has done what it can, or nothing helps."""
+        if len(self._best) <= STALLED_PRODUCTS:
+            return False
+        then, now = self._best[-1 - STALLED_PRODUCTS], self._best[-1]
+        return bool(np.mean(now < STALLED_FACTOR * then) < STALLED_SHARE)
+
+
+def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int) -> tuple[FloatArray, FloatArray]:
+    """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t)."""
+    low_rank, count = factor.preconditioner(threads), residual.shape[1]
+    widths, z = np.empty(count), np.empty((factor.rank, count), factor.lower.dtype)
+    at_once = vectors_at_once(len(residual))
+    for first in range(0, count, at_once):
+        columns = slice(first, first + at_once)
+        part = residual[:, columns].astype(np.float64)
+        solved, z[:, columns] = low_rank.solve(part)
+        widths[columns] = np.abs(_dots(part, solved))
+    return widths, z
+
+
+def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
+    z = np.empty(residual.shape, np.float32)
+    at_once = vectors_at_once(len(residual))
+    for first in range(0, residual.shape[1], at_once):
+        columns = slice(first, first + at_once)
+        z[:, columns] = preconditioner.apply(residual[:, columns].astype(np.float64))
+    return z
+
+
+class _Single:
+    """Kbar in float32, in this process.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+        Of the same training samples.
+    tally : ProductTally
+    threads : int
+    """
+
+    def __init__(self, factor: NystromFactor, tally: ProductTally, threads: int) -> None:
+        self._factor, self._tally, self._threads = factor, tally, threads
+        self._evaluator = factor.context.evaluator("single")
+        self._rows = factor.pieces("single", TILE_ROWS)
+        self._columns = factor.pieces("single", TILE_COLUMNS)
+
+    def columns(self, inputs: FloatArray) -> SingleArray:
+        """k_x of test samples: (n, t)."""
+        test = self._evaluator.prepare(inputs)
+        out = np.empty((self._factor.n, test.n), np.float32)
+
+        def fill(index: int) -> None:
+            rows, where = self._rows[index]
+            out[where] = self._evaluator.tile(rows, test)
+
+        in_parallel(fill, len(self._rows), self._threads)
+        return out
+
+    def product(self, vectors: SingleArray) -> SingleArray:
+        """Kbar V for V (n, k)."""
+        images = np.empty(vectors.shape, np.float32)
+        np.multiply(vectors, np.float32(self._factor.noise_variance), out=images)
+        self._tally.multiply(self._evaluator, self._rows, self._columns, vectors, images, self._threads)
+        return images
+
+    def explained(self, v: SingleArray, r: SingleArray, inputs: FloatArray) -> FloatArray:
+        """v'(k_x + r), what an approximate solution takes off the variance: (t,)."""
+        test = self._evaluator.prepare(inputs)
+        parts = np.empty((len(self._rows), test.n))
+
+        def add(index: int) -> None:
+            rows, where = self._rows[index]
+            parts[index] = _dots(v[where], self._evaluator.tile(rows, test) + r[where])
+
+        in_parallel(add, len(self._rows), self._threads)
+        return np.asarray(parts.sum(axis=0))
+
+    def local(self, correlated: SingleArray, inputs: FloatArray) -> SingleArray:
+        """Solutions by each sample's nearest training samples alone, nearest by k(x, x_i)^2 / k(x_i, x_i): (n, t)."""
+        factor, evaluator = self._factor, self._evaluator
+        count = local_samples(factor.n)
+        found = np.zeros(correlated.shape, np.float32)
+        shares = factor.prior.astype(np.float32)
+        features = _joined([rows for rows, _ in self._columns])
+
+        def solve(index: int) -> None:
+            own = correlated[:, index]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                likeness = np.nan_to_num(own * own / shares)
+            chosen = np.sort(np.argpartition(likeness, factor.n - count)[factor.n - count :]).astype(np.intp)
+            rows = features.take(chosen)
+            matrix = np.asfortranarray(evaluator.tile(rows, rows))
+            matrix[np.diag_indices(count)] += np.float32(factor.noise_variance)
+            right = np.asfortranarray(own[chosen])
+            if lapack("potrf", b"L", count, matrix, count):
+                return  # float32 finds it indefinite: the others' directions will have to do
+            lapack("potrs", b"L", count, 1, matrix, count, right, count)
+            if np.isfinite(right).all():
+                found[chosen, index] = right
+
+        in_parallel(solve, len(inputs), self._threads)
+        return found
+
+
+def _joined(parts: list[Features]) -> Features:
+    values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
+    norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
+    return Features(values, norms, values.shape[1])
+
+
+def _dots(left: NDArray[Any], right: NDArray[Any]) -> FloatArray:
+    """Inner products by column, pieces in the arrays' type, their sum in float64: (t,)."""
+    total = np.zeros(left.shape[1])
+    for rows in row_pieces(len(left)):
+        total += np.einsum("it,it->t", left[rows], right[rows], dtype=np.float64)
+    return total
