@@ -20,6 +20,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.memory import MemoryPlan, plan_within
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
