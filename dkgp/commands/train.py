@@ -12,6 +12,7 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     difference,
     has_checkpoint,
@@ -163,6 +164,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
                 job, choice = _decided(asked, dataset, found, reporter, one_arithmetic=False)
                 prepared = _prepare(job, dataset, found, reporter)
             plan = _plan(job, prepared, executor)
+            executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         chosen = {} if choice is None else {"auto": choice.to_json()}
@@ -319,16 +321,17 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
     """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
 
-    Raises `MemoryBudgetError` where it does not fit either way.
+    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
     """
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
+    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    return plan_within(
+    plan = plan_within(
         budget_bytes,
         dataset.n_samples,
         dataset.n_features,
@@ -342,6 +345,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         cache_bytes=job.cluster.cache_bytes,
         width=width,
     )
+    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
 
 
 def _solve(

@@ -69,7 +69,8 @@ MOST_ITERATIONS = 400
 SPREAD = 1.5
 
 PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
-PASSES_RANK_PER_SQRT_N = 10.0
+# The residual curve is not followed further: samples far out keep it from falling on.
+PASSES_RANK_PER_SQRT_N, PASSES_RANKS_TOLD = 10.0, 2.5
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
 
@@ -346,7 +347,8 @@ class _Search:
 
 def _passes(probe: Probe) -> float:
     """Column passes of greedy block descent."""
-    rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n))
+    told = PASSES_RANKS_TOLD * probe.curve.ranks[-1]
+    rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n), told)
     return (PASSES_LEAST + PASSES_PER_CONDITION * probe.condition(rank)) * probe.digits
 
 
