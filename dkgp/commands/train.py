@@ -302,10 +302,7 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
 
 
 def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bool:
-    """True if "auto" must choose again: workers differ, and the solver's tasks take more than dkgp's own loops.
-
-    Raises `ClusterError` where such a solver was named.
-    """
+    """True if "auto" must choose again, since workers differ and its solver minds; `ClusterError` for a named one."""
     if not job.solver.needs(Need.ROUNDS):
         return False
     try:

@@ -1,10 +1,10 @@
 """The solver "auto": which one, and with which factor, from the sizes of a problem and a look at it in small.
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
-them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected time taken
-further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a low-rank
-factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about the best
-of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third or so.
+them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected
+time taken further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a
+low-rank factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about
+the best of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third.
 
 The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
 factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
@@ -38,8 +38,8 @@ from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
-from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
 from dkgp.solvers.conjugate.probe import FITTED_TOLERANCE, Probe
+from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
 
 __all__ = [
     "CHOICES",
