@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MEBIBYTE = 1024**2
-LEAST_MEMORY_BYTES = 768 * MEBIBYTE
+LEAST_MEMORY_BYTES = 640 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
 # Of the memory, the most that a factor may take while it is made, and the block-Vecchia factor.
 FACTOR_SHARE, HALO_SHARE = 0.5, 0.5
