@@ -21,6 +21,7 @@ import dkgp.errors
 from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.measurements import Ratio, median_ratio
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
@@ -28,12 +29,15 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import DkgpError, NotConvergedError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
+from dkgp.solvers import Solution
 
 __all__ = [
     "Runs",
     "cholesky_bytes",
+    "copy_of",
     "fits_cholesky",
     "found_environment",
+    "ratio",
     "room_for_cholesky",
     "run_contender",
     "take_turns",
@@ -89,17 +93,35 @@ def take_turns(
     describe: Callable[[str, int], dict[str, Any]],
     reporter: Reporter,
     module: str = "dkgp.bench.contenders",
+    *,
+    copied: Sequence[str] = (),
 ) -> Runs:
-    """Run every contender once in every repeat, as `describe(contender, repeat)` says; return the figures of all."""
-    runs: Runs = {name: [] for name in contenders}
-    total = repeats * len(contenders)
+    """Run every contender once in every repeat, as `describe(contender, repeat)` says; return the figures of all.
+
+    Those that are `copied`, baselines of which the noise is wanted, run once more at the end of each repeat.
+    """
+    turns = [(name, name) for name in contenders] + [(copy_of(name), name) for name in copied]
+    runs: Runs = {turn: [] for turn, _ in turns}
+    total = repeats * len(turns)
     with reporter.work(label) as show:
         for repeat in range(repeats):
-            for name in contenders:
-                show(WorkProgress(name, sum(map(len, runs.values())), total, "runs"))
-                runs[name].append(run_contender(describe(name, repeat), module, warn=reporter.warn))
+            for turn, name in turns:
+                show(WorkProgress(turn, sum(map(len, runs.values())), total, "runs"))
+                runs[turn].append(run_contender(describe(name, repeat), module, warn=reporter.warn))
         show(WorkProgress("done", total, total, "runs"))
     return runs
+
+
+def copy_of(baseline: str) -> str:
+    """Name of the turns in which a baseline is raced against itself."""
+    return f"{baseline}, again"
+
+
+def ratio(runs: Runs, name: str, baseline: str, figure: str, other: str | None = None) -> Ratio:
+    """Median ratio of a contender's figure to the baseline's (its `other`, if given), with the noise of the latter."""
+    references = [run[other or figure] for run in runs[baseline]]
+    copies = [run[other or figure] for run in runs.get(copy_of(baseline), ())]
+    return median_ratio([run[figure] for run in runs[name]], references, (copies, references) if copies else None)
 
 
 def cholesky_bytes(n: int) -> int:
@@ -123,37 +145,57 @@ def room_for_cholesky(n: int, warn: Callable[[str], None], data: str = "") -> bo
     return fits
 
 
-def gbcd(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
-    """Greedy block coordinate descent as `dkgp train` runs it, from the store to alpha."""
+def solve(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+    """A solver as `dkgp train` runs it, from the store to alpha; `auto` looks at the problem within its time.
+
+    Raises
+    ------
+    NotConvergedError
+        It did not come to the tolerance, and no limit on its passes or seconds was set.
+    """
     options = SolverOptions(**description.get("solver", {}))
+    limited = options.max_passes is not None or options.max_seconds is not None
     cluster = ClusterOptions(**description.get("cluster", {}))
     reporter = SilentReporter()
     began = time.perf_counter()
     with open_executor(cluster, dataset.n_samples, reporter) as executor:
         start_seconds = time.perf_counter() - began
 
-        def run(data: Dataset) -> Any:
+        def run(data: Dataset, options: SolverOptions) -> Any:
             solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
             kernel, noise_variance = found.kernel, found.noise_variance
             return train(data, kernel, noise_variance, executor, solver=solver, stopping=options.stopping())
 
-        # Compiled code is loaded here and in the workers before the clock starts.
-        run(open_dataset(description["warm"]))
+        # Compiled code is loaded here and in the workers before the clock starts: that of what is chosen, too.
+        warm, (decided, _) = open_dataset(description["warm"]), options.decided(dataset, found)
+        run(warm, decided)
         began = time.perf_counter()
-        trained = run(dataset)
+        decided, choice = options.decided(dataset, found)
+        chosen_seconds = time.perf_counter() - began
+        trained = run(dataset, decided)
         seconds = time.perf_counter() - began
-    if not trained.solution.converged:
-        raise NotConvergedError(trained.solution.reason.message)
-    names = ("column_passes", "iterations", "gradient_inf_norm", "kernel_evaluations", "refreshes")
+    solution = trained.solution
+    if not solution.converged and not limited:
+        raise NotConvergedError(solution.reason.message)
+    names = ("column_passes", "iterations", "gradient_inf_norm", "kernel_evaluations", "refreshes", "converged")
     return {
-        "alpha": trained.solution.alpha,
+        "alpha": solution.alpha,
         "seconds": seconds,
         "start_seconds": start_seconds,
+        "seconds_by_part": _parts(solution, seconds, chosen_seconds if choice is not None else 0.0),
         "alpha_error_bound": float(max(trained.certificate.alpha_error_bound)),
         "cluster_warnings": reporter.warnings,
-        "block_size": trained.solution.solver.get("block_size"),
+        "solver": solution.solver,
+        "reason": solution.reason.message,
+        "kept_share": trained.summary.get("kept_share", 0.0),
         **{name: trained.summary[name] for name in names},
     }
+
+
+def _parts(solution: Solution, seconds: float, chosen_seconds: float) -> dict[str, float]:
+    """Seconds by part of a solve: the choice of a solver, the phases of all rounds, and the rest, such as checks."""
+    parts = {**({"choose": chosen_seconds} if chosen_seconds else {}), **solution.seconds_by_part}
+    return {**parts, "rest": seconds - sum(parts.values())}
 
 
 def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
@@ -183,7 +225,7 @@ def plain_pass(description: dict[str, Any], dataset: Dataset, found: Hyperparame
 
 
 CONTENDERS: dict[str, Callable[[dict[str, Any], Dataset, Hyperparameters], dict[str, Any]]] = {
-    "gbcd": gbcd,
+    "solve": solve,
     "cholesky": cholesky,
     "plain_pass": plain_pass,
 }

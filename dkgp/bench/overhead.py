@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.bench.contenders import take_turns
+from dkgp.bench.contenders import ratio, take_turns
 from dkgp.bench.problem import ProblemJob
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
+from dkgp.commands.reporting.measurements import Column, median, report, write_record
 from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["BenchOverheadJob", "run_bench_overhead"]
@@ -35,6 +35,7 @@ class BenchOverheadJob(ProblemJob):
     workers: int | None = None
     kinds: tuple[str, ...] = KINDS
     repeats: int = 3
+    null: bool = False
 
 
 def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
@@ -43,7 +44,7 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
 
         def describe(kind: str, repeat: int) -> dict[str, Any]:
             return {
-                "contender": "gbcd",
+                "contender": "solve",
                 **prepared.to_json(),
                 "test": None,
                 "alpha": str(folder / f"{kind}-{repeat}.npy"),
@@ -51,20 +52,19 @@ def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
                 "cluster": {"kind": kind, "workers": None if kind == "none" else job.workers},
             }
 
-        runs = take_turns("bench overhead", job.kinds, job.repeats, describe, reporter)
+        runs = take_turns("bench overhead", job.kinds, job.repeats, describe, reporter, copied=job.kinds[:1] * job.null)
         alphas = {
             kind: [np.load(folder / f"{kind}-{repeat}.npy", allow_pickle=False) for repeat in range(job.repeats)]
             for kind in job.kinds
         }
     first = job.kinds[0]
     reference = alphas[first][0]
-    seconds = {kind: [run["seconds"] for run in found] for kind, found in runs.items()}
     rows = [
         {
             "cluster": kind,
-            "seconds": median(seconds[kind]),
+            "seconds": median([run["seconds"] for run in runs[kind]]),
             "start_seconds": median([run["start_seconds"] for run in runs[kind]]),
-            "ratio": median_ratio(seconds[kind], seconds[first]),
+            "ratio": 1.0 if kind == first else ratio(runs, kind, first, "seconds"),
             "peak_memory_bytes": median([run["peak_memory_bytes"] for run in runs[kind]]),
             "iterations": runs[kind][-1]["iterations"],
             "bit_identical": all(alpha.tobytes() == reference.tobytes() for alpha in alphas[kind]),

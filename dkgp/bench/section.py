@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZE",
     "DATA_FOLDER",
+    "NULL",
     "OUT",
     "OVERWRITE",
     "REPEATS",
@@ -49,6 +50,8 @@ class Section:
         Its own; a function that returns them where they are known only after some import.
     on_cluster
         Whether a user may say where it runs: `cluster` among the values is a `ClusterOptions`.
+    without_null
+        Why `NULL` is none of its options; it is then refused with these words.
     """
 
     name: str
@@ -57,15 +60,35 @@ class Section:
     options: tuple[Option, ...] | Callable[[], tuple[Option, ...]] = ()
     examples: tuple[str, ...] = ()
     on_cluster: bool = False
+    without_null: str = ""
 
 
 SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "dkgp.benches")
 
 SEED = Option("seed", "Of all random draws.", type=int, default=0)
 SUBSET = Option("subset", "Samples to tune on.", type=int, default=2000)
-BLOCK_SIZE = Option("block_size", "Variables in a round.", type=whole_or_auto, default="auto", metavar="M|auto")
+BLOCK_SIZE = Option(
+    "block_size",
+    "Variables in a round of gbcd, which is then the solver.",
+    type=whole_or_auto,
+    default="auto",
+    metavar="M|auto",
+)
 TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellings=("--tol",))
-REPEATS = Option("repeats", "Rounds of turns; medians are reported.", type=int, default=3, least=1)
+REPEATS = Option(
+    "repeats",
+    "Rounds of turns; medians are reported.",
+    type=int,
+    default=3,
+    least=1,
+    spellings=("--repeats", "--repeat"),
+)
+NULL = Option(
+    "null",
+    "Race the baseline against its own copy too, in the same turns; beside each ratio stands the range of that.",
+    type=bool,
+    default=False,
+)
 OVERWRITE = Option("overwrite", "Replace outputs that exist.", type=bool, default=False)
 OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
 DATA_FOLDER = Option(
@@ -97,10 +120,16 @@ def take(values: dict[str, Any], *options: Option) -> dict[str, Any]:
 def measure(
     job: type[Any], run: Callable[[Any, Reporter], Document], values: dict[str, Any], reporter: Reporter, *own: Option
 ) -> Document:
-    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job."""
+    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job.
+
+    The solver is "auto", but for a block size or a method that only block descent has.
+    """
     from dkgp.bench.problem import BenchProblem
     from dkgp.commands.solver_options import SolverOptions
 
     problem = BenchProblem(**take(values, *problem_options()))
-    solver = SolverOptions(**take(values, *own), seed=problem.seed)
+    given = take(values, *own)
+    if given.get("block_size", "auto") != "auto" or "variables_per_step" in given:
+        given = {"solver": "gbcd", **given}
+    solver = SolverOptions(**given, seed=problem.seed)
     return run(job(problem=problem, solver=solver, **values), reporter)

@@ -44,7 +44,7 @@ class BenchSelectionJob(ProblemJob):
     """A comparison of selections; without conjugate memory, one variable a step unless asked for, as in the paper."""
 
     solver: SolverOptions = field(
-        default_factory=lambda: SolverOptions(memory=0, max_passes=30.0, variables_per_step=1)
+        default_factory=lambda: SolverOptions("gbcd", memory=0, max_passes=30.0, variables_per_step=1)
     )
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     plot: str | None = None
@@ -63,7 +63,7 @@ def run_bench_selection(job: BenchSelectionJob, reporter: Reporter) -> Document:
                 per_step = job.solver.variables_per_step if solver == "gbcd" else None
                 options = job.solver.changed(solver=solver, variables_per_step=per_step)
                 trained[label] = _train(options, dataset, found, executor, reporter, label)
-            tight = SolverOptions(tolerance=job.solver.tolerance / REFERENCE_TIGHTENING, precision="double")
+            tight = SolverOptions("gbcd", tolerance=job.solver.tolerance / REFERENCE_TIGHTENING, precision="double")
             reference = _train(tight, dataset, found, executor, reporter, "reference")
     minimum = float(reference.summary["objective"])
     rows = [_row(label, model, minimum) for label, model in trained.items()]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.bench.contenders import copy_of
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, median_ratio, report, write_record
@@ -36,6 +37,15 @@ REFERENCE_ENTRIES = 2048
 CALLS = 16
 GEMM_TILE = (256, 512)
 BROADCAST_TILE = (64, 256)
+
+# Whom dkgp is compared with: a contender, the quicker of two, or two together.
+RIVALS: dict[str, tuple[Any, ...]] = {
+    REFERENCE: (sum, REFERENCE),
+    "gemm": (sum, "gemm"),
+    "broadcast": (sum, "broadcast"),
+    "quickest": (min, "differences", "expanded"),
+    "parts": (sum, "product", "exponential"),
+}
 
 COLUMNS = (
     Column("d", "d"),
@@ -63,6 +73,8 @@ class BenchTilesJob:
         Size of the product K(A, B) @ w that is timed.
     repeats
         Turns that every contender takes.
+    null
+        Whether those that dkgp is compared with take another turn each, for the noise of the ratios.
     pass_seconds
         How long one turn lasts at least.
     """
@@ -71,6 +83,7 @@ class BenchTilesJob:
     rows: int = 2048
     columns: int = 2048
     repeats: int = 7
+    null: bool = False
     pass_seconds: float = 0.03
     seed: int = 0
     out: str | None = None
@@ -97,21 +110,23 @@ def run_bench_tiles(job: BenchTilesJob, reporter: Reporter) -> Document:
 
 def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]:
     contenders = _contenders(job, d, precision)
-    loops = {name: _loops(run, job.pass_seconds) for name, (run, _) in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    turns = dict(contenders)
+    if job.null:
+        turns |= {copy_of(name): contender for name, contender in contenders.items() if name != "dkgp"}
+    loops = {name: _loops(run, job.pass_seconds) for name, (run, _) in turns.items()}
+    times: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(job.repeats):
-        for name, (run, entries) in contenders.items():
+        for name, (run, entries) in turns.items():
             times[name].append(1e9 * timeit(run, number=loops[name]) / (loops[name] * entries))
-    quickest = [min(pair) for pair in zip(times["differences"], times["expanded"], strict=True)]
-    parts = [product + own for product, own in zip(times["product"], times["exponential"], strict=True)]
-    return {
-        "d": d,
-        "precision": precision,
-        **{f"{name}_ns": median(values) for name, values in times.items()},
-        **{f"dkgp_to_{name}": median_ratio(times["dkgp"], times[name]) for name in (REFERENCE, "gemm", "broadcast")},
-        "dkgp_to_quickest": median_ratio(times["dkgp"], quickest),
-        "dkgp_to_parts": median_ratio(times["dkgp"], parts),
-    }
+    row: dict[str, Any] = {"d": d, "precision": precision}
+    row |= {f"{name}_ns": median(times[name]) for name in contenders}
+    for rival, (joined, *names) in RIVALS.items():
+        own, copies = (
+            [joined(taken) for taken in zip(*(times[each] for each in found), strict=True)]
+            for found in (names, [copy_of(name) for name in names] if job.null else names)
+        )
+        row[f"dkgp_to_{rival}"] = median_ratio(times["dkgp"], own, (copies, own) if job.null else None)
+    return row
 
 
 def _loops(run: Pass, seconds: float) -> int:

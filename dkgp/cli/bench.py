@@ -11,6 +11,7 @@ import click
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
 from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
 from dkgp.cli.running import execute
+from dkgp.errors import UsageError
 
 if TYPE_CHECKING:
     from dkgp.bench.section import Section
@@ -40,10 +41,15 @@ class _Sections(click.Group):
 def _command(section: Section) -> click.Command:
     def options() -> list[click.Option]:
         declared = section.options() if callable(section.options) else section.options
-        return [click_option(option) for option in declared]
+        made = [click_option(option) for option in declared]
+        if section.without_null:
+            made.append(click.Option(["--null"], is_flag=True, hidden=True, help=f"Refused: {section.without_null}."))
+        return made
 
     def run(as_json: bool, quiet: bool, debug: bool, **values: Any) -> None:
         def job(reporter: Reporter) -> Document:
+            if section.without_null and values.pop("null"):
+                raise UsageError(f"`null` makes no sense for {section.name}: {section.without_null}")
             cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
             return section.run({**values, **cluster}, reporter)
 

@@ -177,7 +177,7 @@ def solver_and_its_options() -> list[click.Option]:
     own = [click_option(option) for option in own_options().values()]
     for option in own:
         option.help = in_flags(option.help or "", own)
-    return [click_option(Option("solver", f"{named}.", default="gbcd", choices=tuple(told))), *own]
+    return [click_option(Option("solver", f"{named}.", default=AUTO, choices=tuple(told))), *own]
 
 
 def limit_options(function: F) -> F:

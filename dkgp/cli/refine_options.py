@@ -23,6 +23,7 @@ REFINE_OPTIONS = {
     "probes": "--refine-probes",
     "tolerance": "--refine-tol",
     "max_passes": "--refine-max-passes",
+    "halo": "--refine-halo",
     "rank": "--refine-rank",
     "memory_bytes": "--refine-memory",
     "held_out": "--refine-holdout",
@@ -59,10 +60,17 @@ def refine_options(function: F) -> F:
             help="Products with the whole kernel matrix that a step may take.  [default: 100]",
         ),
         click.option(
+            "--refine-halo",
+            type=int,
+            metavar="S",
+            help="Samples that a leaf of the preconditioner is conditioned on; 0: a low-rank factor alone.  [default: "
+            "chosen]",
+        ),
+        click.option(
             "--refine-rank",
             type=int,
             metavar="R",
-            help="Of the preconditioner.  [default: 10 sqrt(n), as memory allows]",
+            help="Of the preconditioner's low-rank factor.  [default: chosen]",
         ),
         click.option(
             "--refine-memory",

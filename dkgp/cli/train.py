@@ -45,7 +45,7 @@ def every_solver_option() -> list[click.Option]:
 @click.command(
     cls=DeclaredCommand,
     epilog=examples(
-        "dkgp train train.zarr --out model.zarr --hyper hyper.json --solver gbcd --tol 1e-4",
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),

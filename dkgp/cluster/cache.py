@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from zict import LRU
 
-__all__ = ["FeatureCache", "worker_cache"]
+__all__ = ["FeatureCache", "set_worker_scratch", "worker_cache", "worker_scratch"]
 
 
 class _Sized(Protocol):
@@ -117,3 +117,17 @@ _WORKER_CACHE = FeatureCache()
 def worker_cache() -> FeatureCache:
     """The cache of this process; workers that share a process share it."""
     return _WORKER_CACHE
+
+
+_scratch: str | None = None
+
+
+def worker_scratch() -> str | None:
+    """The folder for what this process's cache has no room for; None for the system's place for temporary files."""
+    return _scratch
+
+
+def set_worker_scratch(folder: str) -> None:
+    """Tell `worker_scratch` of a worker process."""
+    global _scratch
+    _scratch = folder

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
+from dkgp.commands.own_work import difference
 from dkgp.commands.predict import PredictJob, run_predict
-from dkgp.commands.reporting.documents import Document, dump, is_document
+from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
@@ -20,6 +21,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
+from dkgp.data.remote.storage import exists
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
@@ -51,6 +53,8 @@ class DemoJob:
         Small sizes, for a look at the commands rather than at the method.
     overwrite
         Replace stores of the same names, whoever made them.
+    resume
+        Go on with a demo of the same settings that was stopped or killed: what is done is not done again.
     """
 
     out: str
@@ -60,6 +64,7 @@ class DemoJob:
     seed: int = 0
     quick: bool = False
     overwrite: bool = False
+    resume: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     solver: SolverOptions = field(default_factory=SolverOptions)
 
@@ -69,6 +74,11 @@ class DemoJob:
             return self
         return replace(self, n=QUICK_SAMPLES, n_test=QUICK_TEST_SAMPLES, subset=QUICK_SUBSET, quick=False)
 
+    def settings(self) -> Document:
+        """What a demo that is resumed must share."""
+        sizes = {name: getattr(self, name) for name in ("n", "n_test", "subset", "seed")}
+        return dict(plain({**sizes, "solver": self.solver.to_json()}))
+
 
 def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     """Generate, tune, train, predict, evaluate, draw; return the figures of the whole run.
@@ -76,7 +86,8 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     Raises
     ------
     InputError
-        Sizes that make no problem, or a folder that holds something else; nothing has been written.
+        Sizes that make no problem, a folder that holds something else, or another demo than the one to resume; nothing
+        has been written.
     """
     job = job.sized()
     folder = Path(job.out)
@@ -86,6 +97,10 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     if job.n < 2 or job.n_test < 1:
         raise InputError(f"the demo needs at least 2 training samples and 1 test sample; got {job.n} and {job.n_test}")
     check_plot_file(plot_file)
+    earlier = _earlier(job, record_file, reporter) if job.resume else None
+    if earlier is not None and earlier["finished"]:
+        reporter.note(f"the demo in '{folder}' is done")
+        return earlier
     # The record is written first: a folder that has one is the demo's own, and what else it holds can be made again.
     replaceable = job.overwrite or is_document(record_file, "demo")
     for path in (hyper_file, plot_file, record_file):
@@ -97,35 +112,27 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         (prediction_url, PREDICTION_KIND),
     ):
         ensure_writable(url, replaceable, kind)
-    write_text(record_file, dump({"command": "demo", "finished": False}) + "\n")
-    clock = _Phases()
+    training = TrainJob(
+        train_url,
+        str(hyper_file),
+        model_url,
+        solver=replace(job.solver, seed=job.seed),
+        cluster=job.cluster,
+        overwrite=True,
+    )
+    variance = replace(VARIANCE, seed=job.seed)
+    predicting = PredictJob(model_url, test_url, prediction_url, variance, cluster=job.cluster, overwrite=True)
     with PeakMemory() as memory, helped():
-        with clock.phase("generate"), reporter.work("generate") as progress:
-            write_friedman1(train_url, test_url, job.n, job.n_test, seed=job.seed, progress=progress, overwrite=True)
-        with clock.phase("tune"):
-            tuned = run_tune(
-                TuneJob(train_url, str(hyper_file), subset=job.subset, seed=job.seed, overwrite=True), reporter
-            )
-        with clock.phase("train"):
-            trained = run_train(
-                TrainJob(
-                    train_url,
-                    str(hyper_file),
-                    model_url,
-                    solver=replace(job.solver, seed=job.seed),
-                    cluster=job.cluster,
-                    overwrite=True,
-                ),
-                reporter,
-            )
-        with clock.phase("predict"):
-            variance = replace(VARIANCE, seed=job.seed)
-            predicted = run_predict(
-                PredictJob(model_url, test_url, prediction_url, variance, cluster=job.cluster, overwrite=True), reporter
-            )
-        with clock.phase("evaluate"):
-            evaluated = run_evaluate(EvaluateJob(prediction_url, test_url, noise_free=True), reporter)
-        with clock.phase("plot"):
+        phases = _Phases(record_file, job.settings(), earlier, memory)
+
+        def generate() -> Document:
+            with reporter.work("generate") as progress:
+                write_friedman1(
+                    train_url, test_url, job.n, job.n_test, seed=job.seed, progress=progress, overwrite=True
+                )
+            return {}
+
+        def draw() -> Document:
             prediction, test = open_prediction(prediction_url), open_dataset(test_url)
             plot_run(
                 plot_file,
@@ -135,11 +142,24 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
                 tolerance=job.solver.tolerance,
                 title=f"Friedman1, n = {job.n:,}: RMSE {evaluated['rmse']:.4f} on noise-free test targets",
             )
-        peak_bytes = memory.bytes
+            return {}
+
+        tuning = TuneJob(train_url, str(hyper_file), subset=job.subset, seed=job.seed, overwrite=True)
+        phases.run("generate", generate)
+        tuned = phases.run("tune", lambda: run_tune(tuning, reporter))
+        resume = earlier is not None and training.begun
+        trained = phases.run("train", lambda: run_train(replace(training, resume=resume), reporter))
+        resume = earlier is not None and exists(prediction_url)
+        predicted = phases.run("predict", lambda: run_predict(replace(predicting, resume=resume), reporter))
+        evaluated = phases.run(
+            "evaluate", lambda: run_evaluate(EvaluateJob(prediction_url, test_url, noise_free=True), reporter)
+        )
+        phases.run("plot", draw)
     document: Document = {
         "command": "demo",
         "finished": True,
         "out": str(folder),
+        "settings": job.settings(),
         "n": job.n,
         "n_test": job.n_test,
         **{name: evaluated[name] for name in ("rmse", "nlpd", "coverage_95")},
@@ -147,9 +167,9 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         **{name: trained[name] for name in ("d", "converged", "gradient_inf_norm", "column_passes", "iterations")},
         "tolerance": job.solver.tolerance,
         "noise_variance": tuned["noise_variance"],
-        "seconds": sum(clock.seconds.values()),
-        "seconds_by_phase": clock.seconds,
-        "peak_memory_bytes": peak_bytes,
+        "seconds": sum(phases.seconds.values()),
+        "seconds_by_phase": phases.seconds,
+        "peak_memory_bytes": phases.peak_bytes,
         "kernel_matrix_bytes": 8 * job.n * job.n,
         "plot": str(plot_file),
         "train": trained,
@@ -161,14 +181,53 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     return document
 
 
+def _earlier(job: DemoJob, record_file: Path, reporter: Reporter) -> Document | None:
+    """The record of the demo to go on with; None, and a warning, where there is none."""
+    if not is_document(record_file, "demo"):
+        reporter.warn(f"there is no demo in '{job.out}' to resume; it starts from the beginning")
+        return None
+    found: Document = json.loads(record_file.read_text(encoding="utf-8"))
+    other = difference(found.get("settings", {}), job.settings())
+    if other is not None:
+        raise InputError(f"the demo in '{job.out}' has another {other}; repeat its options, or start without `resume`")
+    return found
+
+
 class _Phases:
-    """Wall time by phase."""
+    """The phases of a demo, each with its seconds and what came of it, on record as soon as it is done."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, file: Path, settings: Document, earlier: Document | None, memory: PeakMemory) -> None:
+        self._file, self._settings, self._memory = file, settings, memory
+        self._earlier_peak = 0 if earlier is None else int(earlier["peak_memory_bytes"])
+        self._done: dict[str, Document] = {} if earlier is None else earlier["phases"]
+        self.seconds: dict[str, float] = {} if earlier is None else earlier["seconds_by_phase"]
+        self._save()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - began
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of all the runs that it took."""
+        return max(self._earlier_peak, self._memory.bytes)
+
+    def run(self, name: str, work: Callable[[], Document]) -> Document:
+        """Return what comes of a phase, from the record where it is done."""
+        if name not in self._done:
+            began, before = time.perf_counter(), self.seconds.get(name, 0.0)
+            try:
+                found = work()
+            finally:
+                self.seconds[name] = before + time.perf_counter() - began
+                self._save()
+            self._done[name] = found
+            self._save()
+        return self._done[name]
+
+    def _save(self) -> None:
+        record = {
+            "command": "demo",
+            "finished": False,
+            "settings": self._settings,
+            "phases": self._done,
+            "seconds_by_phase": self.seconds,
+            "peak_memory_bytes": self.peak_bytes,
+        }
+        write_text(self._file, dump(record) + "\n")

@@ -6,17 +6,19 @@ same command with `--resume` then goes on as if it had not been; what belongs to
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from dkgp.commands.reporting.documents import plain
-from dkgp.data import Dataset, ModelRecord, is_committed, open_model, recognise
-from dkgp.data.remote.storage import exists, join, read_object
+from dkgp.data import CheckpointStore, Dataset, ModelRecord, is_committed, open_model, recognise
+from dkgp.data.remote.storage import exists, is_local, join, read_object
 from dkgp.data.stores.model_store import MODEL_KIND
-from dkgp.errors import StoreError
+from dkgp.errors import CheckpointError, StoreError
 
-__all__ = ["difference", "is_unfinished_model", "model_difference"]
+__all__ = ["difference", "has_checkpoint", "is_unfinished_model", "model_difference", "remove_checkpoint"]
 
 
 def difference(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -60,6 +62,23 @@ def is_unfinished_model(url: str, dataset: Dataset) -> bool:
     except StoreError:
         return _was_begun(url, dataset)
     return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+
+
+def has_checkpoint(store: CheckpointStore) -> bool:
+    """True if there is a checkpoint, a damaged one included."""
+    try:
+        return exists(store.url) and store.load_latest() is not None
+    except CheckpointError:
+        return True
+
+
+def remove_checkpoint(store: CheckpointStore) -> None:
+    """Remove the checkpoints of a run that is done."""
+    store.clear()
+    if is_local(store.url):
+        # The folder goes too, unless something else lies in it.
+        with contextlib.suppress(OSError):
+            os.rmdir(store.url)
 
 
 def _was_begun(url: str, dataset: Dataset) -> bool:

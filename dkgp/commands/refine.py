@@ -105,6 +105,7 @@ def refine_found(
     ClusterError
         The cluster was lost.
     """
+    settings = settings.decided(dataset, found)
     plan = check_refinement_memory(dataset, settings, executor, cache_bytes)
     space = RefineSpace.of(found, dataset.feature_names, learn_variance=learn_variance, **named)
     reporter.note(

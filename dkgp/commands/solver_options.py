@@ -35,7 +35,7 @@ class SolverOptions:
     Attributes
     ----------
     solver
-        The name of a solver, or "auto", which looks at the problem.
+        The name of a solver, or "auto", the default, which looks at the problem.
     precision, seed
         As for `GreedyBlockCoordinateDescent`.
     tolerance
@@ -59,7 +59,7 @@ class SolverOptions:
 
     def __init__(
         self,
-        solver: str = "gbcd",
+        solver: str = AUTO,
         *,
         precision: Literal["mixed", "double"] = "mixed",
         seed: int = 0,
@@ -113,6 +113,7 @@ class SolverOptions:
         *,
         pruned: bool = False,
         memory_bytes: int | None = None,
+        one_arithmetic: bool = True,
     ) -> tuple[SolverOptions, Choice | None]:
         """Return the options with "auto" replaced by the solver it stands for, and why; as they are for any other.
 
@@ -124,6 +125,8 @@ class SolverOptions:
             Whether products are taken by a tree.
         memory_bytes : int, optional
             What the run may take.
+        one_arithmetic : bool
+            Whether all workers compute alike.
         """
         if self.solver != AUTO:
             return self, None
@@ -137,6 +140,7 @@ class SolverOptions:
             double=self.precision == "double",
             pruned=pruned,
             memory_bytes=memory_bytes,
+            one_arithmetic=one_arithmetic,
             seed=self.seed,
         )
         return self.changed(solver=choice.solver, **choice.options), choice

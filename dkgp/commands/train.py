@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,13 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.commands.own_work import difference, is_unfinished_model, model_difference
+from dkgp.commands.own_work import (
+    difference,
+    has_checkpoint,
+    is_unfinished_model,
+    model_difference,
+    remove_checkpoint,
+)
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
@@ -36,7 +41,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import Need, said, solver_memory, solver_names, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, resuming, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -102,6 +107,11 @@ class TrainJob:
             raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
 
     @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from: a checkpoint, or its model."""
+        return exists(self.out) or exists(self.checkpoint_url)
+
+    @property
     def checkpoint_url(self) -> str:
         """The place of checkpoints."""
         return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
@@ -116,6 +126,7 @@ class _Prepared:
     solver: Solver
     checkpointing: Checkpointing
     initial: FloatArray | None
+    initial_gradient: FloatArray | None
     overwrite: bool
 
 
@@ -136,9 +147,8 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """
     with PeakMemory() as memory:
         dataset, found = _opened(job)
-        job, choice = _decided(job, dataset, found)
-        if choice is not None:
-            reporter.note(f"the solver is {choice.solver}: {choice.reason}")
+        asked = job
+        job, choice = _decided(asked, dataset, found, reporter)
         if job.resume:
             finished = finished_training(job, reporter, converged=True, opened=(dataset, found))
             if finished is not None:
@@ -149,7 +159,9 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             open_executor(job.cluster, prepared.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
-            _require_one_arithmetic(job, executor)
+            if _differ(job, choice, executor):
+                job, choice = _decided(asked, dataset, found, reporter, one_arithmetic=False)
+                prepared = _prepare(job, dataset, found, reporter)
             plan = _plan(job, prepared, executor)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
@@ -228,7 +240,7 @@ def _conclude(
         "log_json": job.log_json,
     }
     if summary["converged"]:
-        _remove_checkpoint(checkpoints)
+        remove_checkpoint(checkpoints)
     else:
         document["checkpoint"] = job.checkpoint_url
         reporter.warn(f"not converged: {summary['reason']}; {summary['advice']}")
@@ -244,12 +256,34 @@ def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
     return dataset, found
 
 
-def _decided(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[TrainJob, Choice | None]:
-    """Replace the solver "auto" by the one it stands for; a run that is resumed comes to the same."""
-    solver, choice = job.solver.decided(
-        dataset, found, pruned=job.tree_error is not None, memory_bytes=job.memory_limit_bytes
-    )
+def _decided(
+    job: TrainJob,
+    dataset: Dataset,
+    found: Hyperparameters,
+    reporter: Reporter | None = None,
+    *,
+    one_arithmetic: bool = True,
+) -> tuple[TrainJob, Choice | None]:
+    """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
+    memory_bytes = job.memory_limit_bytes
+    pruned = job.tree_error is not None
+    alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
+    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike)
+    if choice is not None and reporter is not None:
+        reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
+
+
+def _resumes_unlike_workers(job: TrainJob) -> bool:
+    """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
+    with contextlib.suppress(CheckpointError):
+        store = CheckpointStore(job.checkpoint_url)
+        latest = store.load_latest() if exists(store.url) else None
+        if latest is not None:
+            recorded = latest.metadata.get("solver")
+            name = recorded.get("solver") if isinstance(recorded, dict) else None
+            return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
+    return False
 
 
 def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> _Prepared:
@@ -264,19 +298,26 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
-    initial = None if job.warm_start is None else _warm_start(job.warm_start, dataset)
+    initial, gradient = (None, None) if job.warm_start is None else _warm_start(job, dataset, found)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
-    return _Prepared(dataset, found, solver, checkpointing, initial, overwrite)
+    return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
 
-def _require_one_arithmetic(job: TrainJob, executor: BlockExecutor) -> None:
-    """Refuse a solver whose tasks take more than dkgp's own loops to workers that differ; `ClusterError`."""
-    if job.solver.needs(Need.ROUNDS):
-        try:
-            executor.require_one_arithmetic()
-        except ClusterError as error:
-            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
-            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bool:
+    """True if "auto" must choose again: workers differ, and the solver's tasks take more than dkgp's own loops.
+
+    Raises `ClusterError` where such a solver was named.
+    """
+    if not job.solver.needs(Need.ROUNDS):
+        return False
+    try:
+        executor.require_one_arithmetic()
+    except ClusterError as error:
+        if choice is not None:
+            return True
+        others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+        raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+    return False
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
@@ -331,6 +372,7 @@ def _solve(
                 solver=prepared.solver,
                 stopping=job.solver.stopping(),
                 initial=prepared.initial,
+                initial_gradient=prepared.initial_gradient,
                 callback=after_round,
                 within=show,
                 checkpointing=prepared.checkpointing,
@@ -354,7 +396,7 @@ def _checkpointing(
         check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
     checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
     if not job.resume:
-        if _has_checkpoint(store):
+        if has_checkpoint(store):
             reporter.warn(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
@@ -379,37 +421,29 @@ def _checkpointing(
 
 
 def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
-    other = difference(found if isinstance(found, dict) else {}, expected)
+    held = found if isinstance(found, dict) else {}
+    other = difference(held, expected)
     if other is not None:
+        same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
         raise CheckpointError(
-            f"the checkpoint in '{url}' belongs to another {other}. Resume with the same data and options, or start "
-            "afresh without --resume"
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
+            "--resume"
         )
 
 
-def _has_checkpoint(store: CheckpointStore) -> bool:
-    try:
-        return exists(store.url) and store.load_latest() is not None
-    except CheckpointError:
-        return True
-
-
-def _remove_checkpoint(store: CheckpointStore) -> None:
-    store.clear()
-    if is_local(store.url):
-        # The folder goes too, unless something else lies in it.
-        with contextlib.suppress(OSError):
-            os.rmdir(store.url)
-
-
-def _warm_start(url: str, dataset: Dataset) -> FloatArray:
+def _warm_start(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
+    """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product."""
+    url = str(job.warm_start)
     model = open_model(url)
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
             "samples. Leave --warm-start out, or name such a model"
         )
-    return model.alpha
+    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    wanted = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    state = model.training_state() if difference(held, wanted) is None else None
+    return model.alpha, None if state is None else state[1]
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings, step_roundings
 from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["Certificate"]
@@ -76,6 +76,7 @@ class Certificate:
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         *,
+        stepped: FloatArray | None = None,
         product_error: float = 0.0,
         assumes: str | None = None,
     ) -> Certificate:
@@ -91,6 +92,8 @@ class Certificate:
             k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
         row_errors : (n,) float64
             Of the samples; see `TileEvaluator.row_errors`.
+        stepped : (n, p) float64, optional
+            |P| |A|, where g is that of alpha before a step P A plus (Kbar P) A, both products of float64.
         product_error : float
             What entries of g may be off by besides rounding, where an approximate product gave them.
         assumes : str, optional
@@ -101,13 +104,17 @@ class Certificate:
         scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         magnitude = scale @ np.abs(alpha)
         spread = (scale * row_errors) @ np.abs(alpha)
-        roundings = product_roundings(n) * UNIT
-        off = np.linalg.norm(scale * (roundings + EPS * row_errors)) * magnitude
-        off += EPS * np.linalg.norm(scale) * spread
+        # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
+        # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
+        terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
+        if stepped is not None and stepped.size:
+            terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
+        off = np.linalg.norm(scale * (roundings + EPS * row_errors)) * (scale @ terms)
+        off += EPS * np.linalg.norm(scale) * ((scale * row_errors) @ terms)
         # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-        off += roundings * float(np.max(noise_variance)) * np.linalg.norm(alpha, axis=0)
+        off += roundings * float(np.max(noise_variance)) * np.linalg.norm(terms, axis=0)
         length = np.linalg.norm(gradient, axis=0)
-        off += (n + 4) * UNIT * length + 2.0 * UNIT * np.linalg.norm(targets, axis=0)
+        off += (n + 5) * UNIT * length + 2.0 * UNIT * np.linalg.norm(targets, axis=0)
         return cls(
             float(np.min(noise_variance)),
             n,

@@ -37,8 +37,8 @@ class TrainedModel:
     certificate : Certificate
         What is proven about it.
     summary : dict
-        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, gradient_inf_norm,
-        relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
+        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, seconds_by_part,
+        gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
         proof does.
     """
 
@@ -78,6 +78,7 @@ def train(
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
+    initial_gradient: ArrayLike | None = None,
     callback: Callable[[Progress], None] | None = None,
     within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
@@ -97,7 +98,7 @@ def train(
         s2, on the standardised scale.
     executor : BlockExecutor
         Who computes; see `dkgp.cluster.open_executor`.
-    solver, stopping, initial, callback, within, checkpointing, interrupted
+    solver, stopping, initial, initial_gradient, callback, within, checkpointing, interrupted
         See `dkgp.solvers.solve`.
     coordinator_input_bytes : int
         What the coordinator may spend on inputs; see `BlockedKernelOperator`.
@@ -133,6 +134,7 @@ def train(
             solver=solver,
             stopping=stopping,
             initial=initial,
+            initial_gradient=initial_gradient,
             callback=callback,
             within=within,
             checkpointing=checkpointing,
@@ -163,6 +165,7 @@ def trained_model(
         operator.noise_variance,
         diagonal,
         operator.row_errors(),
+        stepped=solution.stepped,
         product_error=solution.product_error,
         assumes=assumptions(operator.kernel),
     )
@@ -180,6 +183,7 @@ def trained_model(
         "kernel_evaluations": progress.kernel_evaluations,
         "refreshes": solution.refreshes,
         "seconds": progress.seconds,
+        "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},
         "gradient_inf_norm": progress.gradient_inf_norm,
         "relative_residual": progress.relative_residual,
         "duality_gap": progress.to_json()["duality_gap"],

@@ -46,6 +46,10 @@ class MemoryPlan:
         own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.block_bytes
         return own + (self.worker_bytes if self.shares_process else 0)
 
+    def worker_process_bytes(self, resident_bytes: int) -> int:
+        """Projected peak of a worker that is a process of its own and held so much before any work."""
+        return resident_bytes + RUNTIME_BYTES + self.worker_bytes
+
     def require(self, budget_bytes: int) -> None:
         """Refuse the run when the projection exceeds the budget.
 
@@ -108,7 +112,9 @@ def plan_training(
     inputs = coordinator_input_bytes_needed(n, d, width) if holds_inputs else 0
     subproblems = (2 if overlaps else 1) * 4 * block_size**2
     drawn = block_size * solver.candidates * (8 + (0 if holds_inputs else 16 * d + 8 * width))
-    cached = min(cache_bytes, 12 * n * (width + 1)) + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes
+    cached = (
+        min(cache_bytes, 12 * n * (width + 1) + solver.cached_bytes) + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes
+    )
     return MemoryPlan(
         resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + solver.own_bytes, cached, shares_process
     )

@@ -25,6 +25,7 @@ __all__ = [
     "mean_in_units",
     "outward",
     "product_roundings",
+    "step_roundings",
     "sum_roundings",
     "variance_in_units",
 ]
@@ -48,6 +49,16 @@ def product_roundings(n: int) -> float:
     """
     blocks = max(8.0, n / 8192 + 1.0)
     return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN + blocks) + 6.0
+
+
+def step_roundings(p: int) -> float:
+    """Further roundings where a step P A was taken with the gradient: alpha + P A, g + Q A, Q = Kbar P as computed.
+
+    With k <= p directions, (Kbar P) A and P A are off by (k + 1) u |Q| |A| and (k + 1) u |P| |A|; alpha and g as they
+    are after the step by u of themselves each, and g before it, once more, by u (|g| + |Q| |A|). By |Q| <= Kbar |P| all
+    but |g| are in proportion to what the product itself rounds. One to spare, and two of the second order.
+    """
+    return p + 6.0
 
 
 def sum_roundings(n: int, run: int, runs: int | None = None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.solvers.auto import DEFAULT_MEMORY_BYTES, PROBE_SAMPLES, Choice, ResidualCurve, _Prices, choose_solver
+from dkgp.solvers.auto import Choice, choose_solver, default_memory_bytes, probed_samples
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.probe import Probe
 
-__all__ = ["Probed", "choose_solver_for", "law_for"]
+__all__ = ["Probed", "choose_solver_for", "factor_for", "probe_of"]
 
 
 class Probed(Protocol):
@@ -38,6 +41,7 @@ def choose_solver_for(
     double: bool = False,
     pruned: bool = False,
     memory_bytes: int | None = None,
+    one_arithmetic: bool = True,
     seed: int = 0,
 ) -> Choice:
     """Choose a solver for a dataset; see `dkgp.solvers.choose_solver`.
@@ -49,39 +53,67 @@ def choose_solver_for(
     kernel : Kernel
     noise_variance : float
         s2.
-    tolerance, double, seed
+    tolerance, double, one_arithmetic, seed
         As for `choose_solver`.
     pruned : bool
         Products are taken by a tree.
     memory_bytes : int, optional
-        What may be used at all; a factor may take a quarter of it, and a gibibyte at most.
+        What may be used at all; a factor may take a third of it, and `default_memory_bytes` at most.
     """
     if pruned:
-        return Choice(
-            "cg", None, "products by a tree cost next to nothing: the method that needs nothing but products", {}
-        )
-    n = dataset.n_samples
-    share = DEFAULT_MEMORY_BYTES if memory_bytes is None else min(DEFAULT_MEMORY_BYTES, memory_bytes // 4)
-    rows = draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64)
+        return Choice("cg", "products by a tree cost next to nothing: the method that needs nothing but products")
+    share = default_memory_bytes(dataset.n_samples)
+    if memory_bytes is not None:
+        share = min(share, memory_bytes // 3)
+    inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)
     return choose_solver(
         kernel,
         noise_variance,
-        dataset.input_rows(rows),
-        n,
+        inputs,
+        dataset.n_samples,
         dataset.n_targets,
         tolerance=tolerance,
         double=double,
         memory_bytes=max(1, share),
+        one_arithmetic=one_arithmetic,
         seed=seed,
     )
 
 
-def law_for(dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float, seed: int) -> _Prices:
-    """Probe a dataset; return what foresees iterations and passes."""
-    n = dataset.n_samples
-    inputs = dataset.input_rows(draw_subset(n, PROBE_SAMPLES, seed) if n > 1 else np.zeros(1, np.int64))
+def probe_of(
+    dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float = 1e-4, seed: int = 0
+) -> Probe:
+    """Probe a dataset as choosing does: what `expected_count` foresees a named solver's way by."""
+    inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)
-    largest = float(np.max(kernel.diagonal(inputs)))
-    curve = ResidualCurve.of(kernel, inputs, seed)
-    return _Prices(n, kernel.n_features, dataset.n_targets, noise_variance / largest, tolerance, False, curve)
+    n, p = dataset.n_samples, dataset.n_targets
+    return Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+
+
+def factor_for(
+    dataset: Probed,
+    kernel: Kernel,
+    noise_variance: float,
+    t: int,
+    *,
+    tolerance: float = 1e-4,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+) -> FactorPreconditioning:
+    """Choose the factor for t right-hand sides at once: that of "auto", or its own sizes where auto takes no factor.
+
+    `memory_bytes` is what the factor may take; the others are as for `choose_solver`.
+    """
+    own = FactorPreconditioning(memory_bytes=memory_bytes, seed=seed)
+    inputs, n = _probed(dataset, seed), dataset.n_samples
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    choice = choose_solver(
+        kernel, noise_variance, inputs, n, t, tolerance=tolerance, memory_bytes=memory_bytes, seed=seed
+    )
+    return replace(own, **choice.options) if choice.solver == "pcg" else own
+
+
+def _probed(dataset: Probed, seed: int) -> FloatArray:
+    n = dataset.n_samples
+    return dataset.input_rows(draw_subset(n, probed_samples(n), seed) if n > 1 else np.zeros(1, np.int64))

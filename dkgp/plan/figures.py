@@ -1,10 +1,12 @@
 """Prices of this machine, measured in a few seconds or read back, and how threads share it.
 
-They are seconds of one thread of an idle machine, taken with the very functions that training runs.
+They are seconds of one core, taken with the very functions that training runs: of this process's own time, so that
+others on the machine count for little.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +24,12 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.vecchia.leaf import Leaf, values_held
+from dkgp.operators.vecchia.products import sweep
 from dkgp.solvers.block_descent.pipeline import SettledGradient
 from dkgp.solvers.block_descent.selection import GreedySelection
 from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.prices import Prices
+from dkgp.solvers.prices import ONE_SWEEP, Prices
 
 __all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
 
@@ -35,8 +39,7 @@ SELECTION_SAMPLES = 16_384
 CANDIDATES = 60
 MATRIX_ORDER = 1024
 VECTOR_SAMPLES = 131_072
-# Beyond any cache.
-STREAM_BYTES = 2**28
+LEAF_SHAPE, LEAVES = (1500, 750), 16
 STORE_ROWS = 16_384
 LEAST_SECONDS = 0.05
 REPEATS = 3
@@ -103,13 +106,15 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
     with single_threaded_blas():
         operations, double_operations = (_measure_matrices(dtype) for dtype in (np.float32, np.float64))
         entries = _measure_tiles(kernel, "single", operations)
+        used, read = _measure_leaves()
         drawn, dense = _measure_selection(dataset, kernel, noise_variance, entries)
         prices = Prices(
             entries=entries,
             double_entries=_measure_tiles(kernel, "double", double_operations),
             operations=operations,
             double_operations=double_operations,
-            bytes=_measure_stream(),
+            bytes=used,
+            spilled=read,
             vectors=_measure_vectors(),
             drawn=drawn,
             dense=dense,
@@ -119,10 +124,10 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Seconds of a call on an idle machine: the least of a few repeats, each long enough to be timed."""
+    """Seconds of one core for a call: the least of a few repeats, each long enough to be timed."""
     run()  # compiled, loaded, in the cache
     loops = max(1, round(LEAST_SECONDS / max(timeit(run, number=1), 1e-9)))
-    return min(repeat(run, number=loops, repeat=REPEATS)) / loops
+    return min(repeat(run, number=loops, repeat=REPEATS, timer=time.process_time)) / loops
 
 
 def _measure_tiles(kernel: Kernel, precision: Precision, operation: float) -> float:
@@ -140,10 +145,22 @@ def _measure_matrices(dtype: type[np.floating[Any]]) -> float:
     return _seconds(lambda: np.matmul(left, right, out=out)) / (2.0 * MATRIX_ORDER**3)
 
 
-def _measure_stream() -> float:
-    matrix = np.ones((STREAM_BYTES // 4096, 1024), np.float32)
-    vector = np.ones(1024, np.float32)
-    return _seconds(lambda: matrix @ vector) / matrix.nbytes
+def _measure_leaves() -> tuple[float, float]:
+    """Seconds for a byte of a leaf that is used, once, and that is read from disk before."""
+    halo, rows = LEAF_SHAPE
+    # Leaves in turn, so that none is left in a cache.
+    values = np.ones((LEAVES, values_held(halo, rows)), np.float32)
+    leaves = [Leaf(halo, rows, 0, each, np.zeros((0, 0), np.float32)) for each in values]
+    vector = np.ones((halo + rows, 1))
+    used = _seconds(lambda: [sweep(leaf, vector) for leaf in leaves]) / (ONE_SWEEP * values.nbytes)
+    with tempfile.TemporaryFile() as file:
+        values.tofile(file)
+
+        def read() -> None:
+            file.seek(0)
+            np.fromfile(file, np.float32, values.size)
+
+        return used, _seconds(read) / values.nbytes
 
 
 def _measure_vectors() -> float:
@@ -164,9 +181,9 @@ def _measure_selection(
 
         def choose(iteration: int) -> float:
             subproblem.reset()
-            began = time.perf_counter()
+            began = time.process_time()
             selection.fill(subproblem, operator, view, size, seed=0, iteration=iteration)
-            return time.perf_counter() - began
+            return time.process_time() - began
 
         sizes = sorted({min(size, max(1, few // 2)) for size in SELECTION_SIZES})
         seconds = []
@@ -203,8 +220,7 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
     evaluator = TileEvaluator(kernel, "single")
     rows = evaluator.prepare(generator.standard_normal((4096, kernel.n_features)))
     weights = np.ones((4096, 1))
-    alone = _seconds(lambda: evaluator.matmat(rows, rows, weights))
-    loops = max(1, round(LEAST_SECONDS / alone))
+    loops = max(1, round(LEAST_SECONDS / _seconds(lambda: evaluator.matmat(rows, rows, weights))))
 
     def together(threads: int) -> float:
         def work(_: int) -> None:
@@ -212,11 +228,11 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
                 evaluator.matmat(rows, rows, weights)
 
         with ThreadPoolExecutor(threads) as pool:
-            times = repeat(lambda: list(pool.map(work, range(threads))), number=1, repeat=REPEATS)
-        return threads * loops * alone / min(times)
+            return min(repeat(lambda: list(pool.map(work, range(threads))), number=1, repeat=REPEATS))
 
     counts = sorted({1, *(2**power for power in range(1, 5) if 2**power < cores), min(cores, MOST_MEASURED_THREADS)})
-    speeds = [1.0, *(max(1.0, min(float(count), together(count))) for count in counts[1:])]
+    alone = together(1)
+    speeds = [1.0, *(max(1.0, min(float(count), count * alone / together(count))) for count in counts[1:])]
     speeds = [float(value) for value in np.maximum.accumulate(speeds)]
     found = np.interp(np.arange(1, min(cores, counts[-1]) + 1), counts, speeds).tolist()
     found += [found[-1] * count / len(found) for count in range(len(found) + 1, cores + 1)]

@@ -6,7 +6,7 @@ from the same probe and the same laws that `auto` chooses by, between bounds as 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -17,10 +17,11 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_within
-from dkgp.models.solver_choice import law_for
+from dkgp.models.memory import MemoryPlan, plan_within
+from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
+from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.prices import Phase, Sizes, cholesky_phases, conjugate_phases, descent_phases
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
@@ -29,8 +30,6 @@ __all__ = ["Counts", "Foreseen", "foresee"]
 
 # Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
-# How far the laws were seen to err, either way.
-SPREAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ class Foreseen:
     width: int
     needs_inputs: str | None
 
-    def phases(self, count: float) -> list[Phase]:
-        """Return the work of a run that takes so many products or passes."""
+    def phases(self, count: float, *, spilled: float = 0.0) -> list[Phase]:
+        """Return the work of a run that takes so many products or passes, a share of its factor's leaves on disk."""
         solver, sizes, checks = self.solver, self.sizes, self.counts.checks
         if isinstance(solver, GreedyBlockCoordinateDescent):
             candidates = solver.selection.candidates
@@ -91,26 +90,37 @@ class Foreseen:
             made = solver.preconditioner
             assert isinstance(made, FactorPreconditioning)
             halo, leaf = (int(made.halo), int(made.leaf)) if made.halo else (0, 0)
-            return conjugate_phases(sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks)
+            return conjugate_phases(
+                sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks, spilled=spilled
+            )
         return cholesky_phases(sizes, checks=checks)
 
-    def memory_plan(self, cache_bytes: int, budget_bytes: int | None) -> MemoryPlan:
+    def memory_plan(
+        self, cache_bytes: int, budget_bytes: int | None, workers: int = 1, *, resident_bytes: int | None = None
+    ) -> MemoryPlan:
         """Project the memory, workers being processes of their own; `MemoryBudgetError` where `train` would refuse.
 
         Parameters
         ----------
         cache_bytes : int
-            Of each worker's feature cache.
+            Of each worker's cache.
         budget_bytes : int, optional
             What the coordinator may take; by default what is free here.
+        workers : int
+            So many share a factor out between them.
+        resident_bytes : int, optional
+            What the coordinator holds before; by default what this process does now.
         """
-        resident = int(psutil.Process().memory_info().rss)
+        resident = resident_bytes or int(psutil.Process().memory_info().rss)
+        held = replace(self.memory, cached_bytes=-(-self.memory.cached_bytes // workers))
+        if not held.cached_bytes:  # rows of a low-rank factor; otherwise what making leaves takes, of each
+            held = replace(held, factor_bytes=-(-held.factor_bytes // workers))
         return plan_within(
             budget_bytes or resident + available_bytes(),
             self.sizes.n,
             self.sizes.d,
             self.sizes.p,
-            self.memory,
+            held,
             needs_inputs=self.needs_inputs,
             resident_bytes=resident,
             shares_process=False,
@@ -119,10 +129,10 @@ class Foreseen:
             width=self.width,
         )
 
-    def worker_bytes(self, plan: MemoryPlan, workers: int, resident_bytes: int) -> int:
-        """Projected peak of one of so many worker processes, each of which holds its share of a factor."""
-        elsewhere = self.memory.factor_bytes - -(-self.memory.factor_bytes // workers)
-        return resident_bytes + RUNTIME_BYTES + plan.worker_bytes - elsewhere
+    def spilled(self, cache_bytes: int, workers: int) -> float:
+        """Share of a factor's leaves for which so many workers' caches have no room beside the features."""
+        room = max(0, cache_bytes - 16 * self.sizes.n * (self.width + 1)) * workers
+        return max(0.0, 1.0 - room / self.memory.cached_bytes) if self.memory.cached_bytes else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -186,14 +196,16 @@ def _counts(
 ) -> Counts:
     if isinstance(solver, Cholesky):
         return Counts("factor", 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
-    law = law_for(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
     if isinstance(solver, GreedyBlockCoordinateDescent):
+        unit = "column passes"
         if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
             raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
-        unit, expected = "column passes", known or law.passes()
     elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
-        unit, expected = "products", known or law.iterations(int(solver.preconditioner.rank))
+        unit = "products"
     else:
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
-    spread = SPREAD if known is None else 1.0
-    return Counts(unit, expected, expected / spread, expected * spread, checks)
+    if known is not None:
+        return Counts(unit, known, known, known, checks)
+    probe = probe_of(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
+    expected = expected_count(solver, probe)
+    return Counts(unit, expected.count, expected.low, expected.high, checks)

@@ -15,7 +15,6 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
-from dkgp.models.memory import MemoryPlan
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, project
 from dkgp.plan.foreseen import Foreseen, foresee
@@ -155,7 +154,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    rows = [_row(job, count, foreseen, machine, cluster, memory) for count in job.workers]
+    rows = [_row(job, count, foreseen, machine, cluster, memory.resident_bytes) for count in job.workers]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
         "command": "plan",
@@ -230,7 +229,7 @@ def _row(
     foreseen: Foreseen,
     machine: MachineFigures,
     cluster: ClusterFigures,
-    memory: MemoryPlan,
+    resident_bytes: int,
 ) -> dict[str, Any]:
     fleet = Fleet(
         workers,
@@ -241,8 +240,12 @@ def _row(
         least_task_evaluations=cluster.least_task_evaluations,
     )
 
+    cache, limit = job.cluster.cache_bytes, job.memory_limit_bytes
+    memory = foreseen.memory_plan(cache, limit, workers, resident_bytes=resident_bytes)
+    spilled = foreseen.spilled(cache, workers)
+
     def projected(count: float) -> Projection:
-        return project(foreseen.phases(count), foreseen.sizes, machine.prices, fleet)
+        return project(foreseen.phases(count, spilled=spilled), foreseen.sizes, machine.prices, fleet)
 
     counts = foreseen.counts
     expected = projected(counts.expected)
@@ -255,7 +258,8 @@ def _row(
         "worker_hours": workers * expected.total / 3600.0,
         "phases": expected.seconds,
         "limit": expected.limit,
-        "worker_memory_bytes": foreseen.worker_bytes(memory, workers, cluster.worker_resident_bytes),
+        "spilled_share": spilled,
+        "worker_memory_bytes": memory.worker_process_bytes(cluster.worker_resident_bytes),
         "coordinator_memory_bytes": memory.coordinator_bytes,
     }
 

@@ -1,18 +1,18 @@
-"""The solver "auto": which one, from the sizes of a problem and one cheap probe of its smoothness.
+"""The solver "auto": which one, and with which factor, from the sizes of a problem and a look at it in small.
 
-The probe is a randomly pivoted Cholesky factor of the kernel matrix of a small random subset. What it leaves of the
-diagonal after R pivots, e(R), depends on the kernel and on where the samples lie, hardly on how many there are, and it
-says what an iteration gains: with rank R the preconditioned matrix has a condition number of about
-n e(R) / (R s2). What follows from it was fitted to solves of kin40k, california, friedman1, pumadyn32nm,
-sarcos_test4449 and abalone, at n from 2,000 to 20,000 and ranks from 128 to 1,024, tuned length scales:
+A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
+them (`dkgp.solvers.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected time taken
+further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a low-rank
+factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about the best
+of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third or so.
 
-* conjugate gradients with a factor of rank R need 2 + 7 sqrt(n e(R) / (R s2)) iterations to max |g| <= 1e-4 (there
-  from 3 to 287; most within a fifth; outliers that no landmark is near cost up to three times as many);
-* greedy block descent needs 3 + 0.09 n e(R) / (R s2) column passes at R = 10 sqrt(n) (there from 3.1 to 16.2, with
-  blocks of one size; blocks that grow take up to a third less, in nearly the same time).
+The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
+factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
+leaves of the kernel's diagonal (kin40k, california, friedman1, pumadyn32nm, sarcos_test4449 and abalone, n from 2,000
+to 20,000: 3.1 to 16.2 passes).
 
-Prices are core times in nanoseconds from `dkgp bench tiles` and `dkgp bench solve`. As for the block size, only their
-ratios matter, and nothing is timed at run time: a seeded run makes the same choice everywhere.
+Prices are those of `dkgp.solvers.prices`: only their ratios matter, and nothing is timed at run time, so that a seeded
+run makes the same choice everywhere.
 
 Not among the choices, because on none of these problems they came near the best: plain conjugate gradients, kernel and
 parameter conjugate gradients (more passes, each as dear), cyclic and gradient selection (5 times the passes of greedy
@@ -23,93 +23,60 @@ matrix: for matrices that nothing else can solve).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky
-from dkgp.solvers.block_descent.block_size import automatic_block_size, projected_round
+from dkgp.solvers.base import Solver
+from dkgp.solvers.block_descent.block_size import automatic_block_size
+from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes
+from dkgp.solvers.conjugate.gradient import ConjugateGradient
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
+from dkgp.solvers.probe import Probe
 
-__all__ = ["CHOICES", "PROBE_SAMPLES", "Choice", "ResidualCurve", "choose_solver"]
+__all__ = [
+    "CHOICES",
+    "PROBE_SAMPLES",
+    "Choice",
+    "Expected",
+    "choose_solver",
+    "default_memory_bytes",
+    "expected_count",
+    "probed_samples",
+]
 
 CHOICES = ("gbcd", "pcg", "cholesky")
 
-PROBE_SAMPLES = 2000
-# Landmarks of the probe: beyond a quarter of its samples, what is left of them tells little of other samples.
-PROBE_SHARE = 0.25
+# Samples that are looked at, of so many times as many.
+PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 1000, 8
 # Up to here the factor of the whole matrix takes a fraction of a second: nothing is probed.
 CHOLESKY_UP_TO = 3000
-DEFAULT_MEMORY_BYTES = 1024**3
+# What a factor may take where nothing is said: of many samples, so many numbers each.
+DEFAULT_MEMORY_BYTES, DEFAULT_NUMBERS = 1024**3, 640
 
-ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 2.0, 7.0
+# Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo.
+HALO_SHARE = 20
+LEAST_HALO = 64
+LEAST_STEP = 1.2
+# Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
+RANKS_PER_SQRT_N = (0.6, 1.75, 5.8, 10.0)
+MOST_ITERATIONS = 400
+# Of counts foretold, in most cases.
+SPREAD = 1.5
+
 PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
-RANK_PER_SQRT_N = 10.0
-# The tolerance that the two laws were fitted at; digits beyond it cost in proportion, from a start at order one.
+ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 2.0, 7.0
+PASSES_RANK_PER_SQRT_N = 10.0
+# The tolerance that passes were fitted at; digits beyond it cost in proportion, from a start at order one.
 FITTED_TOLERANCE, START = 1e-4, 50.0
-
-# Nanoseconds on one core.
-ENTRY_NS, ENTRY_NS_A_FEATURE, ENTRY_NS_A_TARGET = 0.30, 0.012, 0.05
-DOUBLE_ENTRY = 2.2
-PAIR_ENTRY = 1.15  # an entry used for both its row and its column
-OPERATION_NS = 0.03  # of a float64 matrix product
-FACTOR_BYTE_NS = 0.1  # reading F from memory
-ITERATION_NS = 2e6  # what an iteration costs besides: messages, n-vectors
-GREEDY_OVERHEAD = 1.25  # measured over `projected_round`
-SETUP_NS = 5e7
-
-
-@dataclass(frozen=True)
-class ResidualCurve:
-    """Residuals of the kernel's diagonal under partial Cholesky factors of growing rank.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-        Landmarks, growing.
-    residuals : tuple of float
-        Mean of diag(K - F F') over the samples that are no landmarks, in units of the kernel's largest k(x, x).
-    """
-
-    ranks: tuple[int, ...]
-    residuals: tuple[float, ...]
-
-    @classmethod
-    def of(cls, kernel: Kernel, inputs: FloatArray, seed: int = 0) -> ResidualCurve:
-        """Probe a kernel on a random subset `inputs` (m, d) of the samples, standardised."""
-        evaluator = TileEvaluator(kernel, "double")
-        prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
-        rng = np.random.default_rng([seed, 2])
-        largest = max(1, int(PROBE_SHARE * len(inputs)))
-        ranks: list[int] = []
-        residuals: list[float] = []
-        with single_threaded_blas():
-            factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, largest, rng)
-            while not factor.complete:
-                factor.extend()
-                free = np.ones(len(inputs), dtype=bool)
-                free[factor.pivots] = False
-                ranks.append(factor.rank)
-                residuals.append(float(factor.residual[free].mean() / prior.max()) if free.any() else 0.0)
-        return cls(tuple(ranks), tuple(residuals))
-
-    def at(self, rank: float) -> float:
-        """e(R): between the ranks probed along straight lines in logarithms, beyond the last along the last one."""
-        tiny = np.finfo(np.float64).tiny
-        x, y = np.log(self.ranks), np.log(np.maximum(self.residuals, tiny))
-        at = math.log(rank)
-        if at <= x[-1] or len(x) < 2:
-            return float(np.exp(np.interp(at, x, y)))
-        # From half the rank on: single steps scatter.
-        first = int(np.searchsorted(x, x[-1] - math.log(2.0)))
-        first = min(first, len(x) - 2)
-        slope = (y[-1] - y[first]) / (x[-1] - x[first])
-        return float(np.exp(y[-1] + min(slope, 0.0) * (at - x[-1])))
+# Of block descent, measured over its work: one core selects while the others wait.
+GREEDY_OVERHEAD = 2.0
 
 
 @dataclass(frozen=True)
@@ -120,8 +87,8 @@ class Choice:
     ----------
     solver : str
         Name, as on the command line.
-    rank : int or None
-        Of the preconditioner, for "pcg".
+    halo, leaf, rank : int or None
+        Of the preconditioner, for "pcg"; no leaf where the halo is 0.
     reason : str
         One sentence.
     projected : dict
@@ -129,18 +96,69 @@ class Choice:
     """
 
     solver: str
-    rank: int | None
     reason: str
-    projected: dict[str, float]
+    projected: dict[str, float] = field(default_factory=dict)
+    halo: int | None = None
+    leaf: int | None = None
+    rank: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The solver's options that go with the choice, by name."""
-        return {} if self.rank is None else {"rank": self.rank}
+        return {name: value for name in ("halo", "leaf", "rank") if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A number that is expected, and between which it should lie.
+
+    Attributes
+    ----------
+    count, low, high : float
+        Products of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
+    """
+
+    count: float
+    low: float
+    high: float
+
+
+def probed_samples(n: int) -> int:
+    """Samples that are looked at: few of a small problem, which is solved in little time."""
+    return min(n, PROBE_SAMPLES, max(LEAST_PROBED, n // PROBED_SHARE))
+
+
+def default_memory_bytes(n: int) -> int:
+    """Bytes that a factor may take where nothing is said: a gibibyte, or 640 numbers for each of many samples."""
+    return max(DEFAULT_MEMORY_BYTES, 4 * DEFAULT_NUMBERS * n)
+
+
+def expected_count(solver: Solver, probe: Probe) -> Expected:
+    """Foresee the products or passes of a solver, all automatic choices made.
+
+    Raises
+    ------
+    InputError
+        A solver that nothing is known of.
+    """
+    if isinstance(solver, GreedyBlockCoordinateDescent):
+        count = _passes(probe)
+    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
+        made = solver.preconditioner
+        halo, rank = int(made.halo), int(made.rank)
+        count = probe.iterations(halo, int(made.leaf) if halo else 0, rank, MOST_ITERATIONS)
+        if math.isinf(count):
+            root = math.sqrt(_condition(probe, max(rank, 1)))
+            count = max(float(MOST_ITERATIONS), (ITERATIONS_LEAST + ITERATIONS_PER_ROOT * root) * _digits(probe))
+    elif solver.name == "cholesky":
+        return Expected(1.0, 1.0, 1.0)
+    else:
+        raise InputError(f"a probe foretells gbcd, pcg and cholesky; got the solver {solver.name}")
+    return Expected(count, count / SPREAD, count * SPREAD)
 
 
 def choose_solver(
@@ -153,10 +171,11 @@ def choose_solver(
     tolerance: float = FITTED_TOLERANCE,
     double: bool = False,
     candidates: int = 60,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    memory_bytes: int | None = None,
+    one_arithmetic: bool = True,
     seed: int = 0,
 ) -> Choice:
-    """Choose between Cholesky, conjugate gradients with a partial Cholesky factor, and greedy block descent.
+    """Choose between Cholesky, conjugate gradients with a factor, and greedy block descent.
 
     Parameters
     ----------
@@ -164,7 +183,7 @@ def choose_solver(
     noise_variance : float
         s2.
     inputs : (m, d) float64
-        A random subset of the standardised inputs, about `PROBE_SAMPLES`; not looked at for small n.
+        A random subset of the standardised inputs, about `probed_samples(n)`; not looked at for small n.
     n, p : int
         Samples and targets of the problem.
     tolerance : float
@@ -173,8 +192,11 @@ def choose_solver(
         Whether kernel entries are evaluated in float64 throughout.
     candidates : int
         kappa of the greedy selection.
-    memory_bytes : int
-        What a factor, of the matrix or of the preconditioner, may take.
+    memory_bytes : int, optional
+        What a factor, of the matrix or of the preconditioner, may take; `default_memory_bytes` where nothing is said.
+    one_arithmetic : bool
+        Whether all workers compute alike; otherwise only solvers are considered whose bits do not depend on who
+        computes what.
     seed : int
         Of the probe.
 
@@ -186,16 +208,17 @@ def choose_solver(
     Examples
     --------
     >>> from dkgp.kernels import SquaredExponential
-    >>> x = np.random.default_rng(0).standard_normal((2000, 2))
+    >>> x = np.random.default_rng(0).standard_normal((1000, 2))
     >>> choose_solver(SquaredExponential(gamma=(0.5, 0.5)), 0.1, x, 100_000).solver
     'pcg'
     """
     if n < 1 or p < 1:
         raise InputError(f"expected at least one sample and one target; got n = {n} and p = {p}")
     d = kernel.n_features
+    memory_bytes = default_memory_bytes(n) if memory_bytes is None else memory_bytes
     fits = cholesky_bytes(n, d, p) <= memory_bytes
     if n <= CHOLESKY_UP_TO and fits:
-        return Choice("cholesky", None, f"{n:,} samples are few: their factor takes a moment", {})
+        return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
     if inputs.ndim != 2 or len(inputs) < 2:
         raise InputError(f"choosing a solver needs samples to probe, (m, d); got an array of shape {inputs.shape}")
     largest = float(np.max(kernel.diagonal(inputs)))
@@ -204,94 +227,143 @@ def choose_solver(
             "choosing a solver needs finite samples, and a kernel that is not zero at all of them; got a largest "
             f"k(x, x) of {largest!r}. Remove or fill NaN and infinity, or name a solver"
         )
-    curve = ResidualCurve.of(kernel, inputs, seed)
-    prices = _Prices(n, d, p, noise_variance / largest, tolerance, double, curve)
-    projected: dict[str, float] = {"gbcd": prices.greedy(candidates)}
+    sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
+    probe = Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+    m = automatic_block_size(n, d, candidates)
+    greedy = core_seconds(descent_phases(sizes, m, candidates, _passes(probe)), prices)
+    projected = {"gbcd": GREEDY_OVERHEAD * greedy}
     if fits:
-        projected["cholesky"] = prices.cholesky()
-    ranks = _ranks(n, memory_bytes)
-    costs = [prices.preconditioned(rank) for rank in ranks]
-    rank = ranks[int(np.argmin(costs))]
-    projected["pcg"] = min(costs)
+        projected["cholesky"] = core_seconds(cholesky_phases(sizes), prices)
+    if not one_arithmetic:
+        name = min(projected, key=lambda solver: projected[solver])
+        return Choice(
+            name,
+            f"the workers' processors or libraries differ, and its bits do not depend on that; {_how(name, probe)}",
+            projected,
+        )
+    search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
+    found = search.run()
+    if math.isfinite(found.seconds):
+        projected["pcg"] = found.seconds
     name = min(projected, key=lambda solver: projected[solver])
-    return Choice(name, rank if name == "pcg" else None, _reason(name, rank, prices, projected), projected)
+    others = _others(name, projected)
+    if name != "pcg":
+        return Choice(name, f"{_how(name, probe)}; {others}", projected)
+    halo, leaf = (found.halo, found.leaf) if found.halo else (0, None)
+    return Choice(name, f"{found.reason}; {others}", projected, halo, leaf, found.rank)
 
 
 @dataclass(frozen=True)
-class _Prices:
-    """Core seconds of each solver on one problem; `noise` is s2 over the kernel's largest k(x, x)."""
+class _Factor:
+    """A factor that was looked at, and what it comes to."""
 
-    n: int
-    d: int
-    p: int
-    noise: float
-    tolerance: float
-    double: bool
-    curve: ResidualCurve
+    halo: int
+    leaf: int
+    rank: int
+    count: float
+    seconds: float
 
     @property
-    def _single(self) -> float:
-        return ENTRY_NS + ENTRY_NS_A_FEATURE * self.d + ENTRY_NS_A_TARGET * self.p
-
-    @property
-    def _entry(self) -> float:
-        return self._single * (DOUBLE_ENTRY if self.double else 1.0)
-
-    @property
-    def _digits(self) -> float:
-        """Digits to this tolerance in units of those to the fitted one."""
-        return max(0.1, math.log(START / self.tolerance) / math.log(START / FITTED_TOLERANCE))
-
-    def condition(self, rank: float) -> float:
-        """Condition number that a factor of this rank leaves: n e(R) / (R s2)."""
-        return self.n * self.curve.at(rank) / (rank * self.noise)
-
-    def iterations(self, rank: int) -> float:
-        """Of conjugate gradients with a factor of this rank."""
-        return (ITERATIONS_LEAST + ITERATIONS_PER_ROOT * math.sqrt(self.condition(rank))) * self._digits
-
-    def passes(self) -> float:
-        """Column passes of greedy block descent."""
-        rank = min(float(self.n), RANK_PER_SQRT_N * math.sqrt(self.n))
-        return (PASSES_LEAST + PASSES_PER_CONDITION * self.condition(rank)) * self._digits
-
-    def preconditioned(self, rank: int) -> float:
-        """Seconds with a factor of this rank: its pivots, its rows, the iterations, the check in float64."""
-        n, double = self.n, DOUBLE_ENTRY * self._single
-        pool = min(n, max(4000, 1.5 * rank))
-        setup = (pool + n) * rank * double + (2.0 * pool + 3.0 * n) * rank**2 * OPERATION_NS
-        product = 0.5 * n * n * self._entry * PAIR_ENTRY
-        iteration = product + 8.0 * n * rank * self.p * FACTOR_BYTE_NS + ITERATION_NS
-        return 1e-9 * (SETUP_NS + setup + self.iterations(rank) * iteration + 0.5 * n * n * double)
-
-    def greedy(self, candidates: int) -> float:
-        """Seconds of greedy block descent with the block size that `auto` picks."""
-        m = automatic_block_size(self.n, self.d, candidates)
-        dearer = self._entry / (ENTRY_NS + ENTRY_NS_A_FEATURE * self.d)
-        rounds = self.passes() * self.n / m
-        check = 0.5 * self.n**2 * DOUBLE_ENTRY * self._single
-        return rounds * projected_round(self.n, self.d, candidates, m, dearer) * GREEDY_OVERHEAD + 1e-9 * check
-
-    def cholesky(self) -> float:
-        """Seconds of the whole factor."""
-        n = float(self.n)
-        return 1e-9 * (n * n * DOUBLE_ENTRY * self._single + n**3 / 3.0 * OPERATION_NS)
+    def reason(self) -> str:
+        """Half of a sentence."""
+        if not self.halo:
+            return f"a factor of rank {self.rank:,} should leave about {self.count:.0f} iterations"
+        landmarks = f" on a factor of rank {self.rank:,}" if self.rank else ""
+        return (
+            f"leaves of {self.leaf:,} samples with halos of {self.halo:,}{landmarks} should leave about "
+            f"{self.count:.0f} iterations"
+        )
 
 
-def _ranks(n: int, memory_bytes: int) -> list[int]:
-    """Ranks worth pricing, by steps of a quarter; what the memory holds at most, and half the samples."""
-    largest = max(1, min(n // 2, memory_bytes // (4 * n)))
-    steps = range(1 + max(0, math.floor(math.log(largest / 64) / math.log(1.25)))) if largest > 64 else range(0)
-    return sorted({min(largest, 16 * round(4 * 1.25**step)) for step in steps} | {largest})
+class _Search:
+    """Halo and rank by projected time: from one place downhill, a look at a time."""
+
+    def __init__(self, probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, limit: float) -> None:
+        self._probe, self._sizes, self._prices, self._limit = probe, sizes, prices, limit
+        # Numbers that may be held for each sample.
+        self._held = max(1, memory_bytes // (4 * sizes.n))
+        self._seen: dict[tuple[int, int], _Factor] = {}
+        self.best = _Factor(0, 0, 1, math.inf, math.inf)
+
+    def run(self) -> _Factor:
+        """Return the best; one whose seconds are infinite could not compete with `limit`."""
+        n = self._sizes.n
+        ranks = [self._rank(share * math.sqrt(n)) for share in RANKS_PER_SQRT_N]
+        self._walk(self._halo(n / HALO_SHARE), 0)
+        for rank in ranks:
+            self._look(0, rank)
+        if self.best.halo:
+            for rank in ranks[1:3]:
+                if self._look(self.best.halo, rank) is self.best:
+                    self._walk(self.best.halo, rank)
+        elif not math.isinf(self.best.seconds):
+            self._look(0, self._rank(self.best.rank * 1.5))
+            self._look(0, self._rank(self.best.rank / 1.5))
+        if math.isinf(self.best.seconds):
+            # Nothing competes: what a factor within the memory comes to, for the record.
+            self._limit, self._seen = math.inf, {}
+            halo = self._halo(n / HALO_SHARE)
+            self._look(*((halo, 0) if halo else (0, ranks[-1])))
+        return self.best
+
+    def _walk(self, halo: int, rank: int) -> None:
+        """Go on by halving, or else doubling, while it gets better; then by smaller steps."""
+        self._look(halo, rank)
+        for factor in (0.5, 2.0, math.sqrt(0.5), math.sqrt(2.0)):
+            start = self.best.halo or halo
+            while self._look(self._halo(start * factor), rank) is self.best and self.best.halo != start:
+                start = self.best.halo
+                if factor in (math.sqrt(0.5), math.sqrt(2.0)):
+                    break
+
+    def _halo(self, size: float) -> int:
+        """A halo that the memory holds, with its leaf; 0 where there is no room for one."""
+        halo = int(min(size, self._held / 1.5, self._sizes.n / 3))
+        return halo if halo >= LEAST_HALO else 0
+
+    def _rank(self, size: float) -> int:
+        return max(1, min(round(size), self._held, self._probe.largest_rank))
+
+    def _look(self, halo: int, rank: int) -> _Factor | None:
+        """Look at a factor, unless its making alone takes too long; None where it cannot be the best."""
+        leaf = -(-halo // 2)
+        if (halo, rank) in self._seen or (not halo and not rank) or halo + leaf + rank > self._held:
+            return self._seen.get((halo, rank))
+        made, more = (
+            core_seconds(conjugate_phases(self._sizes, count, halo=halo, leaf=leaf, rank=rank), self._prices)
+            for count in (0.0, 1.0)
+        )
+        most = min(float(MOST_ITERATIONS), (min(self._limit, self.best.seconds) - made) / (more - made))
+        count = self._probe.iterations(halo, leaf, rank, most) if most >= 1.0 else math.inf
+        found = _Factor(halo, leaf, rank, count, made + count * (more - made))
+        self._seen[halo, rank] = found
+        if found.seconds < self.best.seconds:
+            self.best = found
+        return found
 
 
-def _reason(name: str, rank: int, prices: _Prices, projected: dict[str, float]) -> str:
-    others = ", ".join(
-        f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name
-    )
-    how = {
-        "pcg": f"a factor of rank {rank:,} should leave about {prices.iterations(rank):.0f} iterations",
-        "gbcd": f"about {prices.passes():.0f} column passes are expected, and no factor is needed",
-        "cholesky": f"{prices.n:,} samples are few for a problem this rough",
-    }
-    return f"{how[name]}; projected time of the others: {others}"
+def _condition(probe: Probe, rank: float) -> float:
+    """Condition number that a factor of this rank leaves: n e(R) / (R s2)."""
+    return probe.n * probe.curve.at(rank) / (rank * probe.noise)
+
+
+def _digits(probe: Probe) -> float:
+    """Digits to the tolerance in units of those to the fitted one."""
+    return max(0.1, math.log(START / probe.tolerance) / math.log(START / FITTED_TOLERANCE))
+
+
+def _passes(probe: Probe) -> float:
+    """Column passes of greedy block descent."""
+    rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n))
+    return (PASSES_LEAST + PASSES_PER_CONDITION * _condition(probe, rank)) * _digits(probe)
+
+
+def _how(name: str, probe: Probe) -> str:
+    if name == "cholesky":
+        return f"{probe.n:,} samples are few for a problem this rough"
+    return f"about {_passes(probe):.0f} column passes are expected, and no factor is needed"
+
+
+def _others(name: str, projected: dict[str, float]) -> str:
+    told = [f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name]
+    return f"projected time of the others: {', '.join(told)}" if told else "a factor would take too many iterations"

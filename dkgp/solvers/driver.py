@@ -35,7 +35,7 @@ class Solution:
     ----------
     alpha : (n, p) float64
     gradient : (n, p) float64
-        Kbar alpha - y, evaluated anew in float64 after the last step.
+        Kbar alpha - y, evaluated anew in float64 after the last step, or with it.
     reason : StopReason
         Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
     progress : Progress
@@ -45,6 +45,8 @@ class Solution:
         Settings, automatic choices made.
     refreshes : int
         Full float64 passes that were needed.
+    stepped : (n, p) float64
+        |P| |A| of the step that came with it, see `SolverState.stepped`; empty where there was none.
     product_error : float
         Bound on the error of an entry of `gradient`, where the operator is approximate (tree sums); 0 elsewhere.
     """
@@ -56,12 +58,22 @@ class Solution:
     history: list[Progress]
     solver: dict[str, Any]
     refreshes: int
+    stepped: FloatArray
     product_error: float = 0.0
 
     @property
     def converged(self) -> bool:
         """True if the tolerance was met."""
         return self.reason.converged
+
+    @property
+    def seconds_by_part(self) -> dict[str, float]:
+        """Seconds of all rounds, earlier runs of a resumed solve included, by the parts that the solver tells apart."""
+        parts: dict[str, float] = {}
+        for progress in self.history:
+            for name, seconds in progress.timings.items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        return parts
 
 
 def run(
@@ -148,6 +160,7 @@ def run(
             record.history,
             method.settings(),
             precision.refreshes,
+            state.stepped,
             # Of the last product, which was with alpha.
             operator.error_bound,
         ), state

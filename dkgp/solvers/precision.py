@@ -33,7 +33,7 @@ LARGEST_DRIFT_SHARE = 0.1
 LARGEST_DRIFT_AT_THE_END = 0.3
 # The next round is taken to meet the tolerance where as large a step as the last ones were on average does with so much
 # to spare.
-FORESEEN = 0.9
+FORESEEN = 0.7
 # A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
 LEAST_GAIN = 0.5
 # A gradient that is so much larger than the recursion's says that the recursion is not to be believed.
@@ -96,6 +96,8 @@ class PrecisionPolicy:
 
     def _drift(self, state: SolverState) -> float:
         """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
+        if not state.moved.any():
+            return 0.0
         if self._typical_entry is None:
             self._typical_entry = self._operator.typical_entry()
         return DRIFT_PER_STEP * self._typical_entry * math.sqrt(float(state.moved.max()))

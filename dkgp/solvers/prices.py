@@ -26,8 +26,12 @@ __all__ = [
 
 # A round of tasks at nominal prices: messages, and adding up.
 ROUND_SECONDS = 2e-3
-# The search for neighbours takes thin products, and the least of each row.
-SEARCH = 3.0
+# A leaf's halo is found among so many samples for each of it; half of all on average where there are fewer.
+SEARCHED = 40.0
+# LAPACK on some hundred rows takes longer for an operation than a large product does.
+LEAF_ALGEBRA = 1.2
+# T is read once, and used twice, where there are no landmarks.
+ONE_SWEEP = 1.25
 # Products with a block's own matrix that refine its last solution, on average over a run.
 REFINEMENTS = 2.5
 # n-vectors of a round of descent: gradient and solution, and the steps remembered with their images.
@@ -44,8 +48,8 @@ class Work:
         Kernel entries, evaluated in float32 and float64.
     operations, double_operations
         Additions and multiplications of products of matrices, with the kernel's or others.
-    bytes
-        Read from memory, used once.
+    bytes, spilled
+        Of a factor: read from memory and used, and read from disk before.
     vectors
         Numbers of n-vectors, read and written.
     drawn, dense
@@ -59,6 +63,7 @@ class Work:
     operations: float = 0.0
     double_operations: float = 0.0
     bytes: float = 0.0
+    spilled: float = 0.0
     vectors: float = 0.0
     drawn: float = 0.0
     dense: float = 0.0
@@ -82,6 +87,7 @@ class Prices(Work):
             operations=0.015,
             double_operations=0.03,
             bytes=0.1,
+            spilled=0.5,
             vectors=1.0,
             drawn=18e3,
             dense=0.0036,
@@ -190,7 +196,14 @@ def product_phase(name: str, sizes: Sizes, times: float) -> Phase:
 
 
 def conjugate_phases(
-    sizes: Sizes, products: float, *, halo: int = 0, leaf: int = 0, rank: int = 0, checks: float = 1.0
+    sizes: Sizes,
+    products: float,
+    *,
+    halo: int = 0,
+    leaf: int = 0,
+    rank: int = 0,
+    checks: float = 1.0,
+    spilled: float = 0.0,
 ) -> list[Phase]:
     """Phases of conjugate gradients on a block-Vecchia factor, a low-rank one (`halo` and `leaf` 0), both, or none.
 
@@ -198,6 +211,8 @@ def conjugate_phases(
     ----------
     products, checks : float
         Expected: float32 products with K, one an iteration, and float64 ones.
+    spilled : float
+        Share of the leaves that lies on disk.
     """
     n, p = sizes.n, sizes.p
     phases = []
@@ -209,11 +224,10 @@ def conjugate_phases(
         pool = float(min(n, samples_drawn_from(rank)))
         landmarks = Work(double_entries=pool * rank, double_operations=2.0 * pool * rank**2)
         phases.append(Phase("landmarks", 1.0, threaded=landmarks))
-    build = Work(double_entries=float(n) * rank, double_operations=float(n) * rank**2)
     if leaf:
-        build = _sum(build, leaves_work(sizes, halo, leaf, rank))
-    elif rank:
-        build = _sum(build, Work(double_operations=float(n) * rank**2))
+        build = leaves_work(sizes, halo, leaf, rank)
+    else:
+        build = Work(double_entries=float(n) * rank, double_operations=2.0 * float(n) * rank**2)
     if rank or leaf:
         small = Work(double_operations=rank**3 / 3.0)
         pieces = max(1, n // leaf) if leaf else sizes.blocks
@@ -222,9 +236,13 @@ def conjugate_phases(
         )
     phases.append(product_phase("products", sizes, products))
     if rank or leaf:
-        held = 4.0 * n * (halo + leaf + rank)
+        numbers = n * (halo + leaf / 2.0 + rank)
         # Forward and backward, each once through the factor.
-        moved = Work(bytes=2.0 * held, operations=4.0 * p * held / 4.0)
+        moved = Work(
+            bytes=4.0 * numbers * (2.0 if rank else ONE_SWEEP),
+            spilled=4.0 * numbers * spilled * (2.0 if rank else 1.0),
+            operations=4.0 * (p - 1) * numbers,
+        )
         vector = 8.0 * n * p
         phases.append(
             Phase(
@@ -243,12 +261,18 @@ def conjugate_phases(
 
 
 def leaves_work(sizes: Sizes, halo: int, leaf: int, rank: int) -> Work:
-    """Building all leaves of a block-Vecchia factor: neighbours, tiles, and one Cholesky factor of halo and leaf."""
-    n, s, g = float(sizes.n), float(min(halo, sizes.n)), float(min(leaf, sizes.n))
+    """Building all leaves of a block-Vecchia factor: halos, tiles, and one Cholesky factor of halo and leaf."""
+    n, s, g, r = float(sizes.n), float(min(halo, sizes.n)), float(min(leaf, sizes.n)), float(rank)
     m, leaves = s + g, n / g
-    search = n * n / 2.0 * 2.0 * (sizes.d + 2.0) * SEARCH
-    algebra = m**3 / 3.0 + g * s * s + g * g * m + rank * (m * m + 2.0 * g * m + 2.0 * g * rank)
-    return Work(entries=leaves * m * m, operations=search + leaves * algebra)
+    search = n * min(SEARCHED * s, n / 2.0) * 2.0 * (sizes.d + 1.0)
+    triangles = s**3 / 3.0 + 2.0 * g * s * s + 2.0 * g * g * s + 2.0 / 3.0 * g**3
+    algebra = LEAF_ALGEBRA * (triangles + r * (m * m + 2.0 * g * m))
+    return Work(
+        entries=leaves * m * m / 2.0,
+        double_entries=leaves * m * r,
+        operations=search + leaves * algebra,
+        double_operations=leaves * r * r * (m + g),
+    )
 
 
 def descent_phases(sizes: Sizes, m: int, candidates: int, passes: float, *, checks: float = 1.0) -> list[Phase]:
@@ -291,7 +315,3 @@ def cholesky_phases(sizes: Sizes, *, checks: float = 1.0) -> list[Phase]:
         Phase("factor", 1.0, threaded=Work(double_operations=n**3 / 3.0)),
         _check(sizes, checks),
     ]
-
-
-def _sum(left: Work, right: Work) -> Work:
-    return Work(**{each.name: getattr(left, each.name) + getattr(right, each.name) for each in fields(Work)})

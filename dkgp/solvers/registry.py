@@ -31,6 +31,7 @@ __all__ = [
     "own_options",
     "owners",
     "register_solver",
+    "resuming",
     "said",
     "solver_memory",
     "solver_names",
@@ -67,6 +68,8 @@ class SolverMemory:
         Variables of its dense subproblem, and candidates drawn for each.
     own_bytes, factor_bytes : int
         What else it holds at the coordinator, and in the workers.
+    cached_bytes : int
+        What workers keep besides as far as their caches go: on disk, or made again, beyond.
     """
 
     memory: int = 1
@@ -74,6 +77,7 @@ class SolverMemory:
     candidates: int = 0
     own_bytes: int = 0
     factor_bytes: int = 0
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class SolverDeclaration:
         for one that is not among the paper's.
     compiles
         Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
+    resuming
+        From settings that a checkpoint holds, of whichever version, to the values of `options` that resume it.
     """
 
     name: str
@@ -115,6 +121,7 @@ class SolverDeclaration:
     label: str = ""
     paper: Mapping[str, Any] | None = None
     compiles: bool = False
+    resuming: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda settings: {})
 
 
 class _Solvers(Registry[SolverDeclaration]):
@@ -237,6 +244,15 @@ def build_solver(
     general = {"precision": precision, "seed": seed, "folder": folder}
     taken = inspect.signature(declared.build).parameters
     return declared.build(**arguments, **{each: value for each, value in general.items() if each in taken})
+
+
+def resuming(settings: Mapping[str, Any]) -> str:
+    """Say which options resume a checkpoint, as far as they are its solver's own: "`solver` pcg, `halo` 0"."""
+    declared = _DECLARED.all().get(str(settings.get("solver")))
+    if declared is None:
+        return "the same solver and options"
+    values = {"solver": declared.name, **declared.resuming(settings)}
+    return ", ".join(f"`{name}` {value}" for name, value in values.items())
 
 
 def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:

@@ -70,7 +70,8 @@ class SolverState:
         else:
             self.gradient = operator.matmat(self.alpha) - self.rhs if gradient is None else gradient.copy()
         self.moved = np.zeros(self.rhs.shape[1])
-        self.exact = True
+        # A gradient that is given may be of several products, in whatever order.
+        self.exact = not warm or gradient is None
 
     def note_step(self, squared_norm: FloatArray) -> None:
         """Count a step in alpha, squared norms (p,), towards the gradient's drift, where its image is float32.

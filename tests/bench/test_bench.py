@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from threadpoolctl import threadpool_limits
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
-from dkgp.bench.solve import BenchSolveJob, run_bench_solve
+from dkgp.bench.solve import BenchSolveJob, _said, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import write_friedman1
-from dkgp.errors import InputError, OutputExistsError
+from dkgp.errors import InputError, OutputExistsError, UsageError
 from dkgp.kernels import SquaredExponential
 
 
@@ -67,12 +68,13 @@ def test_records_replace_nothing_but_records(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("contenders_in_process")
 def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> None:
-    job = BenchSolveJob(problem=problem, repeats=1, out=str(tmp_path / "solve.json"))
+    job = BenchSolveJob(problem=problem, solvers=("gbcd",), repeats=1, out=str(tmp_path / "solve.json"))
     document = run_bench_solve(job, SilentReporter())
     rows = {row["contender"]: row for row in document["rows"]}
     assert set(rows) == {"gbcd", "cholesky", "plain_pass"}
     figures = document["figures"]
-    assert figures["largest_alpha_difference"] <= figures["alpha_difference_allowed_by_certificate"]
+    allowed = figures["alpha_difference_of_gbcd_allowed_by_certificate"]
+    assert figures["largest_alpha_difference_gbcd_to_cholesky"] <= allowed
     assert rows["gbcd"]["rmse"] == pytest.approx(rows["cholesky"]["rmse"], abs=1e-4)
     assert rows["gbcd"]["gradient_inf_norm"] <= 1e-4
     assert all(row["peak_memory_bytes"] > 50e6 for row in document["rows"])
@@ -80,10 +82,63 @@ def test_solve_agrees_with_cholesky(problem: BenchProblem, tmp_path: Path) -> No
     assert figures["seconds_gbcd_to_cholesky"] == pytest.approx(ratio)
 
 
+@pytest.mark.usefixtures("contenders_in_process")
+def test_several_solvers_each_with_the_options_that_it_has(problem: BenchProblem) -> None:
+    options = SolverOptions(block_size=70, rank=30, max_passes=2.0)
+    job = BenchSolveJob(
+        problem=problem, solver=options, solvers=("auto", "gbcd", "pcg"), repeats=1, with_plain_pass=False
+    )
+    document = run_bench_solve(job, SilentReporter())
+    runs = document["settings"]["runs"]
+    assert runs["gbcd"][0]["solver"]["block_size"] == 70
+    assert runs["pcg"][0]["solver"]["preconditioner"]["rank"] == 30
+    rows = {row["contender"]: row for row in document["rows"]}
+    assert "block size 70" in rows["gbcd"]["note"]
+    assert "rank 30" in rows["pcg"]["note"]
+    # Two passes are too few for either, and enough for the factor that auto takes for so few samples.
+    assert [rows[name]["note"].startswith("cut off: ") for name in ("auto", "gbcd", "pcg")] == [False, True, True]
+    for name in ("auto", "gbcd", "pcg"):
+        parts = runs[name][0]["seconds_by_part"]
+        assert sum(parts.values()) == pytest.approx(runs[name][0]["seconds"])
+        assert ("choose" in parts) == (name == "auto")
+        ratio = runs[name][0]["seconds"] / runs["cholesky"][0]["seconds"]
+        assert document["figures"][f"seconds_{name}_to_cholesky"] == pytest.approx(ratio)
+
+
+def test_kept_tiles_are_said_with_the_speed_that_they_are_read_at() -> None:
+    settings = {"solver": "pcg", "preconditioner": {"halo": 1500, "leaf": 750, "rank": 0, "seed": 3}}
+    parts = {"factor": 2.0, "product": 1.5}
+    run = {"solver": settings, "converged": True, "kept_share": 1.0, "iterations": 31, "seconds_by_part": parts}
+    said = _said([run], 30_000)
+    # 30 products of 4 * n^2 / 2 bytes each: 54 GB in 1.5 s.
+    assert said == (
+        "pcg (halo 1,500, leaf 750, rank 0): factor 2.00, product 1.50 s; 100% of K kept, read at 36.0 GB/s or more"
+    )
+    assert "kept" not in _said([{**run, "kept_share": 0.0}], 30_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"solvers": ()}, "name different solvers"),
+        ({"solvers": ("gbcd", "gbcd")}, "name different solvers"),
+        ({"solvers": ("cholesky",)}, r"none as the references are \(cholesky, plain_pass\)"),
+        (
+            {"solvers": ("gbcd",), "solver": SolverOptions(rank=9)},
+            "`rank` belongs to the solver pcg; got `solver` gbcd",
+        ),
+    ],
+)
+def test_solvers_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        BenchSolveJob(**settings)
+
+
 def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**20)
     reporter = SilentReporter()
-    document = run_bench_solve(BenchSolveJob(problem=problem, repeats=1, with_plain_pass=False), reporter)
+    job = BenchSolveJob(problem=problem, solvers=("gbcd",), repeats=1, with_plain_pass=False)
+    document = run_bench_solve(job, reporter)
     assert [row["contender"] for row in document["rows"]] == ["gbcd"]
     assert document["rows"][0]["peak_memory_bytes"] > 50e6  # of a process of its own
     assert "2,880,000 bytes" in reporter.warnings[0]

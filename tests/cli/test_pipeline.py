@@ -163,13 +163,20 @@ def test_other_selections_reach_the_same_solution(
 def test_warm_start_from_the_solution_needs_no_round(
     pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
 ) -> None:
+    arguments = ("train", pipeline["ingest"]["train"], "--warm-start", pipeline["train"]["out"], "--json")
     trained = document(
-        run(
-            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
-            *("--out", tmp_path / "model.zarr", "--warm-start", pipeline["train"]["out"], "--by-reference"),
-        )
+        run(*arguments, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "model.zarr", "--by-reference")
     )
-    assert trained["iterations"] == 0
+    # Nor the float64 product that finds the gradient: the model knows it.
+    assert (trained["iterations"], trained["refreshes"]) == (0, 0)
+    assert trained["kernel_evaluations"] < 600 * 600 / 2
+    assert trained["gradient_inf_norm"] == pipeline["train"]["gradient_inf_norm"]
+    # That of another kernel it does not know.
+    other = json.loads(Path(pipeline["tune"]["out"]).read_text())
+    (tmp_path / "hyper.json").write_text(json.dumps({**other, "noise_variance": 1.001 * other["noise_variance"]}))
+    moved = document(run(*arguments, "--hyper", tmp_path / "hyper.json", "--out", tmp_path / "other.zarr"))
+    assert moved["kernel_evaluations"] >= 600 * 600 / 2
+    assert moved["certificate"] != trained["certificate"]
     model = open_model(tmp_path / "model.zarr")
     assert model.by_reference
     np.testing.assert_array_equal(model.alpha, open_model(pipeline["train"]["out"]).alpha)
@@ -216,6 +223,35 @@ def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: 
     assert set(first["seconds_by_phase"]) == {"generate", "tune", "train", "predict", "evaluate", "plot"}
     second = document(run(*arguments))
     assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
+
+
+def test_a_demo_that_was_killed_goes_on(
+    run: Command, document: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ("demo", "--samples", 400, "--test-samples", 100, "--solver", "cg", "--json", "--out")
+    whole = document(run(*arguments, tmp_path / "whole"))
+    out = tmp_path / "demo"
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.commands.demo.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*arguments, out).exit_code == 130
+    begun = json.loads((out / "demo.json").read_text())
+    assert begun["finished"] is False
+    assert set(begun["phases"]) == {"generate", "tune", "train"}
+    # As if it had been killed in the middle of training: the model is not there, and its checkpoint is.
+    del begun["phases"]["train"]
+    (out / "demo.json").write_text(json.dumps(begun))
+    written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
+    other = run(*arguments, out, "--seed", 1, "--resume")
+    assert other.exit_code == 3
+    assert "has another seed (its seed: 0; this run's: 1)" in other.stderr
+    found = document(run(*arguments, out, "--resume"))
+    assert (out / "train.zarr" / "zarr.json").stat().st_mtime_ns == written
+    assert (found["rmse"], found["nlpd"], found["iterations"]) == (whole["rmse"], whole["nlpd"], whole["iterations"])
+    assert found["seconds_by_phase"]["generate"] == begun["seconds_by_phase"]["generate"]
+    assert found["seconds_by_phase"]["predict"] > begun["seconds_by_phase"]["predict"] > 0.0
+    # Once more, there is nothing left to do; and nothing to go on with elsewhere.
+    assert document(run(*arguments, out, "--resume")) == found
+    assert "there is no demo in" in run(*arguments, tmp_path / "new", "--resume").stderr
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

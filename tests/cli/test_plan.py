@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 150))
     monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.001)
     monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (512, 256))
-    monkeypatch.setattr("dkgp.plan.figures.STREAM_BYTES", 2**22)
+    monkeypatch.setattr("dkgp.plan.figures.LEAVES", 2)
     monkeypatch.setattr("dkgp.plan.figures.MATRIX_ORDER", 64)
     monkeypatch.setattr("dkgp.plan.figures.measure_speedups", lambda kernel: (1.0, 1.5))
 
@@ -76,7 +76,12 @@ def test_a_plan_for_1_to_256_workers(run: Run, document: Run, problem: tuple[Pat
     ("options", "solver", "phases"),
     [
         ((), "cholesky", {"matrix", "factor", "check"}),
-        (("--solver", "pcg", "--rank", 40), "pcg", {"landmarks", "factor", "products", "application", "check"}),
+        (
+            ("--solver", "pcg", "--halo", 0, "--rank", 40),
+            "pcg",
+            {"landmarks", "factor", "products", "application", "check"},
+        ),
+        (("--solver", "pcg", "--rank", 0), "pcg", {"order", "factor", "products", "application", "check"}),
         (("--solver", "gbcd"), "gbcd", {"solve", "products", "selection", "check"}),
     ],
 )

@@ -77,13 +77,18 @@ def test_values_of_a_file_are_refined_without_a_search(store: Path, bad: Path, t
 def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     store: Path, bad: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    polls: list[int] = []
+    steps: list[object] = []
+    refine = refine_job.refine
 
     @contextmanager
     def interrupted_soon(announce: Any) -> Iterator[Any]:
-        yield lambda: polls.append(1) or len(polls) > 12
+        yield lambda: len(steps) > 2
+
+    def counted(*arguments: Any, progress: Any, **options: Any) -> Any:
+        return refine(*arguments, progress=lambda step: (steps.append(step), progress(step)), **options)
 
     monkeypatch.setattr(refine_job, "interruptible", interrupted_soon)
+    monkeypatch.setattr(refine_job, "refine", counted)
     out = tmp_path / "hyper.json"
     command = ("tune", store, "--refine-only", *QUICK, "--json")
     document = document_of(dkgp_command(*command, "--start", bad, "--out", out), exit_code=130)
@@ -122,7 +127,7 @@ def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Pat
         (("--refine", "--refine-probes", 1), 3, "number of probes"),
         (("--refine", "--refine-tol", 2.0), 3, "relative residual"),
         (("--refine", "--refine-holdout", -1), 3, "held-out samples"),
-        (("--refine", "--refine-rank", 300, "--refine-memory", "1KiB"), 3, "Lower the rank"),
+        (("--refine", "--refine-rank", 300, "--refine-memory", "1KiB"), 3, "the preconditioner may take 1,024"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_any_work(

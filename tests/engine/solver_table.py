@@ -20,7 +20,8 @@ SOLVERS: dict[str, SolverOptions] = {
     "bcdg": SolverOptions("bcdg", block_size=60, tolerance=1e-2, max_passes=20.0),
     "smo": SolverOptions("smo", tolerance=1e-3),
     "cg": SolverOptions("cg", tolerance=1e-3),
-    "pcg": SolverOptions("pcg", rank=20, tolerance=1e-6),
+    "pcg": SolverOptions("pcg", halo=40, leaf=30, rank=10, tolerance=1e-6),
+    "pcg low rank": SolverOptions("pcg", halo=0, rank=20, tolerance=1e-6),
     "kcg": SolverOptions("kcg", tolerance=1e-4, max_passes=200.0),
     "paramcg": SolverOptions("paramcg", tolerance=1e-4, max_passes=150.0),
     "tiled-cholesky": SolverOptions("tiled-cholesky", tolerance=1e-8),
@@ -39,7 +40,7 @@ def solver_command(problem: Problem, folder: Path, options: SolverOptions, *more
     """The same as a command, without `dkgp`: a checkpoint after every round."""
     given: tuple[object, ...] = ("train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
     given += ("--out", folder / "model.zarr", "--solver", options.solver, "--tol", options.tolerance)
-    for name in ("block_size", "rank", "max_passes"):
+    for name in ("block_size", "halo", "leaf", "rank", "max_passes"):
         value = getattr(options, name)
         if value not in (None, "auto"):
             given += (f"--{name.replace('_', '-')}", value)

@@ -29,6 +29,7 @@ from dkgp.solvers import (
     Solver,
     solve,
 )
+from dkgp.solvers.conjugate.block import iterate
 from tests.models.exact_gp import ExactGP, mp, numbers
 from tests.models.proof_problems import Problem
 
@@ -128,6 +129,53 @@ def test_a_gradient_is_evaluated_anew_before_it_is_reported() -> None:
     certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-6, 1.0, errors)
     assert np.linalg.norm(true) <= certificate.proven_residual_norm[0]
     assert np.linalg.norm(true - solution.gradient) <= certificate.residual_rounding[0]
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_a_step_that_comes_with_the_gradient_is_counted(targets: int) -> None:
+    """From coefficients of 1e9 back to ordinary ones, in the round that computes the gradient anew."""
+    rng = np.random.default_rng(3)
+    X, kernel = rng.standard_normal((50, 2)), SquaredExponential((1.0, 1.0))
+    y = np.sin(3.0 * X[:, :1]) * np.arange(1.0, targets + 1)
+    far = 1e9 * rng.standard_normal((50, targets))
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(kernel, 0.01, ArrayInputs(X), executor) as operator:
+        state = ConjugateGradient().start(operator, y, far)
+        state.exact = False
+        iterate(operator, state, -far, renewing=True)
+        errors = operator.row_errors()
+    executor.close()
+    assert state.exact
+    assert np.abs(state.alpha).max() < 1e4
+    true = exact_gradient(X, y, kernel, 0.01, state.alpha)
+    counted, not_counted = (
+        Certificate.of(state.alpha, state.gradient, y, 0.01, 1.0, errors, stepped=stepped)
+        for stepped in (state.stepped, None)
+    )
+    off = np.linalg.norm(true - state.gradient, axis=0)
+    assert (off <= counted.residual_rounding).all()
+    assert (off > not_counted.residual_rounding).all()
+    # What a mean's own sum rounds has nothing to do with it.
+    assert counted.magnitude == not_counted.magnitude
+
+
+def test_a_mixed_solve_is_certified_by_a_round_that_computes_its_gradient() -> None:
+    rng = np.random.default_rng(4)
+    X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))
+    y = np.hstack([np.sin(3.0 * X[:, :1]), X[:, 1:] ** 2])
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(kernel, 1e-3, ArrayInputs(X), executor) as operator:
+        solution = solve(operator, y, solver=ConjugateGradient(), stopping=GradientInfNorm(1e-4))
+        errors = operator.row_errors()
+    executor.close()
+    assert solution.converged
+    assert "check" in solution.history[-1].timings
+    assert solution.stepped.shape == y.shape
+    true = exact_gradient(X, y, kernel, 1e-3, solution.alpha)
+    certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-3, 1.0, errors, stepped=solution.stepped)
+    assert np.abs(true).max() <= 1e-4 + 1e-10
+    assert (np.linalg.norm(true - solution.gradient, axis=0) <= certificate.residual_rounding).all()
+    assert max(certificate.residual_rounding) < 1e-8
 
 
 def test_bounds_that_contradict_each_other_are_refused() -> None:

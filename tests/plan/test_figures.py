@@ -31,13 +31,13 @@ def test_measured_figures_are_of_the_right_kind(
 ) -> None:
     monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 200))
     monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (1024, 512))
-    monkeypatch.setattr("dkgp.plan.figures.STREAM_BYTES", 2**22)
+    monkeypatch.setattr("dkgp.plan.figures.LEAVES", 2)
     monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.002)
     dataset = dataset_from_arrays(tmp_path / "d.zarr", rng.standard_normal((500, 3)), rng.standard_normal((500, 2)))
     found = measure_machine(dataset, SquaredExponential(gamma=(0.3,) * 3), 0.1)
     assert found.d == 3
     # Whatever runs this takes between a picosecond and a microsecond for any of these.
-    units = ("entries", "double_entries", "operations", "double_operations", "bytes", "vectors")
+    units = ("entries", "double_entries", "operations", "double_operations", "bytes", "spilled", "vectors")
     assert all(1e-12 < getattr(found.prices, unit) < 1e-6 for unit in units)
     assert 0.0 < found.prices.read < 1e-3
     assert found.prices.drawn + found.prices.dense > 0.0

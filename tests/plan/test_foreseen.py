@@ -49,7 +49,9 @@ def test_what_a_run_takes_lies_in_the_interval(
         taken = train(dataset, hyper.kernel, hyper.noise_variance, executor, solver=found.solver)
     finally:
         executor.close()
-    assert found.counts.low <= taken.summary["column_passes"] <= found.counts.high
+    # A check steps as well as it verifies.
+    assert found.counts.low <= taken.summary["column_passes"] + taken.summary["refreshes"]
+    assert taken.summary["column_passes"] <= found.counts.high
     assert taken.summary["refreshes"] <= found.counts.checks
 
 
@@ -69,7 +71,7 @@ def test_solvers_whose_work_is_not_counted_are_refused(dataset: Dataset, hyper: 
 
 
 def test_memory_is_what_training_plans(dataset: Dataset, hyper: Hyperparameters) -> None:
-    found = foreseen(dataset, hyper, solver="pcg", rank=200, count=9.0)
+    found = foreseen(dataset, hyper, solver="pcg", halo=0, rank=200, count=9.0)
     plan = found.memory_plan(2**30, None)
     expected = plan_training(
         4000,
@@ -85,12 +87,25 @@ def test_memory_is_what_training_plans(dataset: Dataset, hyper: Hyperparameters)
     )
     assert plan == expected
     assert found.memory.factor_bytes >= 4 * 4000 * 200
+    assert plan.worker_process_bytes(7) == 7 + RUNTIME_BYTES + plan.worker_bytes
     # Workers share a factor out between them.
-    one, four = (found.worker_bytes(plan, workers, 7) for workers in (1, 4))
-    assert one == 7 + RUNTIME_BYTES + plan.worker_bytes
-    assert one - four == found.memory.factor_bytes * 3 // 4
+    four = found.memory_plan(2**30, None, workers=4)
+    assert plan.worker_bytes - four.worker_bytes == found.memory.factor_bytes * 3 // 4
     with pytest.raises(MemoryBudgetError, match="the budget is 200 MiB"):
         found.memory_plan(2**30, 200 * 2**20)
+
+
+def test_leaves_are_spilled_as_far_as_caches_have_no_room(dataset: Dataset, hyper: Hyperparameters) -> None:
+    found = foreseen(dataset, hyper, solver="pcg", halo=400, leaf=200, rank=0, count=9.0)
+    kept, features = found.memory.cached_bytes, 16 * 4000 * (found.width + 1)
+    assert kept >= 4 * 4000 * 500  # as large as it may grow
+    assert found.spilled(features + kept, 1) == 0.0
+    assert found.spilled(features + kept // 4, 1) == pytest.approx(0.75, abs=1e-3)
+    assert found.spilled(features + kept // 4, 3) == pytest.approx(0.25, abs=1e-3)
+    assert found.spilled(0, 8) == 1.0
+    # A worker's cache is never larger than its budget.
+    plans = [found.memory_plan(features + kept // 4, None, workers) for workers in (1, 2)]
+    assert plans[0].worker_bytes == plans[1].worker_bytes
 
 
 def test_what_was_measured_is_set_beside_the_model(dataset: Dataset, hyper: Hyperparameters) -> None:

@@ -48,6 +48,14 @@ def test_iterations_evaluate_half_the_matrix_and_use_it_twice() -> None:
     assert total(phases, "application", "bytes") == pytest.approx(31 * 2 * 4 * n * 100)
 
 
+def test_leaves_on_disk_are_read_as_often_as_they_are_used() -> None:
+    none, half = (conjugate_phases(SIZES, 9, halo=200, leaf=100, rank=30, spilled=share) for share in (0.0, 0.5))
+    assert total(none, "application", "spilled") == 0.0
+    assert total(half, "application", "spilled") == pytest.approx(total(half, "application", "bytes") / 2)
+    once = conjugate_phases(SIZES, 9, halo=200, leaf=100, spilled=1.0)
+    assert total(once, "application", "spilled") == pytest.approx(10 * 4 * SIZES.n * 250)
+
+
 def test_float64_throughout_evaluates_nothing_in_float32() -> None:
     double = Sizes(SIZES.n, SIZES.d, double=True)
     for phases in (conjugate_phases(double, 30, rank=100), descent_phases(double, 1000, 60, 5.0)):
@@ -57,18 +65,25 @@ def test_float64_throughout_evaluates_nothing_in_float32() -> None:
 
 @pytest.mark.parametrize(("halo", "leaf", "rank"), [(300, 150, 0), (300, 150, 40), (0, 100, 0)])
 def test_leaves_are_counted_as_a_loop_counts_them(halo: int, leaf: int, rank: int) -> None:
-    entries = operations = 0.0
-    for start in range(0, SIZES.n, leaf):
-        operations += 3.0 * leaf * start * 2 * (SIZES.d + 2)  # distances to all samples before the leaf
-        order = halo + leaf
-        entries += order**2
-        operations += order**2 * rank  # F F', its lower half
-        operations += sum(row * row for row in range(order))  # Cholesky, row by row
-        operations += leaf * halo**2 + leaf**2 * order  # the two triangular solves
-        operations += 2 * leaf * order * rank + 2 * leaf * rank**2  # V, and V'V
+    entries = double_entries = operations = double_operations = 0.0
+    order = halo + leaf
+    for _ in range(0, SIZES.n, leaf):
+        operations += leaf * min(40 * halo, SIZES.n / 2) * 2 * (SIZES.d + 1)  # distances to samples before the leaf
+        entries += sum(range(order))
+        double_entries += order * rank
+        algebra = sum(row * row for row in range(halo))  # Cholesky of the halo, row by row
+        algebra += leaf * halo**2  # its triangle solved for the leaf's rows
+        algebra += leaf**2 * halo  # what they leave of the leaf
+        algebra += 2 * sum(row * row for row in range(leaf))  # the leaf's triangle, and its inverse
+        algebra += leaf**2 * halo + leaf * halo**2  # times the rows, times the halo's triangle
+        algebra += rank * (order**2 + 2 * leaf * order)  # F F', its lower half, and V
+        operations += 1.2 * algebra
+        double_operations += rank**2 * (order + leaf)  # rows of F, and V'V
     found = leaves_work(SIZES, halo, leaf, rank)
-    assert found.entries == pytest.approx(entries)
+    assert found.entries == pytest.approx(entries, rel=0.02)
+    assert found.double_entries == pytest.approx(double_entries)
     assert found.operations == pytest.approx(operations, rel=0.02)
+    assert found.double_operations == pytest.approx(double_operations)
 
 
 def test_a_factor_without_leaves_needs_no_order() -> None:

@@ -97,7 +97,7 @@ class BenchPapersJob:
     subset: int = 2000
     seed: int = 0
     sizes: tuple[int, ...] = SIZES
-    solver: SolverOptions = field(default_factory=lambda: SolverOptions(block_size=500))
+    solver: SolverOptions = field(default_factory=lambda: SolverOptions("gbcd", block_size=500))
     plots: str | None = None
     overwrite: bool = False
     out: str | None = None

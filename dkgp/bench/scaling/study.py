@@ -53,11 +53,14 @@ class BenchScalingJob(ProblemJob):
         Numbers of worker processes; the first is what speed-ups refer to.
     repeats
         Turns that every number takes; medians are reported.
+    null
+        Whether the first number takes another turn in each repeat, for the noise of the speed-ups.
     """
 
     problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))
     workers: tuple[int, ...] = (1, 2)
     repeats: int = 3
+    null: bool = False
 
     def __post_init__(self) -> None:
         if not self.workers or min(self.workers) < 1 or len(set(self.workers)) != len(self.workers):
@@ -68,10 +71,15 @@ class BenchScalingJob(ProblemJob):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs by number of workers, and entries a second of as many independent processes, repeat by repeat."""
+    """Runs by number of workers, and entries a second of as many independent processes, repeat by repeat.
+
+    `again` and `ceilings_again` are those of the first number's second turns, if it took any.
+    """
 
     runs: dict[int, list[dict[str, Any]]]
     ceilings: dict[int, list[float]]
+    again: list[dict[str, Any]] = field(default_factory=list)
+    ceilings_again: list[float] = field(default_factory=list)
 
     def median(self, workers: int, name: str) -> float:
         """Median of a figure over the repeats."""
@@ -79,11 +87,14 @@ class Scaling:
 
     def ratio(self, workers: int, base: int, name: str) -> float:
         """Median over the repeats of how many times longer `base` workers took within the same repeat."""
-        return median_ratio([run[name] for run in self.runs[base]], [run[name] for run in self.runs[workers]])
+        first = [run[name] for run in self.runs[base]]
+        null = ([run[name] for run in self.again], first) if self.again else None
+        return median_ratio(first, [run[name] for run in self.runs[workers]], null)
 
     def ceiling(self, workers: int, base: int) -> float:
         """Median over the repeats of what the machine gains from more processes."""
-        return median_ratio(self.ceilings[workers], self.ceilings[base])
+        first = self.ceilings[base]
+        return median_ratio(self.ceilings[workers], first, (self.ceilings_again, first) if self.again else None)
 
 
 def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
@@ -91,7 +102,7 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     with job.prepared(reporter) as (prepared, _):
         dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
         solver, _ = job.solver.decided(dataset, found)
-        scaling = measure_scaling(prepared, solver, job.workers, job.repeats, reporter)
+        scaling = measure_scaling(prepared, solver, job.workers, job.repeats, reporter, null=job.null)
         reporter.note("measuring this machine and its cluster for the cost model")
         with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
             cluster = measure_cluster(executor)
@@ -111,6 +122,7 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
         **job.settings(prepared),
         "repeats": job.repeats,
         "runs": scaling.runs,
+        "runs_again": scaling.again,
         "entries_per_second": scaling.ceilings,
         "machine_figures": machine.to_json(),
         "network": asdict(cluster.network),
@@ -119,15 +131,22 @@ def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
 
 
 def measure_scaling(
-    prepared: PreparedProblem, solver: SolverOptions, workers: Sequence[int], repeats: int, reporter: Reporter
+    prepared: PreparedProblem,
+    solver: SolverOptions,
+    workers: Sequence[int],
+    repeats: int,
+    reporter: Reporter,
+    *,
+    null: bool = False,
 ) -> Scaling:
-    """Run everything, each number of workers taking its turn in every repeat."""
-    runs: dict[int, list[dict[str, Any]]] = {count: [] for count in workers}
-    ceilings: dict[int, list[float]] = {count: [] for count in workers}
-    total, done = 2 * repeats * len(workers), 0
+    """Run everything, each number of workers taking its turn in every repeat, with `null` the first of them twice."""
+    scaling = Scaling({count: [] for count in workers}, {count: [] for count in workers})
+    turns = [(count, scaling.runs[count], scaling.ceilings[count]) for count in workers]
+    turns += [(workers[0], scaling.again, scaling.ceilings_again)] * null
+    total, done = 2 * repeats * len(turns), 0
     with reporter.work("worker processes") as show:
         for _ in range(repeats):
-            for count in workers:
+            for count, runs, _ceilings in turns:
                 show(WorkProgress(f"{count} workers", done, total, "runs"))
                 description = {
                     "contender": "solve",
@@ -136,14 +155,14 @@ def measure_scaling(
                     "workers": count,
                     "threads_per_worker": 1,
                 }
-                runs[count].append(run_contender(description, MODULE))
+                runs.append(run_contender(description, MODULE))
                 done += 1
-            for count in workers:
+            for count, _runs, ceilings in turns:
                 show(WorkProgress(f"{count} processes alone", done, total, "runs"))
-                ceilings[count].append(measure_ceiling(prepared.hyper, count))
+                ceilings.append(measure_ceiling(prepared.hyper, count))
                 done += 1
         show(WorkProgress("done", total, total, "runs"))
-    return Scaling(runs, ceilings)
+    return scaling
 
 
 def compare_with_model(
@@ -154,7 +173,7 @@ def compare_with_model(
     The model is given the products or passes that the runs took: what is compared is what they cost.
     """
     base = next(iter(scaling.runs))
-    memory = foreseen.memory_plan(ClusterOptions().cache_bytes, None)
+    cache_bytes = ClusterOptions().cache_bytes
     rows = []
     for count, runs in scaling.runs.items():
         speedups, least = machine.speedups, cluster.least_task_evaluations
@@ -162,7 +181,8 @@ def compare_with_model(
         taken = replace(foreseen, counts=replace(foreseen.counts, checks=runs[-1]["refreshes"]))
         # A product with the whole matrix is a column pass.
         projection = project(taken.phases(runs[-1]["column_passes"]), foreseen.sizes, machine.prices, fleet)
-        planned = foreseen.worker_bytes(memory, count, cluster.worker_resident_bytes)
+        memory = foreseen.memory_plan(cache_bytes, None, count)
+        planned = memory.worker_process_bytes(cluster.worker_resident_bytes)
         names = ("seconds", "product_seconds", "worker_peak_bytes")
         measured = {name: scaling.median(count, name) for name in names}
         alone = product_seconds(foreseen.sizes, machine.prices, fleet)

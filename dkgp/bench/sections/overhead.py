@@ -26,6 +26,7 @@ section.SECTIONS.add(
             section.BLOCK_SIZE,
             section.TOLERANCE,
             section.REPEATS,
+            section.NULL,
             Option("workers", "Workers of the two clusters.", type=int),
             section.OUT,
         ),

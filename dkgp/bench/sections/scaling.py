@@ -28,6 +28,7 @@ section.SECTIONS.add(
             section.BLOCK_SIZE,
             section.TOLERANCE,
             section.REPEATS,
+            section.NULL,
             Option("workers", "Worker processes.", type=whole_numbers, default="1,2", metavar="N,N,..."),
             section.OUT,
         ),

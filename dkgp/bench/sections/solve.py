@@ -1,4 +1,4 @@
-"""`dkgp bench solve`: GBCD against LAPACK."""
+"""`dkgp bench solve`: solvers against LAPACK."""
 
 from __future__ import annotations
 
@@ -7,56 +7,69 @@ from typing import Any
 from dkgp.bench import section
 from dkgp.registry import Option
 
-PER_STEP = Option(
-    "variables_per_step",
-    "Variables that gbcd chooses between two solutions of the block.  [default: a 20th of the block]",
-    type=int,
-    least=1,
-    metavar="V",
+LIMITS = (
+    section.TOLERANCE,
+    Option("max_passes", "Where each solver is cut off.", type=float),
+    Option("max_seconds", "Where each solver is cut off.", type=float),
 )
+
+
+def _options() -> tuple[Option, ...]:
+    from dkgp.bench.solve import REFERENCES
+    from dkgp.solvers.registry import AUTO, own_options, solver_names
+
+    return (
+        *section.problem_options(),
+        Option(
+            "solvers",
+            "Who takes part, each as `dkgp train` runs it.  [default: auto]",
+            spellings=("--solver",),
+            choices=(AUTO, *(name for name in solver_names() if name not in REFERENCES)),
+            multiple=True,
+        ),
+        *LIMITS,
+        section.REPEATS,
+        section.NULL,
+        Option(
+            "with_cholesky",
+            "Whether LAPACK takes part.",
+            type=bool,
+            default=True,
+            spellings=("--cholesky/--no-cholesky",),
+        ),
+        Option(
+            "with_plain_pass",
+            "Whether the NumPy pass does.",
+            type=bool,
+            default=True,
+            spellings=("--plain-pass/--no-plain-pass",),
+        ),
+        section.OUT,
+        *own_options().values(),
+    )
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.solve import BenchSolveJob, run_bench_solve
+    from dkgp.solvers.registry import own_options
 
-    return section.measure(
-        BenchSolveJob, run_bench_solve, values, reporter, section.BLOCK_SIZE, section.TOLERANCE, PER_STEP
-    )
+    values["solvers"] = values["solvers"] or BenchSolveJob.solvers
+    return section.measure(BenchSolveJob, run_bench_solve, values, reporter, *LIMITS, *own_options().values())
 
 
 section.SECTIONS.add(
     section.Section(
         "solve",
-        """GBCD against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+        """Solvers against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
 
-        Every contender runs in a process of its own and takes its turn in every repeat. Cholesky is left out, and that
-        is said, where its matrix does not fit the memory available.
+        Every contender runs in a process of its own and takes its turn in every repeat. Beside a solver's time stands
+        where it went. Cholesky is left out, and that is said, where its matrix does not fit the memory available.
         """,
         _run,
-        (
-            *section.problem_options(),
-            section.BLOCK_SIZE,
-            PER_STEP,
-            section.TOLERANCE,
-            section.REPEATS,
-            Option(
-                "with_cholesky",
-                "Whether LAPACK takes part.",
-                type=bool,
-                default=True,
-                spellings=("--cholesky/--no-cholesky",),
-            ),
-            Option(
-                "with_plain_pass",
-                "Whether the NumPy pass does.",
-                type=bool,
-                default=True,
-                spellings=("--plain-pass/--no-plain-pass",),
-            ),
-            section.OUT,
-        ),
+        _options,
         examples=(
-            "dkgp bench solve --data kin40k.npz --samples 30000 --out solve.json",
+            "dkgp bench solve --data kin40k.npz --samples 30000 --repeat 5 --null --out solve.json",
+            "dkgp bench solve --data kin40k.npz --samples 30000 --solver auto --solver gbcd --solver pcg",
             "dkgp bench solve --data friedman1 --samples 100000 --no-cholesky",
         ),
         on_cluster=True,

@@ -31,6 +31,9 @@ def _options() -> tuple[Option, ...]:
             multiple=True,
         ),
         replace(section.REPEATS, help="Of everything, in turns; medians count.", default=1),
+        replace(
+            section.NULL, help="Run the best of each repeat once more; beside each ratio stands what that comes to."
+        ),
         section.SUBSET,
         section.TOLERANCE,
         section.SEED,

@@ -23,6 +23,7 @@ section.SECTIONS.add(
         (
             Option("features", "Numbers of features.  [default: 2 8 10 21 90]", type=int, multiple=True),
             replace(section.REPEATS, default=7),
+            section.NULL,
             section.OUT,
         ),
         examples=("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json"),

@@ -54,6 +54,7 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
         settings=tuple(VarianceSettings(gap=gap, seed=problem.seed, **common) for gap in gaps),
         cluster=values["cluster"],
         repeats=values["repeats"],
+        null=values["null"],
         with_cholesky=table != "4" if with_cholesky is None else with_cholesky,
         with_plain_pass=table != "3" if with_plain_pass is None else with_plain_pass,
     )
@@ -98,6 +99,7 @@ section.SECTIONS.add(
             ),
             *SETTINGS,
             section.REPEATS,
+            section.NULL,
             Option(
                 "with_cholesky",
                 "Whether LAPACK takes part.  [default: where it fits, not with --table 4]",

@@ -7,7 +7,6 @@ alpha is zero, certified as that: its means are worthless, and cost what any oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import Runs, cholesky_bytes, room_for_cholesky, take_turns
+from dkgp.bench.contenders import Runs, cholesky_bytes, ratio, room_for_cholesky, take_turns
 from dkgp.bench.problem import BenchProblem, prepare_problem, prepare_test
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.reporting.measurements import median, median_ratio
+from dkgp.commands.reporting.measurements import median
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, open_dataset, open_model, open_prediction, save_model
 from dkgp.errors import InputError, UsageError
@@ -76,6 +75,8 @@ class VarianceTrial:
         Where the variances are computed.
     repeats
         Turns that every contender takes; medians are reported.
+    null
+        Whether Cholesky and the pass are raced against their own copies too, for the noise of the ratios.
     with_cholesky, with_plain_pass
         Whether these contenders take part.
     """
@@ -85,6 +86,7 @@ class VarianceTrial:
     settings: tuple[VarianceSettings, ...] = (VarianceSettings(),)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     repeats: int = 3
+    null: bool = False
     with_cholesky: bool = True
     with_plain_pass: bool = True
 
@@ -153,7 +155,7 @@ class MeasuredVariances:
     n_test: int
     kernel: dict[str, Any]
     noise_variance: float
-    runs: Mapping[str, Sequence[Figures]]
+    runs: Runs
     intervals: tuple[Intervals, ...]
 
     def timed(self, contender: str) -> Figures:
@@ -177,16 +179,14 @@ class MeasuredVariances:
             "memory_to_cholesky_matrix": timed["peak_memory_bytes"] / cholesky_bytes(self.n),
         }
         if "cholesky" in self.runs:
-            figures["memory_to_cholesky"] = self._ratio(name, "cholesky", "peak_memory_bytes")
-            figures["seconds_to_cholesky"] = self._ratio(name, "cholesky", "seconds")
-            figures["seconds_to_cholesky_factor_alone"] = self._ratio(name, "cholesky", "seconds", "factor_seconds")
+            figures["memory_to_cholesky"] = ratio(self.runs, name, "cholesky", "peak_memory_bytes")
+            figures["seconds_to_cholesky"] = ratio(self.runs, name, "cholesky", "seconds")
+            figures["seconds_to_cholesky_factor_alone"] = ratio(
+                self.runs, name, "cholesky", "seconds", "factor_seconds"
+            )
         if "plain_pass" in self.runs:
-            figures["seconds_to_plain_pass"] = self._ratio(name, "plain_pass", "seconds")
+            figures["seconds_to_plain_pass"] = ratio(self.runs, name, "plain_pass", "seconds")
         return figures
-
-    def _ratio(self, name: str, reference: str, figure: str, other: str | None = None) -> float:
-        references = [run[other or figure] for run in self.runs[reference]]
-        return median_ratio([run[figure] for run in self.runs[name]], references)
 
 
 def contender_of(gap: float) -> str:
@@ -242,8 +242,10 @@ def _run_all(trial: VarianceTrial, model_url: str, n: int, test: Dataset, folder
             "cluster": asdict(trial.cluster),
         }
 
-    contenders = [*gaps, *compress(REFERENCES, wanted)]
-    return take_turns("bench variance", contenders, trial.repeats, describe, reporter, CONTENDERS_MODULE)
+    references = tuple(compress(REFERENCES, wanted))
+    copied = references if trial.null else ()
+    contenders = [*gaps, *references]
+    return take_turns("bench variance", contenders, trial.repeats, describe, reporter, CONTENDERS_MODULE, copied=copied)
 
 
 def _prepared(trial: VarianceTrial, folder: Path, reporter: Reporter) -> tuple[str, Dataset]:

@@ -15,7 +15,7 @@ from distributed.protocol.pickle import dumps, loads
 
 import dkgp
 from dkgp.cluster.arithmetic import Arithmetic
-from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.cache import set_worker_scratch, worker_cache
 from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas, set_process_threads
 
 __all__ = ["WorkerSetup", "forget_orphans"]
@@ -74,6 +74,7 @@ class WorkerSetup(WorkerPlugin):
             if self._ignore_interrupts and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             set_process_threads(int(worker.state.nthreads))
+            set_worker_scratch(worker.local_directory)
             limit_blas_threads(1)
             require_single_threaded_blas(f"worker {worker.address}")
 

@@ -1,4 +1,8 @@
-"""Common ground of the benchmarks: medians of interleaved runs, the machine, the record of a benchmark."""
+"""Common ground of the benchmarks: ratios of interleaved runs and their noise, the machine, a benchmark's record.
+
+A ratio of two runs says little without the ratio that the same thing has to itself: where the baseline is raced
+against its own copy, in the same turns, every ratio to it carries the range of those (its "null").
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,17 @@ from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.kernels.tiles.processor import compilation_target
 
-__all__ = ["ENTRIES", "Column", "check_record_file", "median", "median_ratio", "report", "write_record"]
+__all__ = [
+    "ENTRIES",
+    "Column",
+    "Ratio",
+    "check_record_file",
+    "median",
+    "median_ratio",
+    "report",
+    "with_null",
+    "write_record",
+]
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,37 @@ class Column:
 ENTRIES = Column("entries", "entries / n^2", ",.2f")
 
 
+class Ratio(float):
+    """A ratio that knows what the baseline comes to against its own copy: from least to most, or None."""
+
+    null: tuple[float, float] | None = None
+
+
 def median(values: Sequence[float]) -> float:
     """Return the median."""
     return float(statistics.median(values))
 
 
-def median_ratio(values: Sequence[float], references: Sequence[float]) -> float:
-    """Return the median of the ratios within each repeat: what slows the machine for a while slows both sides of it."""
-    return median([value / reference for value, reference in zip(values, references, strict=True)])
+def median_ratio(
+    values: Sequence[float], references: Sequence[float], null: tuple[Sequence[float], Sequence[float]] | None = None
+) -> Ratio:
+    """Return the median of the ratios within each repeat: what slows the machine for a while slows both sides of it.
+
+    `null` are the figures of the baseline's copy, and of the baseline itself, in the same repeats.
+    """
+    found = Ratio(median(_ratios(values, references)))
+    return found if null is None else with_null(found, *null)
+
+
+def with_null(value: float, copies: Sequence[float], originals: Sequence[float]) -> Ratio:
+    """Return the ratio with its noise: the range of the copy's figures over the original's, repeat by repeat."""
+    found, ratios = Ratio(value), _ratios(copies, originals)
+    found.null = (min(ratios), max(ratios))
+    return found
+
+
+def _ratios(values: Sequence[float], references: Sequence[float]) -> list[float]:
+    return [value / reference for value, reference in zip(values, references, strict=True)]
 
 
 def check_record_file(path: str | None) -> None:
@@ -59,14 +96,18 @@ def report(
     figures: Mapping[str, Any],
     **settings: Any,
 ) -> Document:
-    """Return the document of a benchmark: what was measured, on what, and the ratios that count."""
+    """Return the document of a benchmark: what was measured, on what, and the ratios that count.
+
+    The noise of ratios that know it goes under "null", of the document and of each row, by the figure's name.
+    """
     return {
         "command": "bench",
         "benchmark": benchmark,
         "title": title,
         "columns": [dict(vars(column)) for column in columns],
-        "rows": plain(list(rows)),
+        "rows": [plain({**row, **_nulls(row)}) for row in rows],
         "figures": plain(dict(figures)),
+        **plain(_nulls(figures)),
         "settings": plain(_without_secrets(settings)),
         "machine": {
             "platform": platform.platform(),
@@ -86,6 +127,11 @@ def write_record(document: Document, path: str | None) -> Document:
     if path is not None:
         write_text(path, dump(document) + "\n")
     return document
+
+
+def _nulls(figures: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value.null for name, value in figures.items() if isinstance(value, Ratio) and value.null}
+    return {"null": found} if found else {}
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,20 +20,23 @@ import scipy.linalg
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord
-from dkgp.errors import InputError, NumericalError
+from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
+from dkgp.models.solver_choice import factor_for
 from dkgp.models.support import SupportInputs, cross_products
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers import GradientInfNorm, solve
+from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
 __all__ = ["PosteriorFunctions"]
 
 # Training samples and points at which values are drawn jointly: a dense factor of as many rows.
 MOST_JOINT_SAMPLES = 4000
 PIECE_ROWS = 512
+# Functions that are solved for together: their search shares directions, and its arrays are as wide.
+SOLVED_TOGETHER = 256
 
 
 class PosteriorFunctions:
@@ -114,11 +117,25 @@ class PosteriorFunctions:
         try:
             source = self._context.source
             with BlockedKernelOperator(self._kernel, self._noise, source, runner) as operator:
-                solution = solve(operator, drawn, stopping=GradientInfNorm(tolerance))
+                solver = self._solver(min(drawn.shape[1], SOLVED_TOGETHER), tolerance, runner)
+                for first in range(0, drawn.shape[1], SOLVED_TOGETHER):
+                    columns = slice(first, first + SOLVED_TOGETHER)
+                    right, stopping = drawn[:, columns], GradientInfNorm(tolerance)
+                    drawn[:, columns] = solve(operator, right, solver=solver, stopping=stopping).alpha
         finally:
             if executor is None:
                 runner.close()
-        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - solution.alpha)
+        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - drawn)
+
+    def _solver(self, together: int, tolerance: float, executor: BlockExecutor) -> Solver | None:
+        """All functions in one search; the default, which may mix, where processors' arithmetic differs."""
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError:
+            return None
+        return ConjugateGradient(
+            factor_for(self._model, self._kernel, self._noise, together, tolerance=tolerance, seed=self._seed)
+        )
 
     def _joint(self, inputs: FloatArray) -> FloatArray:
         """Values at these inputs, drawn from their joint posterior: (r, p count)."""

@@ -36,7 +36,7 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.models.refinement.solve import FrozenLandmarks, Remembered
+from dkgp.models.refinement.solve import Remembered
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
@@ -109,7 +109,7 @@ class GradientEstimator:
         if probes.ndim != 2 or probes.shape[0] != targets.shape[0] or probes.shape[1] < 2:
             raise InputError(f"expected at least 2 probes of {targets.shape[0]} samples; got shape {probes.shape}")
         self._source, self._targets, self._probes, self._executor = source, targets, probes, executor
-        self.landmarks = FrozenLandmarks(preconditioner)
+        self.preconditioner = preconditioner
         self._tolerance, self._max_passes = tolerance, max_passes
         self._coordinator_input_bytes = coordinator_input_bytes
         self._rhs = np.hstack([targets, probes])
@@ -146,7 +146,7 @@ class GradientEstimator:
             solution = solve(
                 operator,
                 self._rhs,
-                solver=ConjugateGradient(self.landmarks, observe=remembered),
+                solver=ConjugateGradient(self.preconditioner, observe=remembered),
                 stopping=(RelativeResidual(self._tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
                 initial=initial,
                 interrupted=interrupted,

@@ -30,7 +30,7 @@ class RefineMemory:
     resident_bytes: int  # what this process held when the plan was made
     vectors_bytes: int  # arrays of the solves and contractions
     inputs_bytes: int
-    landmarks_bytes: int  # what landmarks are drawn with
+    landmarks_bytes: int  # what landmarks are drawn with, and their factor
     factor_bytes: int  # the factors that precondition and bound variances
     batch_bytes: int  # batches of variances, or tiles of derivatives
     cache_bytes: int  # features and inputs
@@ -53,8 +53,9 @@ class RefineMemory:
             f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
             f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
-            f"(smaller with `refine_rank`), batches {_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' "
-            f"inputs {_mib(self.cache_bytes)}; factors, batches and workers' inputs lie elsewhere on a cluster "
+            "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
+            f"{_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {_mib(self.cache_bytes)}; "
+            "factors, batches and workers' inputs lie elsewhere on a cluster "
             "of processes or at a scheduler"
         )
 
@@ -81,9 +82,10 @@ def plan_refinement(
     at once in one process; `holds_inputs` is whether the coordinator holds all inputs, `cache_bytes` the budget of a
     worker's cache.
 
-    Raises `InputError` for a rank that does not fit the memory that the settings give the preconditioner.
+    Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
     """
-    rank = int(settings.preconditioner().resolved(n, d).rank)
+    held = settings.preconditioner().resolved(n, d).memory(n, d)
+    rank = int(settings.landmarks().resolved(n, d).rank)
     t = p + settings.probes
     held_out = held_out_samples(n, settings.held_out)
     contraction = 2 * t + settings.probes
@@ -91,8 +93,8 @@ def plan_refinement(
         resident_bytes=resident_bytes,
         vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
-        landmarks_bytes=8 * rank * (4 * rank + samples_drawn_from(rank)),
-        factor_bytes=rank * (4 * n + 16 * rank) + (factor_bytes(n, rank, "double") if held_out else 0),
+        landmarks_bytes=max(held.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
+        factor_bytes=held.factor_bytes + held.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
         batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
         shares_process=shares_process,

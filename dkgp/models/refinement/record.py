@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
+from dkgp.models.solver_choice import factor_for
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
 __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
@@ -27,7 +29,10 @@ class RefineSettings:
     probes: int = 8  # random vectors for the trace: more, smaller errors, and longer solves
     tolerance: float = 0.01  # relative residual of the solves
     max_passes: float = 100.0  # products with the whole kernel matrix that one solve may take
-    rank: int | None = None  # of the preconditioner; by default 10 sqrt(n), or what `memory_bytes` allows
+    # Of the preconditioner, see `FactorPreconditioning`: samples that a leaf is conditioned on, 0 for a low-rank factor
+    # alone, and the rank of that; where neither is named, chosen by a look at the problem within `memory_bytes`.
+    halo: int | None = None
+    rank: int | None = None
     memory_bytes: int = 1024**3  # what the preconditioner may take, in all workers together
     held_out: int = 500  # samples held out at most
     seed: int = 0  # of probes, landmarks and held-out samples
@@ -36,7 +41,8 @@ class RefineSettings:
         for name, value, least in (
             ("number of steps", self.steps, 1),
             ("number of probes", self.probes, 2),
-            ("preconditioner's rank", 1 if self.rank is None else self.rank, 1),
+            ("preconditioner's halo", self.halo or 0, 0),
+            ("preconditioner's rank", self.rank or 0, 0),
             ("memory in bytes", self.memory_bytes, 1),
             ("number of held-out samples", self.held_out, 0),
             ("seed", self.seed, 0),
@@ -46,12 +52,39 @@ class RefineSettings:
         for name, number in (("tolerance", self.tolerance), ("number of passes", self.max_passes)):
             if not (math.isfinite(number) and number > 0.0):
                 raise InputError(f"the {name} of a refinement must be positive and finite; got {number!r}")
+        self.preconditioner()
         if self.tolerance >= 1.0:
             raise InputError(f"the tolerance of a refinement is a relative residual, below 1; got {self.tolerance!r}")
 
+    def decided(self, dataset: Dataset, start: Hyperparameters) -> RefineSettings:
+        """Return the settings with halo and rank chosen for the values to start from, where neither is named."""
+        if self.halo is not None or self.rank is not None:
+            return self
+        t = dataset.n_targets + self.probes
+        found = factor_for(
+            dataset,
+            start.kernel,
+            start.noise_variance,
+            t,
+            tolerance=self.tolerance,
+            memory_bytes=self.memory_bytes,
+            seed=self.seed,
+        )
+        made = found.resolved(dataset.n_samples, dataset.n_features, t)
+        return replace(self, halo=int(made.halo), rank=int(made.rank))
+
     def preconditioner(self) -> FactorPreconditioning:
-        """Settings of the preconditioner."""
-        return FactorPreconditioning(0, rank=self.rank or "auto", memory_bytes=self.memory_bytes, seed=self.seed)
+        """Settings of the solves' preconditioner."""
+        return FactorPreconditioning(
+            "auto" if self.halo is None else self.halo,
+            rank="auto" if self.rank is None else self.rank,
+            memory_bytes=self.memory_bytes,
+            seed=self.seed,
+        )
+
+    def landmarks(self) -> FactorPreconditioning:
+        """Settings of the landmarks that held-out samples' variances are bounded with."""
+        return FactorPreconditioning(0, memory_bytes=self.memory_bytes, seed=self.seed)
 
 
 @dataclass(frozen=True)

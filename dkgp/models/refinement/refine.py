@@ -67,7 +67,8 @@ def refine(
     """
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():
-        run = _Run(dataset, space, executor, settings or RefineSettings(), coordinator_input_bytes)
+        chosen = (settings or RefineSettings()).decided(dataset, space.start)
+        run = _Run(dataset, space, executor, chosen, coordinator_input_bytes)
         run.progress, run.note, run.interrupted = progress, note, interrupted
         return run.run()
 
@@ -217,7 +218,8 @@ class _Run:
                 operator,
                 self._targets,
                 self._held_out,
-                self._estimator.landmarks,
+                self._estimator.preconditioner,
+                self._settings.landmarks(),
                 initial=initial,
                 interrupted=self.interrupted,
             )

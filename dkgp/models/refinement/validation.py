@@ -18,14 +18,14 @@ from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.metrics import NORMAL_95
-from dkgp.models.refinement.solve import FrozenLandmarks
 from dkgp.models.variance.batch import batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import InputSource
-from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, solve
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxPasses, solve
+from dkgp.solvers.conjugate.preconditioner import Preconditioning
 
 __all__ = ["ExceptRows", "HeldOut", "HeldOutScore", "held_out_rows", "held_out_samples", "score_held_out"]
 
@@ -164,7 +164,8 @@ def score_held_out(
     operator: BlockedKernelOperator,
     targets: FloatArray,
     held_out: HeldOut,
-    landmarks: FrozenLandmarks,
+    preconditioner: Preconditioning,
+    landmarks: FactorPreconditioning,
     *,
     initial: FloatArray | None = None,
     interrupted: Callable[[], bool] | None = None,
@@ -178,8 +179,9 @@ def score_held_out(
     targets : (n, p) float64
         Of these.
     held_out : HeldOut
-    landmarks : FrozenLandmarks
-        Of the preconditioner, and of the variances' factor.
+    preconditioner : Preconditioning
+    landmarks : FactorPreconditioning
+        Say which landmarks the variances' factor has.
     initial : (n, p) float64, optional
         Coefficients to start from.
     interrupted : callable, optional
@@ -196,7 +198,7 @@ def score_held_out(
     solution = solve(
         operator,
         targets,
-        solver=ConjugateGradient(landmarks),
+        solver=ConjugateGradient(preconditioner),
         stopping=GradientInfNorm(TOLERANCE) | MaxPasses(MOST_PASSES),
         initial=initial,
         interrupted=interrupted,
@@ -206,7 +208,8 @@ def score_held_out(
     largest = float(operator.diagonal().max())
     hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
     precision: Precision = "double" if hopeless else "single"
-    source = FactorSource(context, operator.noise_variance, operator.inputs(landmarks.drawn(operator)), precision)
+    chosen = landmarks.resolved(operator.n, operator.kernel.n_features).choose(operator)
+    source = FactorSource(context, operator.noise_variance, operator.inputs(chosen), precision)
     rows = [(start, min(start + BATCH, len(mean))) for start in range(0, len(mean), BATCH)]
     pending = executor.submit(
         "kvariance", variances_task, (source, held_out.inputs, _together(operator.n)), [[batch] for batch in rows]

@@ -9,6 +9,10 @@ Where the noise is by sample, D = diag(s2_i), all is scaled first: with S = diag
 
 A block of F is built by whichever worker is asked for it first and kept in its cache; lost, it is built again. What
 travels is the landmarks' inputs and vectors. A process that solves by itself holds F whole (`FactorRows`).
+
+An F beyond `HELD_BYTES` is not held. Its rows are there while F'F is found, in float64; from then on
+F z = K_nI (L^-T z) and F' r = L^-1 (K_In r) take 2 n R kernel entries, where a product with K takes n^2 / 2. Whether it
+is held depends on n and R alone, and so do the bits.
 """
 
 from __future__ import annotations
@@ -23,14 +27,22 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.blas import lapack
+from dkgp.operators.blas import blas, lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.landmark_rows import LandmarkRows
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
-__all__ = ["LowRankFactor", "LowRankPreconditioner"]
+__all__ = ["LowRankFactor", "LowRankPreconditioner", "low_rank_bytes"]
+
+HELD_BYTES = 1024**3
+
+
+def low_rank_bytes(n: int, rank: int, threads: int = 1) -> int:
+    """Bytes that a factor takes in all workers together; of one that is not held, with so many threads at work."""
+    triangle = 16 * rank * rank
+    return triangle + (4 * n * rank if 4 * n * rank <= HELD_BYTES else threads * 8 * rank * (2 * PIECE_ROWS + rank))
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,8 @@ class _FactorContext:
     label: str
     scale: FloatArray | None
 
-    def _triangle(self) -> LandmarkTriangle:
+    def triangle(self) -> LandmarkTriangle:
+        """L and the landmarks, from this worker's cache or made anew."""
         return worker_cache().get(
             (self.context.run_id, self.label, "triangle"),
             lambda: LandmarkTriangle.of(self.context.evaluator("double"), self.landmark_inputs),
@@ -52,7 +65,7 @@ class _FactorContext:
         """Rows of F, from this worker's cache or built anew."""
 
         def build() -> FactorRows:
-            triangle, evaluator = self._triangle(), self.context.evaluator("double")
+            triangle, evaluator = self.triangle(), self.context.evaluator("double")
             features = self.context.block_features(block, "double")
             start, stop = self.context.bounds(block)
             values = np.empty((stop - start, triangle.features.n), np.float32)
@@ -69,23 +82,60 @@ class _FactorContext:
         cache.budget_bytes = max(cache.budget_bytes, 4 * self.context.n * rank + 16 * rank * rank)
         return cache.get((self.context.run_id, self.label, block), build)
 
+    @property
+    def held(self) -> bool:
+        """Whether workers hold F."""
+        return 4 * self.context.n * len(self.landmark_inputs) <= HELD_BYTES
+
+    def passing_gram(self, block: int) -> FloatArray:
+        """F_b' F_b of rows that are made for it and let go: (R, R) float64."""
+        triangle, evaluator = self.triangle(), self.context.evaluator("double")
+        features, (start, stop) = self.context.block_features(block, "double"), self.context.bounds(block)
+        rank = triangle.features.n
+        total = np.zeros((rank, rank), order="F")
+        for first in range(0, stop - start, PIECE_ROWS):
+            last = min(first + PIECE_ROWS, stop - start)
+            columns = triangle.columns(evaluator, features.slice(first, last))
+            if self.scale is not None:
+                columns *= self.scale[start + first : start + last]
+            blas("syrk", b"L", b"N", rank, last - first, 1.0, columns, rank, 1.0, total, rank)
+        return np.asarray(np.tril(total) + np.tril(total, -1).T, order="F")
+
+    def against_landmarks(self, block: int, vectors: FloatArray) -> FloatArray:
+        """K_Ib V_b: (R, t) float64."""
+        features = self.context.block_features(block, "double")
+        return self.context.evaluator("double").matmat(self.triangle().features, features, self.scaled(block, vectors))
+
+    def from_landmarks(self, block: int, weights: FloatArray) -> FloatArray:
+        """K_bI B for B (R, t): (rows, t) float64."""
+        features = self.context.block_features(block, "double")
+        return self.scaled(block, self.context.evaluator("double").matmat(features, self.triangle().features, weights))
+
+    def scaled(self, block: int, rows: FloatArray) -> FloatArray:
+        """Rows of a block by what F's are multiplied by."""
+        return rows if self.scale is None else rows * self.scale[slice(*self.context.bounds(block)), None]
+
 
 @needs_one_arithmetic
 def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
     """F_b' F_b for each block: (R, R) float64."""
-    return [factor.block(block).gram() for block in blocks]
+    return [factor.block(block).gram() if factor.held else factor.passing_gram(block) for block in blocks]
 
 
 @needs_one_arithmetic
 def project_task(factor: _FactorContext, vectors: dict[int, FloatArray], blocks: list[int]) -> list[FloatArray]:
-    """F_b' V_b for each block: (R, t) float64."""
-    return [factor.block(block).project(vectors[block]) for block in blocks]
+    """F_b' V_b for each block, or K_Ib V_b where F is not held: (R, t) float64."""
+    if factor.held:
+        return [factor.block(block).project(vectors[block]) for block in blocks]
+    return [factor.against_landmarks(block, vectors[block]) for block in blocks]
 
 
 @needs_one_arithmetic
 def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) -> list[FloatArray]:
-    """F_b Z for each block: (rows, t) float64."""
-    return [factor.block(block).expand(weights) for block in blocks]
+    """F_b Z for each block, or K_bI Z where F is not held: (rows, t) float64."""
+    if factor.held:
+        return [factor.block(block).expand(weights) for block in blocks]
+    return [factor.from_landmarks(block, weights) for block in blocks]
 
 
 class LowRankFactor:
@@ -123,6 +173,7 @@ class LowRankFactor:
             parts = self._operator.submit("kgram", gram_task, (self._factor,), [[block] for block in group]).result()
             for part in parts:
                 total += part
+            self._operator.tell("factor", group[-1] + 1, len(self._bounds), "blocks")
         return total
 
     def project(self, vectors: FloatArray) -> FloatArray:
@@ -135,12 +186,21 @@ class LowRankFactor:
         for round_ in pending:
             for part in round_.result():
                 total += part
-        return total
+        return total if self._factor.held else self._solved(total, b"N")
 
     def expand(self, weights: FloatArray) -> FloatArray:
         """F Z for Z (R, t): (n, t)."""
+        if not self._factor.held:
+            weights = self._solved(weights, b"T")
         parts = self._operator.submit("kexpand", expand_task, (self._factor, weights), self._groups()).result()
         return np.concatenate(parts)
+
+    def _solved(self, right: FloatArray, transposed: bytes) -> FloatArray:
+        """L^-1 B, or L^-T B, for B (R, t)."""
+        result = np.array(right, dtype=np.float64, order="F")
+        lower = self._factor.triangle().lower
+        blas("trsm", b"L", b"L", transposed, b"N", self.rank, result.shape[1], 1.0, lower, self.rank, result, self.rank)
+        return result
 
     def _groups(self) -> list[list[int]]:
         return split_evenly(range(len(self._bounds)), self._executor.parallelism)

@@ -12,30 +12,31 @@ symmetric positive definite; I + V'V is float64, at the coordinator, which holds
 
 References
 ----------
-J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): blocks.
-P. Sigrist and others, Iterative methods for Vecchia-Laplace approximations (2023, 2024): as a preconditioner.
+A. Vecchia, Estimation and model identification for continuous spatial processes (1988).
+J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockTask, PendingRound, split_evenly
+from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blas import lapack
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
-from dkgp.operators.vecchia.leaves import Leaves, Noise
+from dkgp.operators.vecchia.leaves import Leaves
 from dkgp.operators.vecchia.tasks import (
     backward_task,
     build_task,
@@ -47,16 +48,20 @@ from dkgp.operators.vecchia.tasks import (
 
 __all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
 
-Show = Callable[[str, float], None]
 # Vectors that are multiplied at once: what is in flight is three n-vectors for each.
 VECTORS_AT_ONCE = 128
 
 
 class _Rounds(Protocol):
-    """Runs rounds of tasks: an operator, which counts entries, or this process."""
+    """Runs rounds of tasks: an operator, which counts entries, or threads of this process."""
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound: ...
 
 
@@ -78,7 +83,7 @@ class VecchiaRecipe:
 
     def local(self, threads: int) -> VecchiaProduct:
         """M^-1 in this process, to the same bits; what its worker's cache lacks is made when it is first applied."""
-        return VecchiaProduct(self, _Here(threads), threads, shares_memory=True)
+        return VecchiaProduct(self, _Here(threads), lambda: {"": threads}, shares_memory=True)
 
 
 class VecchiaProduct:
@@ -89,17 +94,19 @@ class VecchiaProduct:
     recipe : VecchiaRecipe
     rounds : object with `submit`
         Who runs the tasks.
-    parallelism : int
-        Tasks at once.
+    workers : callable
+        Returns threads by worker, now.
     shares_memory : bool
         Whether tasks may be handed references.
     """
 
-    def __init__(self, recipe: VecchiaRecipe, rounds: _Rounds, parallelism: int, *, shares_memory: bool) -> None:
+    def __init__(
+        self, recipe: VecchiaRecipe, rounds: _Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool
+    ) -> None:
         self.recipe = recipe
-        self._rounds, self._parallelism, self._shares_memory = rounds, parallelism, shares_memory
+        self._rounds, self._workers, self._shares_memory = rounds, workers, shares_memory
+        self._homes = Homes(recipe.leaves.n_bundles)
         self._samples: list[NDArray[np.int32]] = []
-        self._own: list[NDArray[np.int32]] = []
 
     @property
     def rank(self) -> int:
@@ -108,9 +115,9 @@ class VecchiaProduct:
 
     def apply(self, residual: FloatArray) -> FloatArray:
         """M^-1 r for r (n, t), a new array."""
-        self._find_halos()
         out = np.zeros(residual.shape)
         with single_threaded_blas():
+            self._find_halos()
             for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
                 columns = slice(first, first + VECTORS_AT_ONCE)
                 self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
@@ -118,14 +125,14 @@ class VecchiaProduct:
 
     def _apply(self, residual: FloatArray, out: FloatArray) -> None:
         leaves, noise = self.recipe.leaves, self.recipe.noise
+
+        def arguments(bundles: list[int]) -> tuple[Any, ...]:
+            return leaves, self._rows(residual, bundles), self._rows(noise, bundles)
+
         if not self.rank:
-            parts = self._results(
-                "kvsweep", sweep_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
-            )
+            parts = self._results("kvsweep", sweep_task, arguments)
         else:
-            found = self._results(
-                "kvforward", forward_task, lambda group: (leaves, self._rows(residual, group), self._rows(noise, group))
-            )
+            found = self._results("kvforward", forward_task, arguments)
             weights = np.zeros((self.rank, residual.shape[1]), order="F")
             for _, projected in found:
                 weights += projected
@@ -134,30 +141,35 @@ class VecchiaProduct:
             parts = self._results(
                 "kvbackward",
                 backward_task,
-                lambda group: (leaves, {k: images[k] for k in group}, weights, self._rows(noise, group)),
+                lambda bundles: (leaves, {k: images[k] for k in bundles}, weights, self._rows(noise, bundles)),
             )
         for samples, part in zip(self._samples, parts, strict=True):
             out[samples] += part
 
     def _results(self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]]) -> list[Any]:
-        """One result of each bundle, in their order."""
-        bundles = range(self.recipe.leaves.n_bundles)
-        groups = split_evenly(bundles, 2 * self._parallelism)
+        """One result of each bundle, in their order; a bundle goes to the worker that has its leaves."""
+        bundles = list(range(self.recipe.leaves.n_bundles))
+        groups, owners = self._homes.groups(self._workers(), bundles)
         if self._shares_memory:
-            return self._rounds.submit(name, task, arguments(list(bundles)), groups).result()
-        pending = [self._rounds.submit(name, task, arguments(group), [group]) for group in groups]
-        return [result for round_ in pending for result in round_.result()]
+            found = self._rounds.submit(name, task, arguments(bundles), groups, owners).result()
+        else:
+            pending = [
+                self._rounds.submit(name, task, arguments(group), [group], [owner])
+                for group, owner in zip(groups, owners, strict=True)
+            ]
+            found = [result for round_ in pending for result in round_.result()]
+        by_bundle = dict(zip((bundle for group in groups for bundle in group), found, strict=True))
+        return [by_bundle[bundle] for bundle in bundles]
 
-    def _rows(self, values: Any, group: list[int]) -> Any:
+    def _rows(self, values: Any, bundles: list[int]) -> Any:
+        """Rows of an n-vector that tasks on some bundles are given: their samples', or all where that costs nothing."""
         if self._shares_memory or isinstance(values, float):
             return values
-        return {number: values[self._samples[number]] for number in group}
+        return {number: values[self._samples[number]] for number in bundles}
 
     def _find_halos(self) -> None:
         if not self._samples:
-            found = self._results("kvhalo", halo_task, lambda group: (self.recipe.leaves,))
-            self._samples = [samples for samples, _ in found]
-            self._own = [samples[len(samples) - own :] for samples, own in found]
+            self._samples = self._results("kvhalo", halo_task, lambda bundles: (self.recipe.leaves,))
 
 
 class VecchiaFactor(VecchiaProduct):
@@ -170,8 +182,6 @@ class VecchiaFactor(VecchiaProduct):
         Samples that a leaf is conditioned on, and of a leaf, at most.
     landmarks : (R,) int, optional
         Samples that F is built on; none by default.
-    show : callable, optional
-        `show(phase, share)`, called as the phases "order", "halos" and "factor" get on.
 
     Attributes
     ----------
@@ -180,12 +190,7 @@ class VecchiaFactor(VecchiaProduct):
     """
 
     def __init__(
-        self,
-        operator: BlockedKernelOperator,
-        halo: int,
-        leaf: int,
-        landmarks: IndexArray | None = None,
-        show: Show | None = None,
+        self, operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None = None
     ) -> None:
         if halo < 0 or leaf < 1:
             raise InputError(f"a factor needs a halo of at least 0 and a leaf of at least 1; got {halo} and {leaf}")
@@ -193,36 +198,36 @@ class VecchiaFactor(VecchiaProduct):
         executor.require_one_arithmetic()
         with single_threaded_blas():
             leaves = _leaves(operator, min(halo, operator.n), min(leaf, operator.n), landmarks)
-            noise = _noise(operator)
             self.memory_bytes = self.disk_bytes = 0
-            recipe = VecchiaRecipe(leaves, noise, np.zeros((leaves.rank, leaves.rank), order="F"))
-            super().__init__(recipe, operator, executor.parallelism, shares_memory=executor.shares_memory)
-            self._build(show or (lambda phase, share: None))
+            recipe = VecchiaRecipe(leaves, operator.noise, np.zeros((leaves.rank, leaves.rank), order="F"))
+            super().__init__(recipe, operator, lambda: executor.workers, shares_memory=executor.shares_memory)
+            self._build(operator.tell)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the leaves take in memory and on disk, in all workers together."""
         return self.memory_bytes + self.disk_bytes
 
-    def _build(self, show: Show) -> None:
+    def _build(self, tell: Callable[[str, int, int, str], None]) -> None:
         leaves, lower = self.recipe.leaves, self.recipe.lower
-        show("order", 0.0)
+        tell("order", 0, leaves.context.n, "samples")
         self._rounds.submit("kvorder", order_task, (leaves,), [[0]]).result()
-        show("halos", 0.0)
+        tell("halos", 0, leaves.n_leaves, "leaves")
         self._find_halos()
+        # As many bundles on their way as keep everyone busy: each brings a matrix back.
         waiting: deque[PendingRound] = deque()
-        done = 0
-        for number in [*range(leaves.n_bundles), *[None] * (2 * self._parallelism)]:
-            if number is not None:
-                arguments = (leaves, self._rows(self.recipe.noise, [number]))
-                waiting.append(self._rounds.submit("kvbuild", build_task, arguments, [[number]]))
-            if waiting and (number is None or len(waiting) > 2 * self._parallelism):
+        for number in range(leaves.n_bundles):
+            groups, owners = self._homes.groups(self._workers(), [number])
+            arguments = (leaves, self._rows(self.recipe.noise, [number]))
+            waiting.append(self._rounds.submit("kvbuild", build_task, arguments, groups, owners))
+            last = number == leaves.n_bundles - 1
+            while waiting and (last or len(waiting) > 2 * sum(self._workers().values())):
                 memory, disk, gram = waiting.popleft().result()[0]
                 self.memory_bytes += memory
                 self.disk_bytes += disk
                 lower += gram
-                done += 1
-                show("factor", done / leaves.n_bundles)
+                done = (number + 1 - len(waiting)) * leaves.leaves_by_bundle
+                tell("factor", min(done, leaves.n_leaves), leaves.n_leaves, "leaves")
         if leaves.rank:
             lower[...] = regularised_factor(lower, 1.0)
 
@@ -233,14 +238,7 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
     if landmarks is not None and len(landmarks):
         inputs = operator.inputs(landmarks)
     digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
-    return Leaves(
-        context, halo, leaf, inputs, embedding_landmarks(operator), f"vecchia-{halo}-{leaf}-{len(inputs)}-{digest}"
-    )
-
-
-def _noise(operator: BlockedKernelOperator) -> Noise:
-    noise = getattr(operator, "noise", operator.noise_variance)
-    return np.asarray(noise, dtype=np.float64) if isinstance(noise, np.ndarray) else float(noise)
+    return Leaves(context, halo, leaf, inputs, embedding_landmarks(operator), f"{halo}-{leaf}-{len(inputs)}-{digest}")
 
 
 class _Ready:
@@ -261,7 +259,12 @@ class _Here:
         self._threads = threads
 
     def submit(
-        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
     ) -> PendingRound:
         results: list[list[Any]] = [[] for _ in groups]
 

@@ -1,6 +1,7 @@
 """Halos: the samples of lower order that are nearest to any sample of a leaf.
 
-Distances are differences squared and summed in one order, so that what is nearest does not depend on the processor.
+Distances are those of the kernel's tiles: differences squared and summed in one order, so that what is nearest does not
+depend on the processor.
 Parts of the order whose box is farther away than the last of those found are not looked at.
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, fill_differences
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.vector_math import prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import IndexArray
 
 __all__ = ["OrderedPoints"]
 
-_PANEL = 64
+# Points that are held against a leaf's own at a time.
+_ROWS = 256
 
 
 class OrderedPoints:
@@ -35,21 +40,25 @@ class OrderedPoints:
 
     def __init__(self, points: NDArray[np.float32], order: NDArray[np.int32], bounds: IndexArray) -> None:
         self.order, self.bounds = order, bounds
-        self._points = np.ascontiguousarray(points)
-        self._low = np.minimum.reduceat(self._points, bounds[:-1], axis=0)
-        self._high = np.maximum.reduceat(self._points, bounds[:-1], axis=0)
+        self._low = np.minimum.reduceat(points, bounds[:-1], axis=0)
+        self._high = np.maximum.reduceat(points, bounds[:-1], axis=0)
+        n, features = points.shape
+        self._panels = np.zeros((-(-n // LANES), features, LANES), np.float32)
+        whole = n // LANES
+        self._panels[:whole] = points[: whole * LANES].reshape(whole, LANES, features).transpose(0, 2, 1)
+        self._panels[whole:, :, : n - whole * LANES] = points[whole * LANES :].T
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = (self.order, self.bounds, self._points, self._low, self._high)
+        arrays = (self.order, self.bounds, self._panels, self._low, self._high)
         return sum(array.nbytes for array in arrays)
 
     def halo(self, leaf: int, size: int) -> NDArray[np.int32]:
         """Places of the `size` points before a leaf that are nearest to any of its own, ascending; all, where fewer."""
         start = int(self.bounds[leaf])
-        if start <= size:
-            return np.arange(start, dtype=np.int32)
+        if start <= size or not size:
+            return np.arange(min(start, size), dtype=np.int32)
         gaps = self._gaps(leaf)
         nearest = np.argsort(gaps, kind="stable")
         sizes = np.diff(self.bounds[: leaf + 1])[nearest]
@@ -66,6 +75,9 @@ class OrderedPoints:
         ties = np.sort(places[distances == farthest])[: size - len(within)]
         return np.sort(np.concatenate([within, ties]))
 
+    def _points(self, places: IndexArray) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self._panels[places // LANES, :, places % LANES])
+
     def _gaps(self, leaf: int) -> NDArray[np.float32]:
         """Squared distances between a leaf's box and those of the leaves before it, rounded down."""
         gap = np.maximum(self._low[:leaf] - self._high[leaf], self._low[leaf] - self._high[:leaf])
@@ -75,39 +87,56 @@ class OrderedPoints:
 
     def _distances(self, leaf: int, leaves: IndexArray) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Places of the points of some leaves, and each one's squared distance from the nearest of a leaf's own."""
-        own = self._points[self.bounds[leaf] : self.bounds[leaf + 1]]
+        own = self._points(np.arange(self.bounds[leaf], self.bounds[leaf + 1]))
+        own = np.concatenate([own, np.repeat(own[-1:], -len(own) % TILE_COLUMNS, axis=0)])
         starts, stops = self.bounds[leaves], self.bounds[leaves + 1]
         places = np.empty(int((stops - starts).sum()), np.int32)
         distances = np.empty(len(places), np.float32)
-        _least_distances(self._points, starts, stops, own, places, distances)
+        _least_distances(self._panels, starts, stops, own, places, distances)
         return places, distances
 
 
-@cached_njit(nogil=True, fastmath={"nnan", "ninf"})
-def _least_distances(points: Any, starts: Any, stops: Any, own: Any, places: Any, distances: Any) -> None:
-    """Fill `places` with the ranges' places, and `distances` with min_j |points[place] - own[j]|^2."""
+@intrinsic
+def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
+    """Address of an array's element, as the tile loops' stages are told."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.gep(data, [arguments[1]])
+
+    return types.CPointer(array.dtype)(array, types.intp), generate
+
+
+@cached_njit(nogil=True, fastmath=FAST_MATH)
+def _least_distances(panels: Any, starts: Any, stops: Any, own: Any, places: Any, distances: Any) -> None:
+    """Fill `places` with the ranges' places, and `distances` with min_j |point - own[j]|^2 of each.
+
+    Points lie in panels of `LANES`, feature by feature; `own` in whole tiles of columns, the last one repeated.
+    """
     prefer_full_vectors()
-    features = points.shape[1]
-    panel = np.zeros((features, _PANEL), points.dtype)
-    sums, least = np.empty(_PANEL, points.dtype), np.empty(_PANEL, points.dtype)
+    features = panels.shape[1]
+    tile, greatest = np.empty((TILE_COLUMNS, _ROWS), own.dtype), np.empty(_ROWS, own.dtype)
     filled = 0
     for k in range(len(starts)):
-        for first in range(starts[k], stops[k], _PANEL):
-            count = min(_PANEL, stops[k] - first)
-            for i in range(count):
-                for f in range(features):
-                    panel[f, i] = points[first + i, f]
-            least[:] = np.inf
-            for j in range(own.shape[0]):
-                sums[:] = 0.0
-                for f in range(features):
-                    at = own[j, f]
-                    for i in range(_PANEL):
-                        difference = panel[f, i] - at
-                        sums[i] += difference * difference
-                for i in range(_PANEL):
-                    least[i] = min(least[i], sums[i])
-            for i in range(count):
+        first = starts[k] // LANES * LANES
+        while first < stops[k]:
+            rows = min(_ROWS, -(-(stops[k] - first) // LANES) * LANES)
+            greatest[:] = -np.inf
+            for column in range(0, own.shape[0], TILE_COLUMNS):
+                fill_differences(
+                    _address(tile, 0),
+                    _ROWS,
+                    TILE_COLUMNS,
+                    rows,
+                    _address(panels, first * features),
+                    features,
+                    _address(own, column * features),
+                )
+                for j in range(TILE_COLUMNS):
+                    for i in range(rows):
+                        greatest[i] = max(greatest[i], tile[j, i])
+            for i in range(max(starts[k] - first, 0), min(rows, stops[k] - first)):
                 places[filled] = first + i
-                distances[filled] = least[i]
+                distances[filled] = -greatest[i]
                 filled += 1
+            first += rows

@@ -5,8 +5,7 @@ With I = (J, G), a leaf G behind its halo J, and L L' = (Kbar - F F')_II,
     T_GI = [-L22^-1 L21 L11^-1, L22^-1],    V_G = T_GI F_I.
 
 The algebra is in float32, where the noise is not small beside k(x, x), and in float64 elsewhere; what is kept is
-float32. Matrices are filled by columns of their upper halves, L' as LAPACK sees it, so that rows of L, and of T, lie
-whole in memory.
+float32. Matrices lie row by row, of which LAPACK sees the transpose: rows of L, its upper half, and of T are whole.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ from numpy.typing import NDArray
 
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
 
-__all__ = ["PANEL_ROWS", "Leaf", "factor_leaf", "panel_widths", "refuse", "takes_double", "values_held"]
+__all__ = ["LANES", "ROWS", "STRIP_ROWS", "Leaf", "factor_leaf", "refuse", "takes_double", "values_held"]
 
 # Rows of T that are kept with one width: beyond the last one's own column they hold zeros.
-PANEL_ROWS = 64
+STRIP_ROWS = 64
+# Loops take so many rows at a time, and so many numbers of a row: rows and widths are whole multiples, zeros beyond.
+ROWS, LANES = 4, 16
 _COLUMNS = 256
 
 
@@ -35,56 +37,71 @@ class Leaf:
 
     Attributes
     ----------
-    halo, rows : int
-        Samples of J and of G.
+    halo, rows, rank : int
+        Samples of J and of G; columns of V.
     values : (values_held(halo, rows),) float32
-        Rows of T in panels of `PANEL_ROWS`, each panel row by row, as wide as its last row needs.
-    projected : (rows, R) float32
+        Rows of T in strips of `STRIP_ROWS`, each row by row, as wide as its last row needs.
+    projected : (padded rows, padded R) float32
         V.
+    double : bool
+        Whether the algebra was in float64: products that are BLAS's are, too.
     spilled : bool
-        Whether they are mapped from a file.
+        Whether they were read from a scratch file.
     """
 
     halo: int
     rows: int
+    rank: int
     values: NDArray[np.float32]
     projected: NDArray[np.float32]
+    double: bool = False
     spilled: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory."""
-        return 0 if self.spilled else self.values.nbytes + self.projected.nbytes
+        """Bytes held."""
+        return self.values.nbytes + self.projected.nbytes
 
     @property
-    def disk_bytes(self) -> int:
-        """Bytes held on disk."""
-        return self.values.nbytes + self.projected.nbytes if self.spilled else 0
+    def padded_rows(self) -> int:
+        """Rows, zeros included."""
+        return _padded(self.rows, ROWS)
 
-    def panels(self) -> list[tuple[slice, NDArray[np.float32]]]:
+    @property
+    def width(self) -> int:
+        """Numbers of the longest rows."""
+        return _padded(self.halo + self.rows, LANES)
+
+    def strips(self) -> list[tuple[slice, NDArray[np.float32]]]:
         """Rows of T: which ones, and their values from the first column on (rows, width)."""
         found, start = [], 0
-        for first, width in panel_widths(self.halo, self.rows):
-            rows = min(PANEL_ROWS, self.rows - first)
-            stop = start + rows * width
-            found.append((slice(first, first + rows), self.values[start:stop].reshape(rows, width)))
+        for first, height, width in strip_shapes(self.halo, self.rows):
+            stop = start + height * width
+            found.append((slice(first, first + height), self.values[start:stop].reshape(height, width)))
             start = stop
         return found
 
 
-def panel_widths(halo: int, rows: int) -> list[tuple[int, int]]:
-    """First row and width of each panel of a leaf."""
-    return [(first, halo + min(first + PANEL_ROWS, rows)) for first in range(0, rows, PANEL_ROWS)]
+def strip_shapes(halo: int, rows: int) -> list[tuple[int, int, int]]:
+    """First row, rows and width of each strip of a leaf."""
+    return [
+        (first, _padded(last - first, ROWS), _padded(halo + last, LANES))
+        for first, last in ((first, min(first + STRIP_ROWS, rows)) for first in range(0, rows, STRIP_ROWS))
+    ]
 
 
 def values_held(halo: int, rows: int) -> int:
     """Numbers of T that a leaf keeps."""
-    return sum(min(PANEL_ROWS, rows - first) * width for first, width in panel_widths(halo, rows))
+    return sum(height * width for _, height, width in strip_shapes(halo, rows))
+
+
+def _padded(count: int, step: int) -> int:
+    return -(-count // step) * step
 
 
 def takes_double(columns: int, least_noise: float, largest_diagonal: float) -> bool:
     """True if float32 would leave little of the noise in a Cholesky factor of so many columns."""
-    return least_noise < 0.25 * columns * 2.0**-24 * largest_diagonal
+    return least_noise < 0.0625 * columns * 2.0**-24 * largest_diagonal
 
 
 def factor_leaf(
@@ -113,7 +130,7 @@ def factor_leaf(
     """
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
-    matrix, diagonal = _upper_half(evaluator, features)
+    matrix, diagonal = _lower_half(evaluator, features)
     stride = matrix.shape[1]
     diagonal += noise
     if factor is not None:
@@ -130,26 +147,46 @@ def factor_leaf(
         return None
     if halo:
         blas("trmm", b"R", b"U", b"N", b"N", halo, rows, 1.0, corner, stride, cross, stride)
-    values = np.empty(values_held(halo, rows), np.float32)
-    corner[np.triu_indices(rows, 1)] = 0.0
+    for row in range(rows):
+        corner[row, row + 1 :] = 0.0
     rank = 0 if factor is None else factor.shape[1]
-    projected = np.empty((rows, rank), dtype)
+    projected = np.zeros((_padded(rows, ROWS), _padded(rank, LANES)), dtype)
     if factor is not None:
-        blas("gemm", b"N", b"N", rank, rows, count, 1.0, factor, rank, cross, stride, 0.0, projected, rank)
-    leaf = Leaf(halo, rows, values, projected.astype(np.float32, copy=False))
-    for taken, panel in leaf.panels():
-        panel[...] = matrix[halo + taken.start : halo + taken.stop, : panel.shape[1]]
-    return leaf if np.isfinite(values).all() else None
+        width = projected.shape[1]
+        blas("gemm", b"N", b"N", rank, rows, count, 1.0, factor, rank, cross, stride, 0.0, projected, width)
+    leaf = Leaf(
+        halo,
+        rows,
+        rank,
+        np.zeros(values_held(halo, rows), np.float32),
+        projected.astype(np.float32, copy=False),
+        dtype == np.float64,
+    )
+    for taken, strip in leaf.strips():
+        last = min(taken.stop, rows)
+        strip[: last - taken.start, : halo + last] = matrix[halo + taken.start : halo + last, : halo + last]
+    return leaf if np.isfinite(leaf.values).all() else None
 
 
-def _upper_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+def _lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     """K_II, of which row j holds its entries up to the diagonal (m, padded m); and its diagonal, a view."""
-    count = features.n
-    matrix = np.empty((count, features.values.shape[1]), evaluator.dtype)
+    count, dtype = features.n, evaluator.dtype
+    matrix = np.empty((count, features.values.shape[1]), dtype)
     for first in range(0, count, _COLUMNS):
         last = min(first + _COLUMNS, count)
-        tile = evaluator.tile(features.slice(0, last), features.slice(first, last))
-        matrix[first:last, :last] = tile.T
+        before, own = features.slice(0, last), features.slice(first, last)
+        evaluator.count(last * (last - first))
+        tile_into(
+            np.ascontiguousarray(before.values),
+            np.ascontiguousarray(before.squared_norms),
+            np.ascontiguousarray(own.values),
+            np.ascontiguousarray(own.squared_norms),
+            last - first,
+            matrix[first:last],
+            evaluator.program,
+            evaluator.tile_rows,
+            dtype.type(evaluator.amplitude),
+        )
     return matrix, matrix.reshape(-1)[:: matrix.shape[1] + 1][:count]
 
 

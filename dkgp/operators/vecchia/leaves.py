@@ -7,11 +7,9 @@ bundles of neighbours, whose halos overlap; the cut depends on n and the setting
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +18,22 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import process_threads
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
 from dkgp.operators.vecchia.halos import OrderedPoints
 from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
 from dkgp.operators.vecchia.order import kd_order, leaf_count
+from dkgp.operators.vecchia.scratch import ScratchFile, SpilledLeaf
 
-__all__ = ["Bundle", "Leaves", "Noise"]
+__all__ = ["Bundle", "Leaves"]
 
 # Samples of a bundle, about; less where there would be fewer bundles than this.
 BUNDLE_ROWS = 8192
 LEAST_BUNDLES = 32
 # Of a diagonal, added where even float64 finds a leaf's matrix indefinite.
 JITTERS = (1e-13, 1e-10, 1e-7, 1e-4)
-
-Noise: TypeAlias = float | FloatArray
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Bundle:
         How many those are.
     first : int
         Number of the first leaf.
-    places : tuple of (m,) int32
+    places : tuple of (m,) intp
         Of each leaf, places in `samples` of its halo and then its own samples.
     halos : tuple of int
         Samples of each leaf's halo.
@@ -60,7 +57,7 @@ class Bundle:
     samples: NDArray[np.int32]
     own: int
     first: int
-    places: tuple[NDArray[np.int32], ...]
+    places: tuple[IndexArray, ...]
     halos: tuple[int, ...]
 
     @property
@@ -117,6 +114,8 @@ class Leaves:
         """The samples' points in kd order."""
 
         def build() -> OrderedPoints:
+            # A factor that is built anew, with larger halos, takes the place of the one before.
+            worker_cache().discard(*self._family)
             points = embed(self.context, self.embedding)
             order, bounds = kd_order(points, self.leaf)
             return OrderedPoints(points[order], order, bounds)
@@ -134,47 +133,59 @@ class Leaves:
             halos = [points.halo(leaf, self.halo) for leaf in leaves]
             union = np.union1d(np.concatenate(halos), np.arange(start, stop, dtype=np.int32))
             owns = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
-            places = tuple(
-                np.searchsorted(union, np.concatenate(pair)).astype(np.int32) for pair in zip(halos, owns, strict=True)
-            )
+            places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, owns, strict=True))
             sizes = tuple(len(halo) for halo in halos)
             return Bundle(points.order[union], int(stop - start), first, places, sizes)
 
         return worker_cache().get(self._key("bundle", number), build)
 
     def leaf_of(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
-        """A bundle's leaf number `place`, from this worker's cache, its scratch folder, or made anew.
+        """A bundle's leaf number `place`, from this worker's cache, its scratch file, or made anew.
 
         `noise` is that of the bundle's samples, in their order.
         """
-        return worker_cache().get(
+
+        def build() -> Leaf | SpilledLeaf:
+            leaf = self._made(bundle, place, noise)
+            if not self._has_room(leaf):
+                # On a full disk it is made again whenever it is needed.
+                with suppress(OSError):
+                    return worker_cache().get(self._key("scratch"), ScratchFile).append(leaf)
+            return leaf
+
+        found: Leaf | SpilledLeaf = worker_cache().get(
             self._key("leaf", bundle.first + place),
-            lambda: self._settled(self._made(bundle, place, noise)),
-            keep=lambda leaf: leaf.spilled or self._has_room(leaf),
+            build,
+            keep=lambda leaf: isinstance(leaf, SpilledLeaf) or self._has_room(leaf),
         )
+        if isinstance(found, Leaf):
+            return found
+        try:
+            return found.read()
+        except OSError:
+            return self._made(bundle, place, noise)
 
     def _key(self, *parts: Hashable) -> tuple[Hashable, ...]:
-        return (self.context.run_id, self.label, *parts)
+        return (*self._family, self.label, *parts)
+
+    @property
+    def _family(self) -> tuple[Hashable, ...]:
+        return (self.context.run_id, "vecchia")
 
     def _has_room(self, leaf: Leaf) -> bool:
-        """True if the leaf may stay in memory: all that may be in the cache besides is features and points."""
-        cache, context = worker_cache(), self.context
-        besides = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (feature_width(context.kernel) + 1))
+        """True if the leaf may stay in memory, beside all else that is cached and would push it out."""
+        context, cache = self.context, worker_cache()
+        width = max(feature_width(context.kernel), 0 if self.embedding is None else len(self.embedding))
+        features = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (width + 1))
+        bundles = 12 * self.n_leaves * (self.halo + self.leaf)
+        besides = features + bundles + 8 * self.rank * (self.rank + width + 1)
         held = cache.bytes_of(self._key("leaf"))
         return held + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
-
-    def _settled(self, leaf: Leaf) -> Leaf:
-        """The leaf as it is, or on disk; as it is, too, where the disk is full: then it is made again when needed."""
-        if self._has_room(leaf):
-            return leaf
-        with suppress(OSError):
-            return _spilled(leaf)
-        return leaf
 
     def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
         places, halo = bundle.places[place], bundle.halos[place]
         samples = bundle.samples[places].astype(np.intp)
-        own = noise if isinstance(noise, float) else noise[places]
+        own = noise_at(noise, places)
         largest = float(np.max(self._diagonal(samples)))
         double = takes_double(len(samples), float(np.min(own)), largest)
         factor = self._factor_rows(samples)
@@ -237,16 +248,3 @@ class Leaves:
             rows = context.block_rows_cached(int(block)).values
             inputs[taken] = rows[samples[taken] - context.bounds(int(block))[0]]
         return np.asarray(context.kernel.diagonal(inputs))
-
-
-def _spilled(leaf: Leaf) -> Leaf:
-    """The leaf in a file that has no name: it goes with the process, however that ends."""
-    with tempfile.TemporaryFile(prefix="dkgp-leaf-") as file:
-        for array in (leaf.values, leaf.projected):
-            file.write(np.ascontiguousarray(array).data)
-        file.flush()
-        values = np.memmap(file, np.float32, "r", 0, leaf.values.shape)
-        projected = leaf.projected
-        if projected.size:
-            projected = np.memmap(file, np.float32, "r", values.nbytes, projected.shape)
-    return replace(leaf, values=values, projected=projected, spilled=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dkgp.operators.vecchia.leaf import PANEL_ROWS
+from dkgp.operators.vecchia.leaf import STRIP_ROWS
 from dkgp.operators.vecchia.order import leaf_count
 
 __all__ = ["VecchiaBytes", "vecchia_bytes"]
@@ -58,7 +58,7 @@ def vecchia_bytes(
     # The first leaves have fewer samples before them than a halo holds.
     short = min(leaves, -(-halo // rows))
     halos = (leaves - short) * halo + sum(min(halo, k * rows) for k in range(short))
-    kept = 4 * (rows * halos + leaves * rows * (rows + PANEL_ROWS) // 2 + leaves * rows * rank) + 4 * (halos + n)
+    kept = 4 * (rows * halos + leaves * rows * (rows + STRIP_ROWS) // 2 + leaves * rows * rank) + 4 * (halos + n)
     columns = halo + rows
     number = 8 if double else 4
     making = number * columns * (columns + 256 + rank) + 8 * columns * rank + 4 * rows * (columns + rank)

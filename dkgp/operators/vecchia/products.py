@@ -1,7 +1,9 @@
 """Products with the rows of T and V that a leaf keeps, for one or many vectors.
 
 Few vectors are bound by memory: float32 values are read once for all of them, and multiplied and added in float64 by
-loops of dkgp's own, in an order that no thread and no place in memory changes. Many are BLAS's.
+loops of dkgp's own. A sum along a row runs in sixteen chains of fused multiply-adds that are added up by halves, a sum
+over rows in their order: so its bits depend on neither the processor nor where arrays lie. Many vectors are BLAS's, in
+the precision that the leaf was factored in.
 """
 
 from __future__ import annotations
@@ -9,188 +11,244 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.vector_math import prefer_full_vectors
+from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
-from dkgp.operators.low_rank.products import FactorRows
-from dkgp.operators.vecchia.leaf import PANEL_ROWS, Leaf
+from dkgp.operators.blas import blas
+from dkgp.operators.vecchia.leaf import LANES, ROWS, STRIP_ROWS, Leaf
 
 __all__ = ["FEW_VECTORS", "backward", "forward", "sweep"]
 
-# Up to so many vectors the loops are used; vectors lie row by row there, (t, m).
-FEW_VECTORS = 4
-_LANES = 16
-_ROWS = 4
+# Up to so many vectors the loops are quicker than BLAS, which has float32 alone to offer at that price.
+FEW_VECTORS = 8
 
 
 def forward(leaf: Leaf, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """T_GI r_I and V_G' of it, for r_I (m, t): (rows, t) and (R, t)."""
+    """q = T_GI r_I and V_G' q, for r_I (m, t): (rows, t) and (R, t)."""
     count = vectors.shape[1]
-    if count <= FEW_VECTORS:
-        out = np.empty((count, leaf.rows))
-        _forward(leaf.values, leaf.halo, leaf.rows, np.ascontiguousarray(vectors.T, np.float64), out)
-        image = np.ascontiguousarray(out.T)
-    else:
-        single = vectors.astype(np.float32)
-        image = np.empty((leaf.rows, count))
-        for rows, panel in leaf.panels():
-            image[rows] = panel @ single[: panel.shape[1]]
-    return image, FactorRows(leaf.projected).project(image)
+    if count > FEW_VECTORS:
+        image = _many_forward(leaf, vectors)
+        return image, leaf.projected[: leaf.rows, : leaf.rank].astype(np.float64).T @ image
+    image = np.empty((count, leaf.padded_rows))
+    _forward(leaf.values, leaf.halo, leaf.rows, _padded(vectors, leaf.width), image)
+    total = np.zeros((count, leaf.projected.shape[1]))
+    _add(leaf.projected, image, total)
+    return image[:, : leaf.rows].T, total[:, : leaf.rank].T
 
 
 def backward(leaf: Leaf, image: FloatArray, weights: FloatArray) -> FloatArray:
     """T_GI' (q - V_G w) for q (rows, t) and w (R, t): (m, t)."""
     count = image.shape[1]
-    left = image - FactorRows(leaf.projected).expand(weights)
-    if count <= FEW_VECTORS:
-        out = np.zeros((count, leaf.halo + leaf.rows))
-        _backward(leaf.values, leaf.halo, leaf.rows, np.ascontiguousarray(left.T), out)
-        return out.T
-    return _many_backward(leaf, left)
+    if count > FEW_VECTORS:
+        return _many_backward(leaf, image - leaf.projected[: leaf.rows, : leaf.rank].astype(np.float64) @ weights)
+    low_rank = np.empty((count, leaf.padded_rows))
+    _times(leaf.projected, _padded(weights, leaf.projected.shape[1]), low_rank)
+    out = np.zeros((count, leaf.width))
+    _backward(leaf.values, leaf.halo, leaf.rows, _padded(image, leaf.padded_rows) - low_rank, out)
+    return out[:, : leaf.halo + leaf.rows].T
 
 
 def sweep(leaf: Leaf, vectors: FloatArray) -> FloatArray:
     """T_GI' T_GI r_I for r_I (m, t), from one reading of T: (m, t)."""
     count = vectors.shape[1]
     if count > FEW_VECTORS:
-        return _many_backward(leaf, forward(leaf, vectors)[0])
-    out = np.zeros((count, leaf.halo + leaf.rows))
-    _sweep(leaf.values, leaf.halo, leaf.rows, np.ascontiguousarray(vectors.T, np.float64), out)
-    return out.T
+        return _many_backward(leaf, _many_forward(leaf, vectors))
+    out = np.zeros((count, leaf.width))
+    _sweep(leaf.values, leaf.halo, leaf.rows, _padded(vectors, leaf.width), out)
+    return out[:, : leaf.halo + leaf.rows].T
+
+
+def _padded(vectors: FloatArray, width: int) -> FloatArray:
+    """Vectors (m, t) row by row, with zeros up to `width`: (t, width)."""
+    rows = np.zeros((vectors.shape[1], width))
+    rows[:, : len(vectors)] = vectors.T
+    return rows
+
+
+def _many_forward(leaf: Leaf, vectors: FloatArray) -> FloatArray:
+    dtype: Any = np.float64 if leaf.double else np.float32
+    converted = np.zeros((leaf.width, vectors.shape[1]), dtype)
+    converted[: len(vectors)] = vectors
+    image = np.empty((leaf.padded_rows, vectors.shape[1]))
+    for rows, strip in leaf.strips():
+        image[rows] = strip.astype(dtype, copy=False) @ converted[: strip.shape[1]]
+    return image[: leaf.rows]
 
 
 def _many_backward(leaf: Leaf, image: FloatArray) -> FloatArray:
-    single = image.astype(np.float32)
-    out = np.zeros((leaf.halo + leaf.rows, image.shape[1]))
-    for rows, panel in leaf.panels():
-        out[: panel.shape[1]] += panel.T @ single[rows]
-    return out
+    dtype: Any = np.float64 if leaf.double else np.float32
+    count = image.shape[1]
+    converted, out = np.zeros((leaf.padded_rows, count), dtype), np.zeros((leaf.width, count), dtype)
+    converted[: leaf.rows] = image
+    for rows, strip in leaf.strips():
+        values = strip.astype(dtype, copy=False)
+        height, width = values.shape
+        # Added where the sum is, as NumPy's product of a transposed matrix would not.
+        blas("gemm", b"N", b"T", count, width, height, 1.0, converted[rows], count, values, width, 1.0, out, count)
+    return out[: leaf.halo + leaf.rows].astype(np.float64, copy=False)
 
 
-@cached_njit(nogil=True)
-def _rows_times(values: Any, start: int, width: int, vector: Any, lanes: Any, sums: Any) -> None:
-    """`sums[k] = values' row k times vector`, of four rows that lie one after the other; sums in sixteen lanes."""
-    prefer_full_vectors()
-    s0, s1, s2, s3 = start, start + width, start + 2 * width, start + 3 * width
-    whole = width // _LANES * _LANES
-    lanes[:, :] = 0.0
-    for j in range(0, whole, _LANES):
-        for l in range(_LANES):
-            v = vector[j + l]
-            lanes[0, l] += np.float64(values[s0 + j + l]) * v
-            lanes[1, l] += np.float64(values[s1 + j + l]) * v
-            lanes[2, l] += np.float64(values[s2 + j + l]) * v
-            lanes[3, l] += np.float64(values[s3 + j + l]) * v
-    for j in range(whole, width):
-        v = vector[j]
-        lanes[0, j - whole] += np.float64(values[s0 + j]) * v
-        lanes[1, j - whole] += np.float64(values[s1 + j]) * v
-        lanes[2, j - whole] += np.float64(values[s2 + j]) * v
-        lanes[3, j - whole] += np.float64(values[s3 + j]) * v
-    for k in range(_ROWS):
-        total = 0.0
-        for l in range(_LANES):
-            total += lanes[k, l]
-        sums[k] = total
+# ------------------------------------------------------------------------------------------------------ compiled loops
+
+_SINGLES = ir.VectorType(ir.FloatType(), LANES)
+_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 
-@cached_njit(nogil=True)
-def _row_times(values: Any, start: int, width: int, vector: Any, lanes: Any) -> float:
-    """One row times a vector, in the order of `_rows_times`."""
-    whole = width // _LANES * _LANES
-    for l in range(_LANES):
-        lanes[0, l] = 0.0
-    for j in range(0, whole, _LANES):
-        for l in range(_LANES):
-            lanes[0, l] += np.float64(values[start + j + l]) * vector[j + l]
-    for j in range(whole, width):
-        lanes[0, j - whole] += np.float64(values[start + j]) * vector[j]
-    total = 0.0
-    for l in range(_LANES):
-        total += lanes[0, l]
-    return total
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return context.make_array(kind)(context, builder, array).data
 
 
-@cached_njit(nogil=True)
-def _add_rows(values: Any, start: int, width: int, z0: float, z1: float, z2: float, z3: float, out: Any) -> None:
-    """`out += z0 row0 + z1 row1 + z2 row2 + z3 row3`."""
-    prefer_full_vectors()
-    s0, s1, s2, s3 = start, start + width, start + 2 * width, start + 3 * width
-    for j in range(width):
-        out[j] += (
-            np.float64(values[s0 + j]) * z0
-            + np.float64(values[s1 + j]) * z1
-            + np.float64(values[s2 + j]) * z2
-            + np.float64(values[s3 + j]) * z3
+def _vector(builder: Any, base: Any, offset: Any, kind: Any, align: int) -> Any:
+    return builder.load(builder.bitcast(builder.gep(base, [offset]), kind.as_pointer()), align=align)
+
+
+@intrinsic
+def _dot_rows(typing_context, values, start, width, vectors, vector, sums):  # type: ignore[no-untyped-def]
+    """`sums[k] = sum_j values[start + k width + j] vectors[vector + j]` for `ROWS` rows of a width of whole lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        rows = builder.gep(_data(context, builder, kinds[0], arguments[0]), [arguments[1]])
+        width = arguments[2]
+        other = builder.gep(_data(context, builder, kinds[3], arguments[3]), [arguments[4]])
+        out = _data(context, builder, kinds[5], arguments[5])
+        index = ir.IntType(64)
+        totals = [cgutils.alloca_once(builder, _DOUBLES) for _ in range(ROWS)]
+        for total in totals:
+            builder.store(ir.Constant(_DOUBLES, [0.0] * LANES), total)
+        with cgutils.for_range_slice(builder, index(0), width, index(LANES)) as (place, _):
+            factor = _vector(builder, other, place, _DOUBLES, 8)
+            for k, total in enumerate(totals):
+                at = builder.add(builder.mul(width, index(k)), place)
+                row = builder.fpext(_vector(builder, rows, at, _SINGLES, 4), _DOUBLES)
+                builder.store(fma_of(builder, row, factor, builder.load(total)), total)
+        for k, total in enumerate(totals):
+            builder.store(_sum_of_lanes(builder, builder.load(total)), builder.gep(out, [index(k)]))
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp, types.intp, vectors, types.intp, sums), generate
+
+
+@intrinsic
+def _add_rows(typing_context, values, start, width, factors, factor, out, place):  # type: ignore[no-untyped-def]
+    """`out[place + j] += sum_k factors[factor + k] values[start + k width + j]`, of `ROWS` rows in their order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        rows = builder.gep(_data(context, builder, kinds[0], arguments[0]), [arguments[1]])
+        width = arguments[2]
+        weights = builder.gep(_data(context, builder, kinds[3], arguments[3]), [arguments[4]])
+        target = builder.gep(_data(context, builder, kinds[5], arguments[5]), [arguments[6]])
+        index = ir.IntType(64)
+        spread = [_broadcast(builder, builder.load(builder.gep(weights, [index(k)]))) for k in range(ROWS)]
+        with cgutils.for_range_slice(builder, index(0), width, index(LANES)) as (here, _):
+            total = _vector(builder, target, here, _DOUBLES, 8)
+            for k, weight in enumerate(spread):
+                at = builder.add(builder.mul(width, index(k)), here)
+                row = builder.fpext(_vector(builder, rows, at, _SINGLES, 4), _DOUBLES)
+                total = fma_of(builder, row, weight, total)
+            pointer = builder.bitcast(builder.gep(target, [here]), _DOUBLES.as_pointer())
+            builder.store(total, pointer, align=8)
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp, types.intp, factors, types.intp, out, types.intp), generate
+
+
+def _broadcast(builder: Any, value: Any) -> Any:
+    first = builder.insert_element(ir.Constant(_DOUBLES, ir.Undefined), value, ir.IntType(32)(0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(first, ir.Constant(_DOUBLES, ir.Undefined), lanes)
+
+
+def _sum_of_lanes(builder: Any, vector: Any) -> Any:
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        kind = ir.VectorType(ir.IntType(32), lanes)
+        low, high = (
+            builder.shuffle_vector(vector, vector, ir.Constant(kind, list(range(first, first + lanes))))
+            for first in (0, lanes)
         )
+        vector = builder.fadd(low, high)
+    return builder.extract_element(vector, ir.IntType(32)(0))
 
 
 @cached_njit(nogil=True)
-def _forward(values: Any, halo: int, rows: int, vectors: Any, out: Any) -> None:
-    """`out[t] = T vectors[t]`."""
-    lanes, sums = np.empty((_ROWS, _LANES)), np.empty(_ROWS)
+def _forward(values: Any, halo: int, rows: int, vectors: Any, image: Any) -> None:
+    """`image[t] = T vectors[t]`."""
+    prefer_full_vectors()
+    count, stride = vectors.shape
+    flat, sums = vectors.reshape(-1), np.empty(ROWS)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
-        width = halo + last
-        row = first
-        while row + _ROWS <= last:
-            for t in range(len(vectors)):
-                _rows_times(values, place, width, vectors[t], lanes, sums)
-                for k in range(_ROWS):
-                    out[t, row + k] = sums[k]
-            place += _ROWS * width
-            row += _ROWS
-        while row < last:
-            for t in range(len(vectors)):
-                out[t, row] = _row_times(values, place, width, vectors[t], lanes)
-            place += width
-            row += 1
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
+        width = -(-(halo + last) // LANES) * LANES
+        for row in range(first, last, ROWS):
+            for t in range(count):
+                _dot_rows(values, place, width, flat, t * stride, sums)
+                for k in range(ROWS):
+                    image[t, row + k] = sums[k]
+            place += ROWS * width
 
 
 @cached_njit(nogil=True)
-def _backward(values: Any, halo: int, rows: int, vectors: Any, out: Any) -> None:
-    """`out[t] += T' vectors[t]`."""
+def _backward(values: Any, halo: int, rows: int, image: Any, out: Any) -> None:
+    """`out[t] += T' image[t]`."""
+    prefer_full_vectors()
+    count, height = image.shape
+    stride = out.shape[1]
+    weights, target = image.reshape(-1), out.reshape(-1)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
-        width = halo + last
-        row = first
-        while row + _ROWS <= last:
-            for t in range(len(vectors)):
-                v = vectors[t]
-                _add_rows(values, place, width, v[row], v[row + 1], v[row + 2], v[row + 3], out[t])
-            place += _ROWS * width
-            row += _ROWS
-        while row < last:
-            for t in range(len(vectors)):
-                z = vectors[t, row]
-                for j in range(width):
-                    out[t, j] += np.float64(values[place + j]) * z
-            place += width
-            row += 1
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
+        width = -(-(halo + last) // LANES) * LANES
+        for row in range(first, last, ROWS):
+            for t in range(count):
+                _add_rows(values, place, width, weights, t * height + row, target, t * stride)
+            place += ROWS * width
 
 
 @cached_njit(nogil=True)
 def _sweep(values: Any, halo: int, rows: int, vectors: Any, out: Any) -> None:
-    """`out[t] += T' T vectors[t]`, four rows at a time while they are in the core's cache."""
-    lanes, sums = np.empty((_ROWS, _LANES)), np.empty(_ROWS)
+    """`out[t] += T' T vectors[t]`, a few rows at a time while they are in the core's cache."""
+    prefer_full_vectors()
+    count, stride = vectors.shape
+    flat, target, sums = vectors.reshape(-1), out.reshape(-1), np.empty(ROWS)
     place = 0
-    for first in range(0, rows, PANEL_ROWS):
-        last = min(first + PANEL_ROWS, rows)
-        width = halo + last
-        row = first
-        while row + _ROWS <= last:
-            for t in range(len(vectors)):
-                _rows_times(values, place, width, vectors[t], lanes, sums)
-                _add_rows(values, place, width, sums[0], sums[1], sums[2], sums[3], out[t])
-            place += _ROWS * width
-            row += _ROWS
-        while row < last:
-            for t in range(len(vectors)):
-                z = _row_times(values, place, width, vectors[t], lanes)
-                for j in range(width):
-                    out[t, j] += np.float64(values[place + j]) * z
-            place += width
-            row += 1
+    for first in range(0, rows, STRIP_ROWS):
+        last = min(first + STRIP_ROWS, rows)
+        width = -(-(halo + last) // LANES) * LANES
+        for _ in range(first, last, ROWS):
+            for t in range(count):
+                _dot_rows(values, place, width, flat, t * stride, sums)
+                _add_rows(values, place, width, sums, 0, target, t * stride)
+            place += ROWS * width
+
+
+@cached_njit(nogil=True)
+def _times(matrix: Any, vectors: Any, out: Any) -> None:
+    """`out[t] = matrix vectors[t]`."""
+    prefer_full_vectors()
+    rows, width = matrix.shape
+    values, flat, sums = matrix.reshape(-1), vectors.reshape(-1), np.empty(ROWS)
+    for row in range(0, rows, ROWS):
+        for t in range(len(vectors)):
+            _dot_rows(values, row * width, width, flat, t * width, sums)
+            for k in range(ROWS):
+                out[t, row + k] = sums[k]
+
+
+@cached_njit(nogil=True)
+def _add(matrix: Any, weights: Any, out: Any) -> None:
+    """`out[t] += matrix' weights[t]`."""
+    prefer_full_vectors()
+    rows, width = matrix.shape
+    values, flat, target = matrix.reshape(-1), weights.reshape(-1), out.reshape(-1)
+    for row in range(0, rows, ROWS):
+        for t in range(len(weights)):
+            _add_rows(values, row * width, width, flat, t * rows + row, target, t * width)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.operators.base import FloatArray
-from dkgp.operators.vecchia.leaves import Bundle, Leaves, Noise
+from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.vecchia.leaves import Bundle, Leaves
 from dkgp.operators.vecchia.products import backward, forward, sweep
 
 __all__ = ["Rows", "backward_task", "build_task", "forward_task", "halo_task", "order_task", "sweep_task"]
@@ -30,10 +30,9 @@ def order_task(leaves: Leaves, bundles: list[int]) -> list[None]:
 
 
 @needs_one_arithmetic
-def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32], int]]:
-    """Samples that each bundle needs, its own last, and how many those are."""
-    found = [leaves.bundle(number) for number in bundles]
-    return [(bundle.samples, bundle.own) for bundle in found]
+def halo_task(leaves: Leaves, bundles: list[int]) -> list[NDArray[np.int32]]:
+    """Samples that each bundle needs."""
+    return [leaves.bundle(number).samples for number in bundles]
 
 
 @needs_one_arithmetic
@@ -47,8 +46,8 @@ def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[
         memory = disk = 0
         for place in range(len(bundle.places)):
             leaf = leaves.leaf_of(bundle, place, own)
-            memory, disk = memory + leaf.nbytes, disk + leaf.disk_bytes
-            projected = leaf.projected.astype(np.float64)
+            memory, disk = memory + leaf.nbytes * (not leaf.spilled), disk + leaf.nbytes * leaf.spilled
+            projected = leaf.projected[:, : leaf.rank].astype(np.float64)
             gram += projected.T @ projected
         results.append((memory, disk, gram))
     return results

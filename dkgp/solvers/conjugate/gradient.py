@@ -8,7 +8,7 @@ the search goes on from the directions it has, with exact steps for the true res
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.conjugate.growth import Growth
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Preconditioner, Preconditioning
+from dkgp.solvers.prices import Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
@@ -123,11 +124,12 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         settings = self.preconditioner
         assert settings is not None
         if isinstance(settings, FactorPreconditioning):
-            n, d = operator.n, operator.kernel.n_features
+            n, p = state.gradient.shape
+            sizes = Sizes(n, operator.kernel.n_features, p, state.precision == "double")
             settings = settings.grown(n, state.growth.level)
             larger = settings.grown(n)
             state.growth.note(float(np.linalg.norm(state.gradient)))
-            if larger != settings and state.growth.is_worth(state.left, settings.price(n, d), larger.price(n, d)):
+            if larger != settings and state.growth.is_worth(state.left, settings.price(sizes), larger.price(sizes)):
                 state.growth.grow()
                 state.preconditioner, settings = None, larger
         if state.preconditioner is None:
@@ -170,11 +172,16 @@ def _preconditioned(
 
 
 def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
-    """The factor in the workers, and what the coordinator holds while it is made."""
+    """Directions, one more of them in the round that verifies the gradient, and the factor."""
     if not isinstance(solver.preconditioner, FactorPreconditioning):
         return SolverMemory(memory=2)
-    own, factor = solver.preconditioner.memory(n, d)
-    return SolverMemory(memory=2, own_bytes=own, factor_bytes=factor)
+    return replace(solver.preconditioner.memory(n, d), memory=2)
+
+
+def _resuming(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint of before there was a halo, or of a low-rank factor alone, tells of none."""
+    found = settings.get("preconditioner") or {}
+    return {"halo": found.get("halo", 0), **{name: found[name] for name in ("leaf", "rank") if name in found}}
 
 
 register_solver(
@@ -183,11 +190,12 @@ register_solver(
 register_solver(
     SolverDeclaration(
         "pcg",
-        "preconditioned by a block-Vecchia factor, or a low-rank one",
+        "preconditioned by a Vecchia factor, or a low-rank one",
         _preconditioned,
         options=(HALO, LEAF, RANK, LANDMARKS),
         needs=frozenset({Need.ROUNDS}),
         memory=_memory,
         bench_turn=2,
+        resuming=_resuming,
     )
 )

@@ -2,7 +2,7 @@
 
 Decided by counts and residuals alone, so that a run comes to the same bits wherever it runs and however often it is
 resumed. What the last iterations gained says how many are left; a factor of twice the halo should need 2^-3/4 of them,
-and costs what it takes to make. Costs are in float32 kernel entries.
+and costs what it takes to make, by the nominal prices of `dkgp.solvers.prices`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LEVELS = 3
 
 @dataclass(frozen=True)
 class Price:
-    """Costs of a factor in float32 kernel entries: to make it, and of an iteration with it, product included."""
+    """Nominal seconds of a factor: to make it, and of an iteration with it, product included."""
 
     build: float
     iteration: float

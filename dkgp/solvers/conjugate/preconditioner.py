@@ -13,17 +13,22 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from dkgp.cluster.threads import process_threads
 from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
 from dkgp.operators.vecchia.factor import VecchiaFactor
+from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
+from dkgp.solvers.prices import Prices, Sizes, conjugate_phases, core_seconds
+from dkgp.solvers.registry import SolverMemory
 
-__all__ = ["FactorPreconditioning", "Preconditioner", "Preconditioning"]
+__all__ = ["FactorPreconditioning", "Preconditioner", "Preconditioning", "factor_bytes_allowed"]
 
-GIBIBYTE = 1024**3
+# By default a factor may take as much, and so many float32 numbers a sample where that is more.
+LEAST_BYTES, NUMBERS_A_SAMPLE = 1024**3, 640
 # Alone, the factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh
 # about the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
@@ -32,8 +37,11 @@ RANK_PER_SAMPLE, LARGEST_RANK_BESIDE_A_HALO = 0.01, 300
 # All leaves' factors take 3 n s^2 operations: with s = n / 20 that comes to 20 products at n = 30,000, and with
 # s = 8 sqrt(n) beyond. Too small a halo is worth less than none.
 HALO_PER_SAMPLE, HALO_PER_SQRT_N, LEAST_HALO = 0.05, 8.0, 256
-# Of one core: a float32 kernel entry, an operation of a float32 matrix product, a byte read from memory.
-ENTRY_NS, ENTRY_NS_A_FEATURE, OPERATION_NS, BYTE_NS = 0.30, 0.012, 0.018, 0.07
+
+
+def factor_bytes_allowed(n: int) -> int:
+    """Bytes that a factor of n samples may take where nobody says otherwise."""
+    return max(LEAST_BYTES, 4 * NUMBERS_A_SAMPLE * n)
 
 
 class Preconditioner(Protocol):
@@ -73,8 +81,8 @@ class FactorPreconditioning:
     landmarks : {"pivoted", "uniform"}
         "pivoted" draws them by randomly pivoted Cholesky, "uniform" at random (the Nystrom method).
     memory_bytes : int or None
-        What the factor may take in all workers together. By default automatic choices stay within a gibibyte, and what
-        is named is refused by nobody but the plan of a run's memory.
+        What the factor may take in all workers together. By default automatic choices stay within a gibibyte, or 2,560
+        bytes a sample, and what is named is refused by nobody but the plan of a run's memory.
     seed : int
 
     References
@@ -118,7 +126,7 @@ class FactorPreconditioning:
         InputError
             What is named exceeds `memory_bytes`.
         """
-        held = max(1, (self.memory_bytes or GIBIBYTE) // (4 * n))  # numbers a sample
+        held = max(1, self._allowed(n) // (4 * n))  # numbers a sample
         if self.rank != "auto":
             rank = self.rank
         elif self.halo == 0:
@@ -141,6 +149,9 @@ class FactorPreconditioning:
             )
         return chosen
 
+    def _allowed(self, n: int) -> int:
+        return factor_bytes_allowed(n) if self.memory_bytes is None else self.memory_bytes
+
     @property
     def numbers(self) -> int:
         """Float32 numbers that the factor, resolved, holds for each sample."""
@@ -151,30 +162,37 @@ class FactorPreconditioning:
         found = self
         for _ in range(levels if self.halo else 0):
             halo, leaf = 2 * int(found.halo), 2 * int(found.leaf)
-            if halo + leaf > n or 4 * n * (halo + leaf + int(self.rank)) > (self.memory_bytes or GIBIBYTE):
+            if halo + leaf > n or 4 * n * (halo + leaf + int(self.rank)) > self._allowed(n):
                 break
             found = replace(found, halo=halo, leaf=leaf)
         return found
 
-    def price(self, n: int, d: int) -> Price:
-        """Costs in float32 kernel entries of n samples with d features, resolved."""
-        halo, leaf, rank = int(self.halo), int(self.leaf) if self.halo else 1, int(self.rank)
-        rows = halo + leaf
-        # A leaf: Cholesky, the triangular solves for its rows, F F' taken off, V.
-        operations = n / leaf * (rows**3 / 3.0 + leaf * rows**2 / 2.0 + rows**2 * rank + 2.0 * leaf * rows * rank)
-        entry_ns = ENTRY_NS + ENTRY_NS_A_FEATURE * d
-        build = n / leaf * rows**2 / 2.0 + operations * OPERATION_NS / entry_ns
-        return Price(build, 0.5 * n * n + 8.0 * n * self.numbers * BYTE_NS / entry_ns)
+    def price(self, sizes: Sizes) -> Price:
+        """Nominal seconds of the factor, resolved."""
+        leaf = int(self.leaf) if self.halo else 0
+        none, one = (
+            core_seconds(
+                conjugate_phases(sizes, products, halo=int(self.halo), leaf=leaf, rank=int(self.rank), checks=0.0),
+                Prices.nominal(sizes.d),
+            )
+            for products in (0.0, 1.0)
+        )
+        return Price(none, one - none)
 
-    def memory(self, n: int, d: int) -> tuple[int, int]:
-        """Bytes at the coordinator, while landmarks are drawn and factored, and in the workers; choices made."""
+    def memory(self, n: int, d: int) -> SolverMemory:
+        """Bytes of the factor, resolved, as large as it may grow; `d` is how many numbers features have."""
         rank = int(self.rank)
         own = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
-        return own, self.grown(n, MOST_LEVELS).numbers * 4 * n + 16 * rank**2
+        if not self.halo:
+            return SolverMemory(own_bytes=own, factor_bytes=low_rank_bytes(n, rank, process_threads()))
+        grown = self.grown(n, MOST_LEVELS)
+        found = vecchia_bytes(n, int(grown.halo), int(grown.leaf), rank, width=d, double=True)
+        making = found.points + process_threads() * found.making
+        return SolverMemory(own_bytes=own + found.coordinator, factor_bytes=making, cached_bytes=found.kept)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; those of a low-rank factor alone as they were before there was a halo."""
-        found = {**asdict(self), "memory_bytes": self.memory_bytes or GIBIBYTE}
+        found = {**asdict(self), "memory_bytes": self.memory_bytes or LEAST_BYTES}
         return {name: value for name, value in found.items() if self.halo or name not in ("halo", "leaf")}
 
     def build(self, operator: KernelOperator) -> Preconditioner:

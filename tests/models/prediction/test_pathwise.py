@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dkgp.cluster import LocalExecutor
 from dkgp.data import ModelRecord, memory_dataset, memory_model
-from dkgp.errors import InputError
+from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Constant, Kernel, Linear, Polynomial, SquaredExponential, parse_kernel
 from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctions
 from dkgp.models.prediction.prior_functions import draw_prior_functions
@@ -110,3 +111,26 @@ def test_joint_draws_beyond_their_limit_are_refused(rng: np.random.Generator) ->
         functions(np.zeros((MOST_JOINT_SAMPLES, 2)))
     with pytest.raises(InputError, match="at least 1"):
         PosteriorFunctions(record, record.url, count=0, seed=0)
+
+
+def test_functions_solved_for_in_batches_are_the_same(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _, points = model_of(SquaredExponential(gamma=(1.0, 0.5)), rng)
+    together = PosteriorFunctions(record, record.url, count=5, seed=7, tolerance=1e-8)(points)
+    monkeypatch.setattr("dkgp.models.prediction.pathwise.SOLVED_TOGETHER", 2)
+    apart = PosteriorFunctions(record, record.url, count=5, seed=7, tolerance=1e-8)(points)
+    np.testing.assert_allclose(apart, together, rtol=0, atol=1e-5)
+
+
+def test_workers_that_differ_take_the_solver_that_may_mix(rng: np.random.Generator) -> None:
+    class Mixed(LocalExecutor):
+        def require_one_arithmetic(self) -> None:
+            raise ClusterError("the workers' processors differ")
+
+    record, _, points = model_of(SquaredExponential(gamma=(1.0, 0.5)), rng)
+    mixed = Mixed(2)
+    found = PosteriorFunctions(record, record.url, count=3, seed=7, executor=mixed)(points)
+    mixed.close()
+    expected = PosteriorFunctions(record, record.url, count=3, seed=7)(points)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)

@@ -248,7 +248,8 @@ def test_what_no_longer_holds_is_not_carried_over(data: ArrayDataset, executor: 
         {"tolerance": 0.0},
         {"tolerance": 1.0},
         {"max_passes": np.nan},
-        {"rank": 0},
+        {"rank": -1},
+        {"halo": -1},
         {"held_out": -1},
         {"seed": -1},
         {"memory_bytes": 0},
@@ -257,6 +258,11 @@ def test_what_no_longer_holds_is_not_carried_over(data: ArrayDataset, executor: 
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="refinement"):
         RefineSettings(**wrong)
+
+
+def test_a_preconditioner_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="`halo` 0 and `rank` 0"):
+        RefineSettings(halo=0, rank=0)
 
 
 def test_no_targets_is_an_error(executor: LocalExecutor) -> None:

@@ -1,4 +1,4 @@
-"""Landmarks that are kept, and a solution that is remembered."""
+"""A solution that is remembered on the way."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
-from dkgp.models.refinement.solve import FrozenLandmarks, Remembered
+from dkgp.models.refinement.solve import Remembered
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.solvers import ConjugateGradient, FactorPreconditioning, RelativeResidual, solve
+from dkgp.solvers import ConjugateGradient, RelativeResidual, solve
 
 KERNEL, NOISE, N = SquaredExponential((2.0, 2.0)), 0.01, 500
 
@@ -40,15 +40,3 @@ def test_it_remembers_the_first_solution_that_is_near(
     largest = float(np.max(np.linalg.norm(residual, axis=0) / np.linalg.norm(rhs, axis=0)))
     assert largest == pytest.approx(remembered.residual, rel=1e-3)
     assert found.progress.relative_residual < largest <= 0.04
-
-
-def test_landmarks_are_kept(operator: BlockedKernelOperator) -> None:
-    landmarks = FrozenLandmarks(FactorPreconditioning(0, rank=30))
-    assert landmarks.build(operator).rank == 30
-    assert landmarks.indices is not None
-    first = landmarks.indices.copy()
-    with BlockedKernelOperator(
-        SquaredExponential((1.9, 2.1)), 0.02, operator.context.source, operator.executor
-    ) as other:
-        landmarks.build(other)
-    np.testing.assert_array_equal(landmarks.indices, first)

@@ -13,7 +13,6 @@ from scipy import stats
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.refinement.solve import FrozenLandmarks
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, held_out_rows, held_out_samples, score_held_out
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import FactorPreconditioning
@@ -66,10 +65,10 @@ def test_the_score_is_a_dense_gps(p: int, rng: np.random.Generator) -> None:
     losses = -stats.norm.logpdf(y_new, mean, np.sqrt(variance)[:, None])
     executor = LocalExecutor(2)
     with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
-        landmarks = FrozenLandmarks(FactorPreconditioning(0, rank=50))
-        score = score_held_out(operator, y, HeldOut(X_new, y_new), landmarks)
+        how = (FactorPreconditioning(50), FactorPreconditioning(0, rank=50))
+        score = score_held_out(operator, y, HeldOut(X_new, y_new), *how)
         with pytest.raises(InterruptedRunError):
-            score_held_out(operator, y, HeldOut(X_new, y_new), landmarks, interrupted=lambda: True)
+            score_held_out(operator, y, HeldOut(X_new, y_new), *how, interrupted=lambda: True)
     executor.close()
     # The variance reported is the upper end of an interval of at most 2 %.
     assert score.gap_max <= 0.02

@@ -72,9 +72,20 @@ def _training_rows(document: Document) -> Rows:
         *_assumed(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
-        ("seconds", f"{document['seconds']:.1f}"),
+        ("seconds", _seconds(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
     ]
+
+
+def _seconds(document: Document) -> str:
+    """Those of a solve, and of its parts that took a twentieth of it at least; older models do not tell."""
+    whole = document["seconds"]
+    parts = [
+        f"{name} {seconds:.1f}"
+        for name, seconds in document.get("seconds_by_part", {}).items()
+        if seconds >= 0.05 * whole
+    ]
+    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _entries(count: int, n: int) -> str:
@@ -198,8 +209,10 @@ def _bench(document: Document) -> list[RenderableType]:
     for column in document["columns"]:
         table.add_column(column["title"], justify="left" if column.get("text") else "right")
     for row in document["rows"]:
-        table.add_row(*(_cell(row.get(column["name"]), column.get("format", "")) for column in document["columns"]))
-    extra = [(name.replace("_", " "), figure(value)) for name, value in document["figures"].items()]
+        table.add_row(*(_cell(row, column["name"], column.get("format", "")) for column in document["columns"]))
+    extra = [
+        (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
+    ]
     if document.get("benchmark") == "tiles":
         machine = document["machine"]
         compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
@@ -211,12 +224,19 @@ def _bench(document: Document) -> list[RenderableType]:
     return parts
 
 
-def _cell(value: Any, form: str) -> str:
+def _cell(row: Document, name: str, form: str) -> str:
+    value = row.get(name)
     if value is None:
         return "-"
     if form == "bytes":
         return size(value)
-    return format(value, form) if isinstance(value, int | float) else str(value)
+    return (format(value, form) if isinstance(value, int | float) else str(value)) + _noise(row, name)
+
+
+def _noise(figures: Document, name: str) -> str:
+    """The range that the baseline's own copy came to, where a ratio's noise was measured."""
+    least, most = figures.get("null", {}).get(name, (None, None))
+    return "" if least is None else f" (null {least:.2f}-{most:.2f})"
 
 
 def _shown(name: str, value: Any) -> str:

@@ -1,0 +1,318 @@
+"""A problem in small: what conjugate gradients take on a subset foretells what they take on all samples.
+
+A random subset of m of the n samples, with the same kernel, takes about as many iterations as the whole, where
+
+* with a halo, halo and leaf are the same share of the samples, s m / n and g m / n, the rank is R sqrt(m / n), and the
+  noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between what keeps single
+  samples alike (s2) and what keeps averages alike (s2 m / n);
+* with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks of more than
+  a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75.
+
+Measured (docs/experiments.md) on kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone, magic and
+dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly within a fifth, counts from 2 to 170.
+
+Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n,
+and go on growing as they do from half of the subset to all of it.
+
+The subset's matrix is held, and so are its factors: a run takes some hundredths of a second. Nothing is timed: the same
+seed comes to the same counts, but for what another processor's roundings change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.operators.base import FloatArray
+from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
+from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
+from dkgp.operators.vecchia.order import kd_order
+from dkgp.solvers.conjugate.block import BlockDirections
+
+__all__ = ["Probe", "ResidualCurve"]
+
+# Powers of m / n.
+RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
+LOW_RANK_SHARE, LARGE_RANK, NOISE_OF_A_LARGE_RANK = 0.2, 0.35, 0.75
+# Landmarks at most: beyond a quarter of the samples, what is left of them tells little of other samples.
+RANK_SHARE = 0.25
+# Halos of fewer samples than this are no halos; what smaller shares take follows from how counts fall up to twice it.
+LEAST_HALO = 12
+# Targets that are solved for: with more, iterations hardly get fewer.
+MOST_TARGETS = 8
+# Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
+# .005).
+FELT = 0.12
+DAMPING = 1e-6  # of a leaf's diagonal: no subset is so regular that it would not be positive definite
+
+
+@dataclass(frozen=True)
+class ResidualCurve:
+    """Residuals of the kernel's diagonal under partial Cholesky factors of growing rank.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Landmarks, growing.
+    residuals : tuple of float
+        Mean of diag(K - F F') over the samples that are no landmarks, in units of the kernel's largest k(x, x).
+    """
+
+    ranks: tuple[int, ...]
+    residuals: tuple[float, ...]
+
+    def at(self, rank: float) -> float:
+        """e(R): between the ranks probed along straight lines in logarithms, beyond the last along the last one."""
+        tiny = np.finfo(np.float64).tiny
+        x, y = np.log(self.ranks), np.log(np.maximum(self.residuals, tiny))
+        at = math.log(rank)
+        if at <= x[-1] or len(x) < 2:
+            return float(np.exp(np.interp(at, x, y)))
+        # From half the rank on: single steps scatter.
+        first = int(np.searchsorted(x, x[-1] - math.log(2.0)))
+        first = min(first, len(x) - 2)
+        slope = (y[-1] - y[first]) / (x[-1] - x[first])
+        return float(np.exp(y[-1] + min(slope, 0.0) * (at - x[-1])))
+
+
+class _Landmarks:
+    """A pivoted factor of the subset's matrix, and how its residual fell."""
+
+    def __init__(self, evaluator: TileEvaluator, inputs: FloatArray, prior: FloatArray, seed: int) -> None:
+        most = max(1, int(RANK_SHARE * len(inputs)))
+        rng = np.random.default_rng([seed, 2])
+        factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, most, rng)
+        ranks: list[int] = []
+        residuals: list[float] = []
+        while not factor.complete:
+            factor.extend()
+            free = np.ones(len(inputs), dtype=bool)
+            free[factor.pivots] = False
+            ranks.append(factor.rank)
+            residuals.append(float(factor.residual[free].mean() / prior.max()) if free.any() else 0.0)
+        self.curve = ResidualCurve(tuple(ranks), tuple(residuals))
+        self.rows: FloatArray = factor.rows
+
+
+class _Subset:
+    """Some samples, their matrix, and conjugate gradients on it."""
+
+    def __init__(self, kernel: Kernel, inputs: FloatArray, p: int, seed: int) -> None:
+        self.m = len(inputs)
+        evaluator, double = TileEvaluator(kernel, "single"), TileEvaluator(kernel, "double")
+        features = evaluator.prepare(inputs)
+        self.matrix = np.ascontiguousarray(evaluator.tile(features, features))
+        self.prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
+        self.landmarks = _Landmarks(double, inputs, self.prior, seed)
+        if is_one_distance(evaluator):
+            self._points = np.ascontiguousarray(features.values[:, : self.m].T)
+        else:
+            rows = self.landmarks.rows[:EMBEDDING_RANK] / np.sqrt(counted(self.prior))
+            self._points = np.ascontiguousarray(rows.T, dtype=np.float32)
+        rng = np.random.default_rng([seed, 3])
+        drawn = rng.standard_normal((2, self.m, min(p, MOST_TARGETS)))
+        self._smooth = self.matrix @ drawn[0].astype(np.float32)
+        self._smooth /= max(float(self._smooth.std()), 1e-30)
+        self._rough = drawn[1]
+        self._leaves: dict[tuple[int, int], _Leaves] = {}
+
+    def iterations(self, halo: int, leaf: int, rank: int, noise: float, tolerance: float, most: int) -> int | None:
+        """Iterations to max |g| <= tolerance; None if they are more than `most`."""
+        targets = self._smooth + math.sqrt(noise / float(self.prior.max())) * self._rough
+        residual: FloatArray = targets / targets.std(axis=0)
+        apply = self._preconditioner(halo, leaf, rank, noise)
+
+        def product(vectors: NDArray[Any]) -> FloatArray:
+            return (self.matrix @ vectors.astype(np.float32)).astype(np.float64) + noise * vectors
+
+        directions = BlockDirections()
+        for count in range(most + 1):
+            if np.abs(residual).max() <= tolerance:
+                return count
+            step = directions.advance(apply(residual), residual, product)
+            if not len(step):
+                return count
+            residual -= directions.images @ step
+        return None
+
+    def _preconditioner(self, halo: int, leaf: int, rank: int, noise: float) -> Callable[[FloatArray], FloatArray]:
+        """M^-1 of a factor with a halo, or of F F' + noise without one."""
+        rows = self.landmarks.rows[:rank]
+        if halo:
+            triangle = self._triangle(halo, leaf, rows, noise)
+        else:
+            triangle = scipy.sparse.identity(self.m, format="csr") / math.sqrt(noise)
+        if not len(rows):
+            return lambda residual: np.asarray(triangle.T @ (triangle @ residual))
+        images = np.asarray(triangle @ rows.T)
+        gram = images.T @ images
+        gram[np.diag_indices(len(gram))] += 1.0
+        small = scipy.linalg.cho_factor(gram, lower=True, overwrite_a=True)
+
+        def apply(residual: FloatArray) -> FloatArray:
+            forward = triangle @ residual
+            forward -= images @ scipy.linalg.cho_solve(small, images.T @ forward)
+            return np.asarray(triangle.T @ forward)
+
+        return apply
+
+    def _triangle(self, halo: int, leaf: int, rows: FloatArray, noise: float) -> Any:
+        """T: a leaf's rows are those of the inverse of its Cholesky factor, conditioned on its halo."""
+        if (halo, leaf) not in self._leaves:
+            self._leaves[halo, leaf] = _Leaves.of(self.matrix, self.prior, self._points, halo, leaf)
+        leaves = self._leaves[halo, leaf]
+        data, columns, lengths = [], [], []
+        for samples, own in zip(leaves.samples, leaves.own, strict=True):
+            block = self.matrix[np.ix_(samples, samples)].astype(np.float64)
+            part = rows[:, samples]
+            block -= part.T @ part
+            block[np.diag_indices(len(samples))] += noise + DAMPING * self.prior[samples]
+            lower = scipy.linalg.lapack.dpotrf(block, lower=1, clean=1)[0]
+            ours = np.zeros((len(samples), own))
+            ours[np.arange(len(samples) - own, len(samples)), np.arange(own)] = 1.0
+            ours = scipy.linalg.solve_triangular(lower, ours, lower=True, trans="T", check_finite=False)
+            data.append(ours.T.ravel())
+            columns.append(np.tile(samples, own))
+            lengths += [len(samples)] * own
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        return scipy.sparse.csr_matrix((np.concatenate(data), np.concatenate(columns), starts), (self.m, self.m))
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """The samples of each leaf, its halo's first, and how many are its own."""
+
+    samples: tuple[NDArray[np.intp], ...]
+    own: tuple[int, ...]
+
+    @classmethod
+    def of(cls, matrix: NDArray[Any], prior: FloatArray, points: NDArray[np.float32], halo: int, leaf: int) -> _Leaves:
+        order, bounds = kd_order(points, leaf)
+        samples, own = [], []
+        root = np.sqrt(counted(prior))
+        for start, stop in pairwise(bounds):
+            leaf_samples, near = order[start:stop].astype(np.intp), order[:start].astype(np.intp)
+            if start > halo:
+                alike = (matrix[leaf_samples][:, near] / root[leaf_samples, None]).max(axis=0) / root[near]
+                near = near[np.sort(np.argpartition(-alike, halo - 1)[:halo])]
+            samples.append(np.concatenate([near, leaf_samples]))
+            own.append(len(leaf_samples))
+        return cls(tuple(samples), tuple(own))
+
+
+class Probe:
+    """A problem's subset, and what it foretells.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+        s2.
+    inputs : (m, d) float64
+        A random subset of the standardised inputs.
+    n, p : int
+        Samples and targets of the problem.
+    tolerance : float
+        On max |g|, of targets of variance one.
+    seed : int
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        noise_variance: float,
+        inputs: FloatArray,
+        n: int,
+        p: int = 1,
+        *,
+        tolerance: float = 1e-4,
+        seed: int = 0,
+    ) -> None:
+        self.n, self.p, self.tolerance = n, p, tolerance
+        self._kernel, self._noise, self._inputs, self._seed = kernel, noise_variance, inputs, seed
+        self._counts: dict[tuple[float, ...], tuple[int, int | None]] = {}
+
+    @property
+    def noise(self) -> float:
+        """The noise variance in units of the kernel's largest k(x, x)."""
+        return self._noise / float(self._whole.prior.max())
+
+    @property
+    def curve(self) -> ResidualCurve:
+        """What landmarks leave of the kernel's diagonal."""
+        return self._whole.landmarks.curve
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank that the subset can tell of."""
+        return max(1, int(len(self._whole.landmarks.rows) * (self.n / self._whole.m) ** LARGE_RANK))
+
+    def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
+        """Iterations on all samples with such a factor; infinity where they are more than `most`."""
+        with single_threaded_blas():
+            scale = self.n / self._whole.m
+            reached = halo / scale
+            if halo and reached < LEAST_HALO:
+                # Counts fall as a power of the halo.
+                halves, wholes = (self._extended(LEAST_HALO * k, LEAST_HALO * k // 2, rank, 400.0) for k in (1, 2))
+                count = halves * (LEAST_HALO / reached) ** max(0.0, math.log2(max(halves, 1.0) / max(wholes, 1.0)))
+                return count if count <= most else math.inf
+            return self._extended(round(halo / scale), max(1, round(leaf / scale)), rank, most)
+
+    def _extended(self, halo: int, leaf: int, rank: int, most: float) -> float:
+        """Iterations on all samples, with a halo and a leaf of the subset."""
+        subset, share = self._whole, self._whole.m / self.n
+        if not halo:
+            told = LOW_RANK_SHARE * subset.m
+            found = [self._counted(subset, 0, 0, min(rank, told), 1.0, math.floor(most))]
+            if rank > told:  # no more iterations than with the largest rank that the first law tells of
+                scaled = rank * share**LARGE_RANK
+                found.append(self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most)))
+            return float(min((count for count in found if count is not None), default=math.inf))
+        scaled = rank * share**RANK_BESIDE_A_HALO
+        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most / self._growth))
+        return math.inf if count is None else count * self._growth
+
+    @cached_property
+    def _growth(self) -> float:
+        """What counts grow by from the subset to all samples, where the subset hardly feels the noise."""
+        shares, halo = self.n / self._whole.m, max(LEAST_HALO, self._whole.m // 20)
+        scaled, half, noisy = (
+            self._counted(subset, halo // part, halo // part // 2, 0.0, power, 400)
+            for subset, part, power in ((self._whole, 1, 0.5), (self._half, 2, 0.5), (self._whole, 1, 0.0))
+        )
+        if scaled is None or half is None or noisy is None or min(scaled, half, noisy) < 3 or shares <= 1.0:
+            return 1.0
+        felt = math.log(scaled / noisy) / (0.5 * math.log(shares))
+        return float(shares ** max(0.0, math.log2(scaled / half) * max(0.0, min(1.0, 1.0 - felt / FELT))))
+
+    def _counted(self, subset: _Subset, halo: int, leaf: int, rank: float, power: float, most: int) -> int | None:
+        small = max(1, round(rank)) if rank else 0
+        key = (subset.m, halo, leaf, small, power)
+        limit, count = self._counts.get(key, (-1, None))
+        if count is None and limit < most:
+            noise = self._noise * (subset.m / self.n) ** power
+            count = subset.iterations(halo, leaf, small, noise, self.tolerance, most)
+            self._counts[key] = most, count
+        return count if count is None or count <= most else None
+
+    @cached_property
+    def _whole(self) -> _Subset:
+        with single_threaded_blas():
+            return _Subset(self._kernel, self._inputs, self.p, self._seed)
+
+    @cached_property
+    def _half(self) -> _Subset:
+        chosen = np.random.default_rng([self._seed, 4]).permutation(len(self._inputs))[: len(self._inputs) // 2]
+        return _Subset(self._kernel, self._inputs[np.sort(chosen)], self.p, self._seed)

@@ -1,0 +1,103 @@
+"""The factor on Dask: the same bits for any number of workers, and for those that were lost."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.cluster.executors.dask import DaskExecutor
+from dkgp.data import Dataset, dataset_from_arrays
+from dkgp.kernels import SquaredExponential
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.vecchia.factor import VecchiaFactor
+
+N = 700
+KERNEL = SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3)
+MARKS = np.arange(0, N, 20)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A store, which worker processes read too."""
+    rng = np.random.default_rng(0)
+    return dataset_from_arrays(tmp_path_factory.mktemp("store") / "data", rng.standard_normal((N, 3)), np.arange(N))
+
+
+def operator(dataset: Dataset, executor: Any) -> BlockedKernelOperator:
+    noise = np.random.default_rng(1).uniform(0.01, 0.1, N)
+    return BlockedKernelOperator(KERNEL, noise, dataset, executor)
+
+
+def vectors() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((N, 2))
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: Dataset) -> dict[int, np.ndarray]:
+    """M^-1 r by threads of this process, without and with a low-rank part."""
+    executor = LocalExecutor(1)
+    found = {
+        rank: VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank]).apply(vectors())
+        for rank in (0, len(MARKS))
+    }
+    executor.close()
+    worker_cache().clear()
+    return found
+
+
+@contextmanager
+def dask_executor(workers: int, processes: bool, cache_bytes: int = 2**30) -> Iterator[tuple[DaskExecutor, Client]]:
+    with (
+        warnings.catch_warnings(),
+        dask.config.set({"distributed.worker.profile.enabled": False}),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=processes,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        warnings.simplefilter("ignore")  # workers are lost here on purpose
+        executor = DaskExecutor(client, in_process=not processes, cache_bytes=cache_bytes)
+        yield executor, client
+        executor.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_workers_in_this_process(dataset: Dataset, expected: dict[int, np.ndarray], workers: int) -> None:
+    with dask_executor(workers, processes=False) as (executor, _):
+        for rank, result in expected.items():
+            factor = VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank])
+            np.testing.assert_array_equal(factor.apply(vectors()), result)
+
+
+@pytest.mark.faults
+def test_processes_of_which_one_is_lost(dataset: Dataset, expected: dict[int, np.ndarray]) -> None:
+    with dask_executor(2, processes=True) as (executor, client):
+        factors = {rank: VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank]) for rank in expected}
+        for rank, result in expected.items():
+            np.testing.assert_array_equal(factors[rank].apply(vectors()), result)
+        lost = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+        client.retire_workers([lost], close_workers=True)
+        for rank, result in expected.items():
+            np.testing.assert_array_equal(factors[rank].apply(vectors()), result)
+
+
+@pytest.mark.slow
+def test_processes_with_little_room(dataset: Dataset, expected: dict[int, np.ndarray]) -> None:
+    with dask_executor(2, processes=True, cache_bytes=150_000) as (executor, _):
+        for rank, result in expected.items():
+            factor = VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank])
+            assert factor.disk_bytes > 0
+            np.testing.assert_array_equal(factor.apply(vectors()), result)
