@@ -267,10 +267,9 @@ def _decided(
     one_arithmetic: bool = True,
 ) -> tuple[TrainJob, Choice | None]:
     """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
-    memory_bytes = job.memory_limit_bytes
-    pruned = job.tree_error is not None
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike)
+    pruned, limit = job.tree_error is not None, job.memory_limit_bytes
+    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=limit, one_arithmetic=alike)
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
@@ -279,12 +278,9 @@ def _decided(
 def _resumes_unlike_workers(job: TrainJob) -> bool:
     """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
     with contextlib.suppress(CheckpointError):
-        store = CheckpointStore(job.checkpoint_url)
-        latest = store.load_latest() if exists(store.url) else None
-        if latest is not None:
-            recorded = latest.metadata.get("solver")
-            name = recorded.get("solver") if isinstance(recorded, dict) else None
-            return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
+        latest = CheckpointStore(job.checkpoint_url).load_latest() if exists(job.checkpoint_url) else None
+        name = None if latest is None else dict(latest.metadata.get("solver") or {}).get("solver")
+        return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
     return False
 
 
