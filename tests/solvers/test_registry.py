@@ -29,7 +29,7 @@ from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.memory import plan_training
 from dkgp.registry import Option
 from dkgp.service.specification import job_from_options, options_from_job, options_schema
-from dkgp.solvers import registry
+from dkgp.solvers import Choice, registry
 from dkgp.solvers.registry import (
     Need,
     SolverDeclaration,
@@ -85,7 +85,7 @@ def test_options_belong_to_whom_they_are_declared_by() -> None:
     with pytest.raises(UsageError, match="`rank` belongs to the solver pcg; got `solver` gbcd"):
         build_solver("gbcd", {"rank": 3})
     with pytest.raises(UsageError, match="`memory` belongs to the solvers gbcd, bcdc, bcdg; got `solver` auto"):
-        SolverOptions("auto", memory=3).check()
+        SolverOptions("auto", memory=3, rank=3).check()
     with pytest.raises(UsageError, match="no solver has an option 'blok_size'; did you mean `block_size`"):
         SolverOptions("gbcd", blok_size=3).check()
     with pytest.raises(UsageError, match=r"unknown solver 'newton'.*gbcd"):
@@ -95,13 +95,20 @@ def test_options_belong_to_whom_they_are_declared_by() -> None:
 
 def test_options_are_compared_and_changed_as_a_whole() -> None:
     options = SolverOptions("gbcd", block_size=500, seed=3)
-    assert options == SolverOptions(seed=3, block_size=500, candidates=60)
+    assert options == SolverOptions("gbcd", seed=3, block_size=500, candidates=60)
     assert hash(options) == hash(SolverOptions(**options.to_json()))
     assert (options.block_size, options.candidates, options.memory) == (500, 60, None)
     assert options.changed(solver="bcdc", block_size="auto") == SolverOptions("bcdc", seed=3)
     assert replace(options, tolerance=1.0) == SolverOptions(block_size=500, seed=3, tolerance=1.0)
     with pytest.raises(AttributeError, match="no solver has an option 'blok_size'"):
         _ = options.blok_size
+
+
+def test_options_name_the_solver_where_it_is_left_to_auto() -> None:
+    assert SolverOptions().solver == SolverOptions("auto", seed=3, rank="auto").solver == "auto"
+    assert SolverOptions(block_size=500) == SolverOptions("gbcd", block_size=500)
+    assert SolverOptions("auto", rank=300).solver == "pcg"
+    assert SolverOptions("bcdc", block_size=500).solver == "bcdc"
 
 
 def test_who_needs_what() -> None:
@@ -171,6 +178,27 @@ def test_workers_that_differ_are_refused_before_the_start_by_who_minds(
     assert run_train(TrainJob(**small_problem, solver=SolverOptions("kcg")), SilentReporter())["converged"]
 
 
+def test_auto_takes_another_solver_where_workers_differ_and_goes_on_with_it(
+    small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(*arguments: Any, one_arithmetic: bool, **options: Any) -> Choice:
+        return Choice("pcg", "as alike", halo=20, leaf=10, rank=0) if one_arithmetic else Choice("gbcd", "as unlike")
+
+    def differ(executor: LocalExecutor) -> None:
+        raise ClusterError("the workers differ")
+
+    monkeypatch.setattr("dkgp.commands.solver_options.choose_solver_for", choose)
+    job = TrainJob(**small_problem, checkpoint_seconds=0.0, solver=SolverOptions(max_passes=0.1, tolerance=1e-7))
+    with monkeypatch.context() as unlike:
+        unlike.setattr(LocalExecutor, "require_one_arithmetic", differ)
+        stopped = run_train(job, SilentReporter())
+    assert (stopped["solver"], stopped["auto"]["reason"], stopped["converged"]) == ("gbcd", "as unlike", False)
+    resumed = run_train(replace(job, resume=True, solver=SolverOptions(tolerance=1e-7)), SilentReporter())
+    assert (resumed["solver"], resumed["converged"]) == ("gbcd", True)
+    afresh = run_train(replace(job, overwrite=True, solver=SolverOptions(tolerance=1e-7)), SilentReporter())
+    assert (afresh["solver"], afresh["settings"]["preconditioner"]["halo"]) == ("pcg", 20)
+
+
 # ---------------------------------------------------------------------------------------------- jobs of earlier times
 
 
@@ -207,7 +235,7 @@ def test_workers_that_differ_are_refused_before_the_start_by_who_minds(
 def test_options_as_earlier_versions_stored_them_make_the_same_job(command: str, stored: str) -> None:
     options: dict[str, Any] = {**(TRAIN if command == "train" else {}), **json.loads(stored)}
     job: Any = job_from_options(command, options)
-    assert options_from_job(job) == options
+    assert job_from_options(command, options_from_job(job)) == job
     for name, value in options.get("solver", {}).items():
         assert getattr(job.solver, name) == value
 
@@ -225,7 +253,8 @@ def test_the_service_and_the_options_take_a_new_solver(richardson: SolverDeclara
     assert described["relaxation"] == {"default": 1.0, "title": "Relaxation", "type": "number"}
     assert "richardson" in described["solver"]["enum"]
     with pytest.raises(UsageError, match="solver: `relaxation` belongs to the solver richardson; got `solver` gbcd"):
-        job_from_options("train", {**TRAIN, "solver": {"relaxation": 1.5}})
+        job_from_options("train", {**TRAIN, "solver": {"solver": "gbcd", "relaxation": 1.5}})
+    assert job_from_options("train", {**TRAIN, "solver": {"relaxation": 1.5}}) == job
     with pytest.raises(InputError, match="solver: the relaxation must be between 0 and 2; got 3"):
         job_from_options("train", {**TRAIN, "solver": {"solver": "richardson", "relaxation": 3.0}})
 
@@ -256,7 +285,7 @@ def test_an_estimator_takes_it_by_name(richardson: SolverDeclaration, rng: np.ra
 def test_a_solver_that_is_known_first_takes_no_name_of_dkgps_own() -> None:
     code = """
 from dkgp.registry import Option
-from dkgp.solvers import registry
+from dkgp.solvers import Choice, registry
 try:
     registry.register_solver(registry.SolverDeclaration("mine", "", lambda rank: None, (Option("rank", "", int, 3),)))
 except registry.UsageError as error:
@@ -307,7 +336,7 @@ def test_an_installed_package_brings_a_solver_to_the_command_line(
         train("parts", *mine, "--max-passes", "20"),
         train("parts", *mine, "--resume"),
         train("refused", *mine, "--memory-limit", "1MiB"),
-        train("wrong", "--relaxation", "1.5"),
+        train("wrong", "--solver", "gbcd", "--relaxation", "1.5"),
     ]
     ran = subprocess.run(
         [sys.executable, "-c", COMMANDS],
@@ -318,8 +347,9 @@ def test_an_installed_package_brings_a_solver_to_the_command_line(
         check=True,
     )
     results = json.loads(ran.stdout)
-    for _, shown, _ in results[:3]:
+    for _, shown, _ in results[:2]:
         assert "|richardson]" in "".join(shown.split())
+    assert "smo,richardson." in "".join(results[2][1].split())
     for _, shown, _ in results[:2]:
         words = " ".join(shown.split())
         assert "richardson: Richardson's iteration." in words
