@@ -319,10 +319,7 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
-    """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
-
-    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
-    """
+    """Project the run's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
