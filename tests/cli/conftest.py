@@ -81,7 +81,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     commands = {
         "ingest": ("ingest", data, train, "--target", "price", *split),
         "tune": ("tune", train, "--out", hyper, "--subset", 200),
-        "train": ("train", train, "--out", model, "--hyper", hyper, "--block-size", 50, *records),
+        "train": ("train", train, "--out", model, "--hyper", hyper, "--solver", "gbcd", "--block-size", 50, *records),
         "predict": ("predict", model, test, "--out", prediction),
         "evaluate": ("evaluate", prediction, test, "--plot", folder / "fit.png"),
     }

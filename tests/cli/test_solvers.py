@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.commands import train as commands_train
-from dkgp.data import open_model
+from dkgp.data import CheckpointStore, open_model
 
 Command = Callable[..., Any]
 
@@ -75,15 +75,67 @@ def test_the_duality_gap_stops_sooner(
     assert found["gradient_inf_norm"] > 1e-4
 
 
+@pytest.mark.parametrize("factor", [("--halo", 0, "--rank", 20), ("--halo", 24, "--leaf", 20, "--rank", 5)])
 def test_an_interrupted_solve_of_another_kind_resumes(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, factor: tuple[object, ...]
 ) -> None:
     whole, parts = tmp_path / "whole.zarr", tmp_path / "parts.zarr"
-    document(run(*train(pipeline, whole, "--solver", "pcg", "--rank", 20)))
-    options = ("--solver", "pcg", "--rank", 20)
+    options = ("--solver", "pcg", *factor)
+    taken = document(run(*train(pipeline, whole, *options)))
     document(run(*train(pipeline, parts, *options, "--max-passes", 3)), 4)
     assert document(run(*train(pipeline, parts, *options, "--resume")))["resumed"] is True
     assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
+    # Where the time went, earlier runs included.
+    assert set(taken["seconds_by_part"]) == {"factor", "precondition", "product", "check", "update"}
+    assert 0.0 < sum(taken["seconds_by_part"].values()) <= taken["seconds"]
+
+
+def test_a_checkpoint_of_before_there_was_a_halo_is_resumed_or_refused_in_words(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole.zarr", tmp_path / "parts.zarr"
+    options = ("--solver", "pcg", "--halo", 0, "--rank", 20)
+    document(run(*train(pipeline, whole, *options)))
+    stopped = document(run(*train(pipeline, parts, *options, "--max-passes", 3)), 4)
+    store = CheckpointStore(stopped["checkpoint"])
+    latest = store.load_latest()
+    assert latest is not None
+    metadata = latest.metadata
+    # As such a version wrote it.
+    factor = {"rank": 20, "landmarks": "pivoted", "memory_bytes": 1024**3, "seed": 0}
+    assert metadata["solver"] == {"solver": "pcg", "precision": "mixed", "preconditioner": factor}
+    del metadata["state"]["level"], metadata["state"]["norms"], metadata["loop"]["foresight"]
+    store.clear()
+    store.save(latest.sequence_number, latest.arrays, metadata)
+    for other in (("--rank", 20), ("--halo", 24), ("--halo", 0, "--rank", 30)):
+        refused = run(*train(pipeline, parts, "--solver", "pcg", *other, "--resume")[:-2])
+        assert refused.exit_code == 3
+        said = " ".join(refused.stderr.split())
+        assert "belongs to another preconditioner" in said
+        assert "Resume with what it was written with (--solver pcg, --halo 0, --rank 20)" in said
+    refused = run(*train(pipeline, parts, "--solver", "gbcd", "--resume")[:-2])
+    assert "another solver" in " ".join(refused.stderr.split())
+    assert "(--solver pcg, --halo 0, --rank 20)" in " ".join(refused.stderr.split())
+    document(run(*train(pipeline, parts, *options, "--resume")))
+    assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--halo", 0, "--leaf", 30), "a leaf goes with a halo; got --leaf 30 and --halo 0. Leave --leaf out"),
+        (("--halo", 0, "--rank", 0), "got --halo 0 and --rank 0. Raise one of them, or"),
+        (("--halo", -3), "halo must be 'auto' or at least 0; got -3"),
+        (("--rank", 0, "--landmarks", "uniform"), "no landmarks to draw with --rank 0; got --landmarks uniform"),
+    ],
+)
+def test_factors_that_make_no_sense_are_refused(
+    pipeline: dict[str, Any], run: Command, tmp_path: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = run(*train(pipeline, tmp_path / "model.zarr", "--solver", "pcg", *options)[:-2])
+    assert result.exit_code == 3
+    assert message in " ".join(result.stderr.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_auto_says_what_it_picked_and_why(
@@ -130,6 +182,8 @@ def test_an_automatic_choice_is_made_again_on_resuming(
             ("--solver", "cg", "--block-size", 50),
             "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver cg",
         ),
+        (("--solver", "gbcd", "--halo", 50), "--halo belongs to the solver pcg; got --solver gbcd"),
+        (("--solver", "cg", "--leaf", 50), "--leaf belongs to the solver pcg; got --solver cg"),
         (("--solver", "gbcd", "--rank", 50), "--rank belongs to the solver pcg; got --solver gbcd"),
         (
             ("--solver", "bcdc", "--variables-per-step", 2),

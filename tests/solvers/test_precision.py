@@ -1,0 +1,119 @@
+"""When the gradient is computed anew in float64, and at what cost: in a round of its own product where a method can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.solvers import (
+    ConjugateGradient,
+    FactorPreconditioning,
+    GradientInfNorm,
+    MaxIterations,
+    Solution,
+    solve,
+)
+from dkgp.solvers.conjugate.gradient import ConjugateGradientState
+from dkgp.solvers.precision import PrecisionPolicy
+from tests.solvers.problems import smooth_problem
+
+PROBLEM = smooth_problem(400, 3, targets=2, noise_variance=0.1)
+QUICK = ConjugateGradient(FactorPreconditioning(0, rank=120))
+
+
+def watched(executor: LocalExecutor, **options: Any) -> tuple[Solution, list[tuple[str, int]]]:
+    """A solve, and the precision and the columns of its products with the whole matrix."""
+    operator, products = PROBLEM.blocked(executor), []
+    matmat = operator.matmat
+
+    def watching(V: np.ndarray, precision: str = "double") -> np.ndarray:
+        products.append((precision, V.shape[1]))
+        return matmat(V, precision)
+
+    operator.matmat = watching
+    return solve(operator, PROBLEM.y, **options), products
+
+
+def test_a_quick_solve_is_verified_by_its_last_round(executor: LocalExecutor) -> None:
+    solution, products = watched(executor, solver=QUICK, stopping=GradientInfNorm(1e-4))
+    assert solution.converged
+    assert solution.refreshes == 1
+    assert products == [("single", 2)] * (solution.progress.iteration - 1) + [("double", 4)]
+    assert solution.progress.column_passes == solution.progress.iteration - 1
+    true = PROBLEM.gradient(solution.alpha)
+    assert np.abs(true).max() <= 1.01e-4
+    np.testing.assert_allclose(solution.gradient, true, rtol=0, atol=1e-10)
+    # The round before had yet to meet the tolerance.
+    assert solution.history[-2].gradient_inf_norm > 1e-4
+
+
+def test_float64_throughout_takes_no_product_more(executor: LocalExecutor) -> None:
+    solver = ConjugateGradient(QUICK.preconditioner, "double")
+    solution, products = watched(executor, solver=solver, stopping=GradientInfNorm(1e-4))
+    assert products == [("double", 2)] * (solution.progress.iteration - 1) + [("double", 4)]
+
+
+def test_a_solve_that_is_stopped_short_is_verified_where_it_stands(executor: LocalExecutor) -> None:
+    solution, products = watched(executor, solver=QUICK, stopping=GradientInfNorm(1e-4) | MaxIterations(2))
+    assert (solution.converged, solution.progress.iteration) == (False, 2)
+    assert products == [("single", 2), ("single", 2), ("double", 2)]
+    assert not solution.stepped.size
+
+
+def state(moved: float, left: float) -> ConjugateGradientState:
+    found = ConjugateGradient().start(PROBLEM.dense(), PROBLEM.y)
+    found.moved, found.left = np.array([moved]), left
+    return found
+
+
+class TestWhenItIsDue:
+    @pytest.mark.parametrize(
+        ("lefts", "due"),
+        [
+            ((), False),
+            ((1.2,), False),
+            ((100.0, 30.0, 9.0, 2.0), True),  # the next should be about a half
+            ((5.0, 4.0, 3.0, 2.0), False),
+            ((1.4, 1.3, 1.2, 1.1), False),  # nearly there, but slowly
+            ((1.1, 1.2, 1.3, 1.01), False),
+            ((2.0, 3.0), False),
+        ],
+    )
+    def test_the_end_is_foreseen_by_the_last_rounds(self, lefts: tuple[float, ...], due: bool) -> None:
+        found = state(0.0, lefts[-1] if lefts else np.inf)
+        progress = found.measured(PROBLEM.dense())
+        policy = PrecisionPolicy(PROBLEM.dense())
+        assert policy.is_due(found, progress, lefts) is due
+        if due:
+            # In vain, and the recursion was right about what it had: then it is waited for.
+            assert policy.stalled(found, progress, progress, claimed=False) is None
+            assert not policy.is_due(found, progress, lefts)
+            again = PrecisionPolicy(PROBLEM.dense())
+            again.resume(policy.to_json() | {"typical_entry": 1.0})
+            assert not again.is_due(found, progress, lefts)
+
+    def test_drift_counts_where_it_would_matter_at_the_end(self) -> None:
+        # A drift of about a seventh of the gradient, and an end that is near, or far below it.
+        operator = PROBLEM.dense()
+        for left, near in ((1.01, True), (1e5, False)):
+            found = state((0.25 / (5 * 2.3e-7 * operator.typical_entry())) ** 2, left)
+            policy, progress = PrecisionPolicy(operator), found.measured(operator)
+            assert 1.6 < progress.gradient_inf_norm < 4.0
+            assert policy.is_due(found, progress, ())
+            assert policy.is_due(found, progress, (left, left)) is not near
+
+    def test_a_recursion_that_is_far_off_is_not_believed_again(self) -> None:
+        operator = PROBLEM.dense()
+        found = state(1.0, 2.0)
+        policy, believed = PrecisionPolicy(operator), found.measured(operator)
+        found.exact, found.gradient = False, 1e-3 * found.gradient
+        small = found.measured(operator)
+        found.renew_gradient(operator)
+        # The gradient is a thousand times what the recursion had it: float64 from the second time on.
+        assert policy.stalled(found, believed, small, claimed=False) is None
+        assert found.precision == "single"
+        assert policy.stalled(found, believed, small, claimed=False) is None
+        assert found.precision == "double"
