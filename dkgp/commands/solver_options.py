@@ -19,11 +19,14 @@ from dkgp.solvers.registry import (
     check_options,
     declaration_of,
     own_options,
+    owners,
     solver_names,
     solvers_that_need,
 )
 
 __all__ = ["SolverOptions"]
+
+GREEDY = "gbcd"
 
 
 @dataclass(frozen=True, init=False)
@@ -35,7 +38,8 @@ class SolverOptions:
     Attributes
     ----------
     solver
-        The name of a solver, or "auto", the default, which looks at the problem.
+        The name of a solver, or "auto", the default, which looks at the problem; with options that only some solvers
+        have it is the first of these.
     precision, seed
         As for `GreedyBlockCoordinateDescent`.
     tolerance
@@ -73,6 +77,8 @@ class SolverOptions:
         defaults = {name: option.default for name, option in own_options().items()}
         given = {**dict(own), **declared}
         changed = sorted((name, value) for name, value in given.items() if value != defaults.get(name, ...))
+        if solver == AUTO and changed:
+            solver = _owner({name for name, _ in changed})
         limits = {"max_passes": max_passes, "max_seconds": max_seconds, "duality_gap": duality_gap}
         values = {"solver": solver, "precision": precision, "seed": seed, "tolerance": tolerance, **limits}
         for name, value in {**values, "own": tuple(changed)}.items():
@@ -193,3 +199,9 @@ class SolverOptions:
         if self.seed < 0:
             raise InputError(f"the seed must not be negative; got {self.seed}")
         check_options(self.solver, dict(self.own))
+
+
+def _owner(options: set[str]) -> str:
+    """Name the solver that has such options, greedy block descent first; "auto" where none has them all."""
+    common = set.intersection(*({*owners(name)} for name in options)) if options <= own_options().keys() else set()
+    return next((name for name in (GREEDY, *solver_names()) if name in common), AUTO)

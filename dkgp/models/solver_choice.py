@@ -10,8 +10,8 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.solvers.auto import Choice, choose_solver, default_memory_bytes, probed_samples
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.auto import Choice, choose_solver, probed_samples
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.probe import Probe
 
 __all__ = ["Probed", "choose_solver_for", "factor_for", "probe_of"]
@@ -58,11 +58,11 @@ def choose_solver_for(
     pruned : bool
         Products are taken by a tree.
     memory_bytes : int, optional
-        What may be used at all; a factor may take a third of it, and `default_memory_bytes` at most.
+        What may be used at all; a factor may take a third of it, and `factor_bytes_allowed` at most.
     """
     if pruned:
         return Choice("cg", "products by a tree cost next to nothing: the method that needs nothing but products")
-    share = default_memory_bytes(dataset.n_samples)
+    share = factor_bytes_allowed(dataset.n_samples)
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
     inputs = _probed(dataset, seed)

@@ -31,14 +31,15 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
+from dkgp.operators.low_rank.factor import HELD_BYTES, low_rank_bytes
 from dkgp.solvers.base import Solver
 from dkgp.solvers.block_descent.block_size import automatic_block_size
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
-from dkgp.solvers.probe import Probe
+from dkgp.solvers.probe import FITTED_TOLERANCE, Probe
 
 __all__ = [
     "CHOICES",
@@ -46,7 +47,6 @@ __all__ = [
     "Choice",
     "Expected",
     "choose_solver",
-    "default_memory_bytes",
     "expected_count",
     "probed_samples",
 ]
@@ -57,24 +57,19 @@ CHOICES = ("gbcd", "pcg", "cholesky")
 PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 1000, 8
 # Up to here the factor of the whole matrix takes a fraction of a second: nothing is probed.
 CHOLESKY_UP_TO = 3000
-# What a factor may take where nothing is said: of many samples, so many numbers each.
-DEFAULT_MEMORY_BYTES, DEFAULT_NUMBERS = 1024**3, 640
 
 # Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo.
 HALO_SHARE = 20
 LEAST_HALO = 64
 LEAST_STEP = 1.2
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
-RANKS_PER_SQRT_N = (0.6, 1.75, 5.8, 10.0)
+RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
 MOST_ITERATIONS = 400
 # Of counts foretold, in most cases.
 SPREAD = 1.5
 
 PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
-ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 2.0, 7.0
 PASSES_RANK_PER_SQRT_N = 10.0
-# The tolerance that passes were fitted at; digits beyond it cost in proportion, from a start at order one.
-FITTED_TOLERANCE, START = 1e-4, 50.0
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
 
@@ -132,11 +127,6 @@ def probed_samples(n: int) -> int:
     return min(n, PROBE_SAMPLES, max(LEAST_PROBED, n // PROBED_SHARE))
 
 
-def default_memory_bytes(n: int) -> int:
-    """Bytes that a factor may take where nothing is said: a gibibyte, or 640 numbers for each of many samples."""
-    return max(DEFAULT_MEMORY_BYTES, 4 * DEFAULT_NUMBERS * n)
-
-
 def expected_count(solver: Solver, probe: Probe) -> Expected:
     """Foresee the products or passes of a solver, all automatic choices made.
 
@@ -152,8 +142,7 @@ def expected_count(solver: Solver, probe: Probe) -> Expected:
         halo, rank = int(made.halo), int(made.rank)
         count = probe.iterations(halo, int(made.leaf) if halo else 0, rank, MOST_ITERATIONS)
         if math.isinf(count):
-            root = math.sqrt(_condition(probe, max(rank, 1)))
-            count = max(float(MOST_ITERATIONS), (ITERATIONS_LEAST + ITERATIONS_PER_ROOT * root) * _digits(probe))
+            count = MOST_ITERATIONS * SPREAD
     elif solver.name == "cholesky":
         return Expected(1.0, 1.0, 1.0)
     else:
@@ -193,7 +182,7 @@ def choose_solver(
     candidates : int
         kappa of the greedy selection.
     memory_bytes : int, optional
-        What a factor, of the matrix or of the preconditioner, may take; `default_memory_bytes` where nothing is said.
+        What a factor, of the matrix or of the preconditioner, may take; `factor_bytes_allowed` where nothing is said.
     one_arithmetic : bool
         Whether all workers compute alike; otherwise only solvers are considered whose bits do not depend on who
         computes what.
@@ -215,7 +204,7 @@ def choose_solver(
     if n < 1 or p < 1:
         raise InputError(f"expected at least one sample and one target; got n = {n} and p = {p}")
     d = kernel.n_features
-    memory_bytes = default_memory_bytes(n) if memory_bytes is None else memory_bytes
+    memory_bytes = factor_bytes_allowed(n) if memory_bytes is None else memory_bytes
     fits = cholesky_bytes(n, d, p) <= memory_bytes
     if n <= CHOLESKY_UP_TO and fits:
         return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
@@ -280,6 +269,7 @@ class _Search:
 
     def __init__(self, probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, limit: float) -> None:
         self._probe, self._sizes, self._prices, self._limit = probe, sizes, prices, limit
+        self._memory_bytes = memory_bytes
         # Numbers that may be held for each sample.
         self._held = max(1, memory_bytes // (4 * sizes.n))
         self._seen: dict[tuple[int, int], _Factor] = {}
@@ -289,6 +279,8 @@ class _Search:
         """Return the best; one whose seconds are infinite could not compete with `limit`."""
         n = self._sizes.n
         ranks = [self._rank(share * math.sqrt(n)) for share in RANKS_PER_SQRT_N]
+        if not self._fits(0, 0, ranks[0]):
+            ranks[0] = self._rank(self._held)
         self._walk(self._halo(n / HALO_SHARE), 0)
         for rank in ranks:
             self._look(0, rank)
@@ -322,17 +314,14 @@ class _Search:
         return halo if halo >= LEAST_HALO else 0
 
     def _rank(self, size: float) -> int:
-        return max(1, min(round(size), self._held, self._probe.largest_rank))
+        return max(1, min(round(size), LARGEST_RANK, self._sizes.n, self._probe.largest_rank))
 
     def _look(self, halo: int, rank: int) -> _Factor | None:
         """Look at a factor, unless its making alone takes too long; None where it cannot be the best."""
         leaf = -(-halo // 2)
-        if (halo, rank) in self._seen or (not halo and not rank) or halo + leaf + rank > self._held:
+        if (halo, rank) in self._seen or not self._fits(halo, leaf, rank):
             return self._seen.get((halo, rank))
-        made, more = (
-            core_seconds(conjugate_phases(self._sizes, count, halo=halo, leaf=leaf, rank=rank), self._prices)
-            for count in (0.0, 1.0)
-        )
+        made, more = (self._seconds(count, halo, leaf, rank) for count in (0.0, 1.0))
         most = min(float(MOST_ITERATIONS), (min(self._limit, self.best.seconds) - made) / (more - made))
         count = self._probe.iterations(halo, leaf, rank, most) if most >= 1.0 else math.inf
         found = _Factor(halo, leaf, rank, count, made + count * (more - made))
@@ -341,21 +330,24 @@ class _Search:
             self.best = found
         return found
 
+    def _fits(self, halo: int, leaf: int, rank: int) -> bool:
+        """True for a factor within the memory; a low-rank one that is too large to be held is evaluated."""
+        if halo:
+            return halo + leaf + rank <= self._held
+        return bool(rank) and low_rank_bytes(self._sizes.n, rank) <= self._memory_bytes
 
-def _condition(probe: Probe, rank: float) -> float:
-    """Condition number that a factor of this rank leaves: n e(R) / (R s2)."""
-    return probe.n * probe.curve.at(rank) / (rank * probe.noise)
-
-
-def _digits(probe: Probe) -> float:
-    """Digits to the tolerance in units of those to the fitted one."""
-    return max(0.1, math.log(START / probe.tolerance) / math.log(START / FITTED_TOLERANCE))
+    def _seconds(self, count: float, halo: int, leaf: int, rank: int) -> float:
+        seconds = core_seconds(conjugate_phases(self._sizes, count, halo=halo, leaf=leaf, rank=rank), self._prices)
+        if not halo and 4 * self._sizes.n * rank > HELD_BYTES:
+            again = self._sizes.product(self._sizes.n, 2.0 * rank, double=True)
+            seconds += (count + 1.0) * self._prices.seconds(again)
+        return seconds
 
 
 def _passes(probe: Probe) -> float:
     """Column passes of greedy block descent."""
     rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n))
-    return (PASSES_LEAST + PASSES_PER_CONDITION * _condition(probe, rank)) * _digits(probe)
+    return (PASSES_LEAST + PASSES_PER_CONDITION * probe.condition(rank)) * probe.digits
 
 
 def _how(name: str, probe: Probe) -> str:

@@ -6,7 +6,9 @@ A random subset of m of the n samples, with the same kernel, takes about as many
   noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between what keeps single
   samples alike (s2) and what keeps averages alike (s2 m / n);
 * with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks of more than
-  a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75.
+  a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75, and of more than 32 m samples
+  2 + 7 sqrt(n e(R) / (R s2)), where e(R), what a factor of rank R leaves of the kernel's diagonal, is followed beyond
+  the ranks of the subset.
 
 Measured (docs/experiments.md) on kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone, magic and
 dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly within a fifth, counts from 2 to 170.
@@ -45,6 +47,10 @@ __all__ = ["Probe", "ResidualCurve"]
 # Powers of m / n.
 RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
 LOW_RANK_SHARE, LARGE_RANK, NOISE_OF_A_LARGE_RANK = 0.2, 0.35, 0.75
+# Beyond so many subsets' samples the residual curve says more of large ranks.
+MANY_SUBSETS, ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 32, 2.0, 7.0
+# The tolerance that laws by the curve were fitted at; digits beyond it cost in proportion, from a start at order one.
+FITTED_TOLERANCE, START = 1e-4, 50.0
 # Landmarks at most: beyond a quarter of the samples, what is left of them tells little of other samples.
 RANK_SHARE = 0.25
 # Halos of fewer samples than this are no halos; what smaller shares take follows from how counts fall up to twice it.
@@ -53,7 +59,7 @@ LEAST_HALO = 12
 MOST_TARGETS = 8
 # Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
 # .005).
-FELT = 0.12
+FELT, MOST_GROWTH = 0.12, 16.0
 DAMPING = 1e-6  # of a leaf's diagonal: no subset is so regular that it would not be positive definite
 
 
@@ -255,8 +261,19 @@ class Probe:
 
     @property
     def largest_rank(self) -> int:
-        """The largest rank that the subset can tell of."""
+        """The largest rank of which anything can be told."""
+        if self.n > MANY_SUBSETS * self._whole.m:
+            return self.n
         return max(1, int(len(self._whole.landmarks.rows) * (self.n / self._whole.m) ** LARGE_RANK))
+
+    @property
+    def digits(self) -> float:
+        """Digits to the tolerance in units of those to the fitted one."""
+        return max(0.1, math.log(START / self.tolerance) / math.log(START / FITTED_TOLERANCE))
+
+    def condition(self, rank: float) -> float:
+        """Condition number that a low-rank factor leaves: n e(R) / (R s2)."""
+        return self.n * self.curve.at(rank) / (rank * self.noise)
 
     def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
         """Iterations on all samples with such a factor; infinity where they are more than `most`."""
@@ -275,11 +292,16 @@ class Probe:
         subset, share = self._whole, self._whole.m / self.n
         if not halo:
             told = LOW_RANK_SHARE * subset.m
-            found = [self._counted(subset, 0, 0, min(rank, told), 1.0, math.floor(most))]
-            if rank > told:  # no more iterations than with the largest rank that the first law tells of
+            found: list[int | None] = [self._counted(subset, 0, 0, min(rank, told), 1.0, math.floor(most))]
+            # No more iterations than with the largest rank that the first law tells of.
+            if rank > told and self.n > MANY_SUBSETS * subset.m:
+                root = ITERATIONS_PER_ROOT * math.sqrt(self.condition(rank))
+                found.append(math.ceil(self.digits * (ITERATIONS_LEAST + root)))
+            elif rank > told:
                 scaled = rank * share**LARGE_RANK
                 found.append(self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most)))
-            return float(min((count for count in found if count is not None), default=math.inf))
+            count = min((each for each in found if each is not None), default=None)
+            return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
         count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most / self._growth))
         return math.inf if count is None else count * self._growth
@@ -295,6 +317,7 @@ class Probe:
         if scaled is None or half is None or noisy is None or min(scaled, half, noisy) < 3 or shares <= 1.0:
             return 1.0
         felt = math.log(scaled / noisy) / (0.5 * math.log(shares))
+        shares = min(shares, MOST_GROWTH)
         return float(shares ** max(0.0, math.log2(scaled / half) * max(0.0, min(1.0, 1.0 - felt / FELT))))
 
     def _counted(self, subset: _Subset, halo: int, leaf: int, rank: float, power: float, most: int) -> int | None:

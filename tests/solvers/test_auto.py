@@ -14,7 +14,7 @@ from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
-from dkgp.solvers.auto import CHOLESKY_UP_TO, Choice, default_memory_bytes, expected_count, probed_samples
+from dkgp.solvers.auto import CHOLESKY_UP_TO, Choice, expected_count, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.probe import Probe
 from dkgp.solvers.registry import build_solver
@@ -62,8 +62,6 @@ def test_more_memory_is_not_taken_than_there_is() -> None:
     for numbers in (2000, 300, 100, 40):
         found = choice(BETWEEN, 30_000, noise=0.005, memory_bytes=4 * 30_000 * numbers)
         assert sum(found.options.values()) <= numbers
-    assert default_memory_bytes(10_000) == 2**30
-    assert default_memory_bytes(1_000_000) == 2_560_000_000
 
 
 def test_what_leaves_no_memory_for_a_factor_gets_greedy_descent() -> None:

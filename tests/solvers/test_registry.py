@@ -85,7 +85,7 @@ def test_options_belong_to_whom_they_are_declared_by() -> None:
     with pytest.raises(UsageError, match="`rank` belongs to the solver pcg; got `solver` gbcd"):
         build_solver("gbcd", {"rank": 3})
     with pytest.raises(UsageError, match="`memory` belongs to the solvers gbcd, bcdc, bcdg; got `solver` auto"):
-        SolverOptions("auto", memory=3).check()
+        SolverOptions("auto", memory=3, rank=3).check()
     with pytest.raises(UsageError, match="no solver has an option 'blok_size'; did you mean `block_size`"):
         SolverOptions("gbcd", blok_size=3).check()
     with pytest.raises(UsageError, match=r"unknown solver 'newton'.*gbcd"):
@@ -95,13 +95,20 @@ def test_options_belong_to_whom_they_are_declared_by() -> None:
 
 def test_options_are_compared_and_changed_as_a_whole() -> None:
     options = SolverOptions("gbcd", block_size=500, seed=3)
-    assert options == SolverOptions(seed=3, block_size=500, candidates=60)
+    assert options == SolverOptions("gbcd", seed=3, block_size=500, candidates=60)
     assert hash(options) == hash(SolverOptions(**options.to_json()))
     assert (options.block_size, options.candidates, options.memory) == (500, 60, None)
     assert options.changed(solver="bcdc", block_size="auto") == SolverOptions("bcdc", seed=3)
     assert replace(options, tolerance=1.0) == SolverOptions(block_size=500, seed=3, tolerance=1.0)
     with pytest.raises(AttributeError, match="no solver has an option 'blok_size'"):
         _ = options.blok_size
+
+
+def test_options_name_the_solver_where_it_is_left_to_auto() -> None:
+    assert SolverOptions().solver == SolverOptions("auto", seed=3, rank="auto").solver == "auto"
+    assert SolverOptions(block_size=500) == SolverOptions("gbcd", block_size=500)
+    assert SolverOptions("auto", rank=300).solver == "pcg"
+    assert SolverOptions("bcdc", block_size=500).solver == "bcdc"
 
 
 def test_who_needs_what() -> None:
@@ -207,7 +214,7 @@ def test_workers_that_differ_are_refused_before_the_start_by_who_minds(
 def test_options_as_earlier_versions_stored_them_make_the_same_job(command: str, stored: str) -> None:
     options: dict[str, Any] = {**(TRAIN if command == "train" else {}), **json.loads(stored)}
     job: Any = job_from_options(command, options)
-    assert options_from_job(job) == options
+    assert job_from_options(command, options_from_job(job)) == job
     for name, value in options.get("solver", {}).items():
         assert getattr(job.solver, name) == value
 
@@ -225,7 +232,8 @@ def test_the_service_and_the_options_take_a_new_solver(richardson: SolverDeclara
     assert described["relaxation"] == {"default": 1.0, "title": "Relaxation", "type": "number"}
     assert "richardson" in described["solver"]["enum"]
     with pytest.raises(UsageError, match="solver: `relaxation` belongs to the solver richardson; got `solver` gbcd"):
-        job_from_options("train", {**TRAIN, "solver": {"relaxation": 1.5}})
+        job_from_options("train", {**TRAIN, "solver": {"solver": "gbcd", "relaxation": 1.5}})
+    assert job_from_options("train", {**TRAIN, "solver": {"relaxation": 1.5}}) == job
     with pytest.raises(InputError, match="solver: the relaxation must be between 0 and 2; got 3"):
         job_from_options("train", {**TRAIN, "solver": {"solver": "richardson", "relaxation": 3.0}})
 
@@ -307,7 +315,7 @@ def test_an_installed_package_brings_a_solver_to_the_command_line(
         train("parts", *mine, "--max-passes", "20"),
         train("parts", *mine, "--resume"),
         train("refused", *mine, "--memory-limit", "1MiB"),
-        train("wrong", "--relaxation", "1.5"),
+        train("wrong", "--solver", "gbcd", "--relaxation", "1.5"),
     ]
     ran = subprocess.run(
         [sys.executable, "-c", COMMANDS],
