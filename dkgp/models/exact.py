@@ -38,8 +38,8 @@ class TrainedModel:
         What is proven about it.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, seconds_by_part,
-        gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error where sums were pruned, assumes where a
-        proof does.
+        gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error where sums were
+        pruned, assumes where a proof does.
     """
 
     kernel: Kernel
