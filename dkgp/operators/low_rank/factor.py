@@ -84,7 +84,7 @@ class _FactorContext:
 
     @property
     def held(self) -> bool:
-        """Whether workers hold F."""
+        """True if workers hold F."""
         return 4 * self.context.n * len(self.landmark_inputs) <= HELD_BYTES
 
     def passing_gram(self, block: int) -> FloatArray:
