@@ -19,6 +19,7 @@ from dkgp.commands.own_work import (
     is_unfinished_model,
     model_difference,
     remove_checkpoint,
+    warm_start,
 )
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
@@ -296,7 +297,8 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
-    initial, gradient = (None, None) if job.warm_start is None else _warm_start(job, dataset, found)
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    initial, gradient = (None, None) if job.warm_start is None else warm_start(job.warm_start, dataset, identity)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
@@ -426,21 +428,6 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
             f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
             "--resume"
         )
-
-
-def _warm_start(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
-    """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product."""
-    url = str(job.warm_start)
-    model = open_model(url)
-    if model.fingerprint != dataset.fingerprint:
-        raise InputError(
-            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
-            "samples. Leave --warm-start out, or name such a model"
-        )
-    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-    wanted = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    state = model.training_state() if difference(held, wanted) is None else None
-    return model.alpha, None if state is None else state[1]
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:
