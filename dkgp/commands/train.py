@@ -12,7 +12,6 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     difference,
     has_checkpoint,
@@ -327,10 +326,10 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
-    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
+    repeats = memory.repeats_products and job.tree_error is None
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    plan = plan_within(
+    return plan_within(
         budget_bytes,
         dataset.n_samples,
         dataset.n_features,
@@ -343,8 +342,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,
         width=width,
-    )
-    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
+    ).with_tiles(executor.tiles if repeats else replace(executor.tiles, bytes=0), dataset.n_samples, budget_bytes)
 
 
 def _solve(
