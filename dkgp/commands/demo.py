@@ -75,7 +75,7 @@ class DemoJob:
         return replace(self, n=QUICK_SAMPLES, n_test=QUICK_TEST_SAMPLES, subset=QUICK_SUBSET, quick=False)
 
     def settings(self) -> Document:
-        """What a demo that is resumed must share."""
+        """Everything that a demo that is resumed must share."""
         sizes = {name: getattr(self, name) for name in ("n", "n_test", "subset", "seed")}
         return dict(plain({**sizes, "solver": self.solver.to_json()}))
 

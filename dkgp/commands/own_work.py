@@ -16,9 +16,10 @@ from dkgp.commands.reporting.documents import plain
 from dkgp.data import CheckpointStore, Dataset, ModelRecord, is_committed, open_model, recognise
 from dkgp.data.remote.storage import exists, is_local, join, read_object
 from dkgp.data.stores.model_store import MODEL_KIND
-from dkgp.errors import CheckpointError, StoreError
+from dkgp.errors import CheckpointError, InputError, StoreError
+from dkgp.operators.base import FloatArray
 
-__all__ = ["difference", "has_checkpoint", "is_unfinished_model", "model_difference", "remove_checkpoint"]
+__all__ = ["difference", "has_checkpoint", "is_unfinished_model", "model_difference", "remove_checkpoint", "warm_start"]
 
 
 def difference(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -62,6 +63,22 @@ def is_unfinished_model(url: str, dataset: Dataset) -> bool:
     except StoreError:
         return _was_begun(url, dataset)
     return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+
+
+def warm_start(url: str, dataset: Dataset, identity: Mapping[str, Any]) -> tuple[FloatArray, FloatArray | None]:
+    """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product.
+
+    Raises `InputError` where the model is of other samples.
+    """
+    model = open_model(url)
+    if model.fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
+            "samples. Leave --warm-start out, or name such a model"
+        )
+    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    state = model.training_state() if difference(held, identity) is None else None
+    return model.alpha, None if state is None else state[1]
 
 
 def has_checkpoint(store: CheckpointStore) -> bool:

@@ -12,13 +12,13 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     difference,
     has_checkpoint,
     is_unfinished_model,
     model_difference,
     remove_checkpoint,
+    warm_start,
 )
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
@@ -296,7 +296,8 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     check_tree_error(job.tree_error, job.solver.tolerance, solver.name)
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
-    initial, gradient = (None, None) if job.warm_start is None else _warm_start(job, dataset, found)
+    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
+    initial, gradient = (None, None) if job.warm_start is None else warm_start(job.warm_start, dataset, identity)
     checkpointing = _checkpointing(job, dataset, found, solver, reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
@@ -316,19 +317,16 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
-    """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
-
-    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
-    """
+    """Project the run's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
-    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
+    repeats = memory.repeats_products and job.tree_error is None
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    plan = plan_within(
+    return plan_within(
         budget_bytes,
         dataset.n_samples,
         dataset.n_features,
@@ -341,8 +339,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,
         width=width,
-    )
-    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
+    ).with_tiles(executor.tiles if repeats else replace(executor.tiles, bytes=0), dataset.n_samples, budget_bytes)
 
 
 def _solve(
@@ -426,21 +423,6 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
             f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
             "--resume"
         )
-
-
-def _warm_start(job: TrainJob, dataset: Dataset, found: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
-    """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product."""
-    url = str(job.warm_start)
-    model = open_model(url)
-    if model.fingerprint != dataset.fingerprint:
-        raise InputError(
-            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
-            "samples. Leave --warm-start out, or name such a model"
-        )
-    held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-    wanted = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    state = model.training_state() if difference(held, wanted) is None else None
-    return model.alpha, None if state is None else state[1]
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:

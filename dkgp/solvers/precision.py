@@ -95,7 +95,7 @@ class PrecisionPolicy:
         return self._foreseen
 
     def _drift(self, state: SolverState) -> float:
-        """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
+        """Estimate what float32 steps have taken the gradient from the true one by, at the worst sample."""
         if not state.moved.any():
             return 0.0
         if self._typical_entry is None:

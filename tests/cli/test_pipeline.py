@@ -167,16 +167,16 @@ def test_warm_start_from_the_solution_needs_no_round(
     trained = document(
         run(*arguments, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "model.zarr", "--by-reference")
     )
-    # Nor the float64 product that finds the gradient: the model knows it.
-    assert (trained["iterations"], trained["refreshes"]) == (0, 0)
-    assert trained["kernel_evaluations"] < 600 * 600 / 2
-    assert trained["gradient_inf_norm"] == pipeline["train"]["gradient_inf_norm"]
+    # The gradient that the model knows is taken at its word to go on from, and confirmed where that is the end.
+    assert (trained["iterations"], trained["refreshes"]) == (0, 1)
+    assert trained["kernel_evaluations"] < 600 * 600
+    assert trained["gradient_inf_norm"] == pytest.approx(pipeline["train"]["gradient_inf_norm"], rel=1e-6)
     # That of another kernel it does not know.
     other = json.loads(Path(pipeline["tune"]["out"]).read_text())
     (tmp_path / "hyper.json").write_text(json.dumps({**other, "noise_variance": 1.001 * other["noise_variance"]}))
     moved = document(run(*arguments, "--hyper", tmp_path / "hyper.json", "--out", tmp_path / "other.zarr"))
-    assert moved["kernel_evaluations"] >= 600 * 600 / 2
-    assert moved["certificate"] != trained["certificate"]
+    assert moved["iterations"] > 0
+    assert moved["kernel_evaluations"] > 600 * 600
     model = open_model(tmp_path / "model.zarr")
     assert model.by_reference
     np.testing.assert_array_equal(model.alpha, open_model(pipeline["train"]["out"]).alpha)

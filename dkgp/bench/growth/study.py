@@ -90,7 +90,7 @@ class BenchGrowthJob(ProblemJob):
             raise UsageError(f"the number of samples is what grows: name `sizes`, not one; got {self.problem.n}")
 
     def identity(self) -> dict[str, Any]:
-        """What the records of a folder are of."""
+        """Everything that the records of a folder must share."""
         problem = {name: value for name, value in asdict(self.problem).items() if name != "n"}
         return dict(plain({"problem": problem, "solver": self.solver.to_json(), "cluster": asdict(self.cluster)}))
 

@@ -42,7 +42,7 @@ HELD_BYTES = 1024**3
 def low_rank_bytes(n: int, rank: int, threads: int = 1) -> int:
     """Bytes that a factor takes in all workers together; of one that is not held, with so many threads at work."""
     triangle = 16 * rank * rank
-    return triangle + (4 * n * rank if 4 * n * rank <= HELD_BYTES else threads * 8 * rank * (2 * PIECE_ROWS + rank))
+    return triangle + (4 * n * rank if 4 * n * rank <= HELD_BYTES else threads * 8 * rank * (2 * PIECE_ROWS + 2 * rank))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _FactorContext:
 
     @property
     def held(self) -> bool:
-        """Whether workers hold F."""
+        """True if workers hold F."""
         return 4 * self.context.n * len(self.landmark_inputs) <= HELD_BYTES
 
     def passing_gram(self, block: int) -> FloatArray:
@@ -99,7 +99,8 @@ class _FactorContext:
             if self.scale is not None:
                 columns *= self.scale[start + first : start + last]
             blas("syrk", b"L", b"N", rank, last - first, 1.0, columns, rank, 1.0, total, rank)
-        return np.asarray(np.tril(total) + np.tril(total, -1).T, order="F")
+        total += np.tril(total, -1).T
+        return total
 
     def against_landmarks(self, block: int, vectors: FloatArray) -> FloatArray:
         """K_Ib V_b: (R, t) float64."""
