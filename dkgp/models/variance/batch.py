@@ -27,10 +27,11 @@ from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.models.variance.search import Preconditioner, Wanted, expected_widths, search
+from dkgp.models.variance.search import Wanted, expected_widths, search
 from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
+from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
 __all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
 
@@ -190,7 +191,9 @@ def solve_batch(
         limit = math.floor(max_passes) - 1  # the last one is float64's
         v, products = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
         passes[group] += products
-        batch.run(max_passes - products, v.astype(np.float64), TAIL_PARTS)
+        start = [v.astype(np.float64)]
+        del v
+        batch.run(max_passes - products, start, TAIL_PARTS)
     return bounds.reported(passes, tally)
 
 
@@ -220,8 +223,8 @@ class _Batch:
         self._age = np.zeros(len(todo), dtype=np.intp)
         self._upper, self._expected = np.full(len(todo), np.nan), np.full(len(todo), np.nan)
 
-    def run(self, max_passes: float, start: FloatArray | None = None, parts: int = 1) -> None:
-        """Go on until all samples are done, from `start` (n, t), overwritten, or from M^-1 k_x.
+    def run(self, max_passes: float, start: list[FloatArray] | None = None, parts: int = 1) -> None:
+        """Go on until all samples are done, from the one array (n, t) of `start`, taken out of it, or from M^-1 k_x.
 
         After the first product those that are not done go on together; in so many parts, lest they take more memory
         than the product did.
@@ -230,8 +233,7 @@ class _Batch:
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
-        v = self._preconditioner.apply(r) if start is None else start
-        del start
+        v = self._preconditioner.apply(r) if start is None else start.pop()
         along = _dots(v, r)  # v'k_x
         absolute = _lengths(v, factor.weights)
         self._add_product(r, v, -1.0)
@@ -239,19 +241,25 @@ class _Batch:
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
         self._passes[self._todo] += 1
         keep = self._certify(v, r, along, absolute, rounding, last=max_passes < 2)
-        for part in _cut(keep, -(-v.shape[1] // parts)) if len(keep) else []:
+        if not len(keep):
+            return
+        groups = _cut(keep, -(-v.shape[1] // parts))
+        for number, part in enumerate(groups):
             rest = copy.copy(self)
-            whole = len(part) == v.shape[1]
             rest._keep(part)
-            rest._go_on(max_passes, v if whole else v[:, part], r if whole else r[:, part], along[part], rounding[part])
+            pair = [v, r] if len(part) == v.shape[1] else [v[:, part], r[:, part]]
+            if number == len(groups) - 1:
+                del v, r
+            rest._go_on(max_passes, pair, along[part], rounding[part])
 
     def _keep(self, keep: IndexArray) -> None:
         self._test, self._todo = self._test.take(keep), self._todo[keep]
         self._best, self._age = self._best[keep], self._age[keep]
         self._upper, self._expected = self._upper[keep], self._expected[keep]
 
-    def _go_on(self, max_passes: float, v: FloatArray, r: FloatArray, along: FloatArray, rounding: FloatArray) -> None:
-        """Block conjugate gradients from v, whose residual is r, after the first product."""
+    def _go_on(self, max_passes: float, pair: list[FloatArray], along: FloatArray, rounding: FloatArray) -> None:
+        """Block conjugate gradients from v, whose residual is r, after the first product; `pair` is emptied of them."""
+        r, v = pair.pop(), pair.pop()
         factor, done = self._factor, 1
         directions = BlockDirections(np.zeros((0, 0), np.float32), threads=self._threads)
         while True:

@@ -13,7 +13,7 @@ float32 has nothing more to give.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,9 @@ from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
+from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
-__all__ = ["Preconditioner", "Wanted", "expected_widths", "local_samples", "search", "vectors_at_once"]
+__all__ = ["Wanted", "expected_widths", "local_samples", "search", "vectors_at_once"]
 
 SingleArray = NDArray[np.float32]
 
@@ -48,13 +49,6 @@ FIRST_LENGTH, SHORTEST = 0.6, 0.3
 STALLED_PRODUCTS, STALLED_FACTOR, STALLED_SHARE = 6, 0.5, 0.25
 # What float32 leaves of a residual, against the length of k_x.
 SINGLE_FLOOR = 8.0 * float(np.finfo(np.float32).eps)
-
-
-class Preconditioner(Protocol):
-    """M^-1 for some M near Kbar, of many vectors at once."""
-
-    def apply(self, residual: FloatArray) -> FloatArray:
-        """M^-1 r for r (n, t), a new array."""
 
 
 @dataclass(frozen=True)
