@@ -21,7 +21,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
-__all__ = ["Extra", "Option", "Registry", "byte_count", "load_entry_points", "whole_numbers", "whole_or_auto"]
+__all__ = [
+    "Extra",
+    "Option",
+    "Registry",
+    "byte_budget",
+    "byte_count",
+    "load_entry_points",
+    "whole_numbers",
+    "whole_or_auto",
+]
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,12 @@ def byte_count(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def byte_budget(text: str) -> int | str:
+    """Read an amount of memory, "none" (0), or "auto"."""
+    word = text.strip().lower()
+    return word if word == "auto" else 0 if word == "none" else byte_count(text)
 
 
 def load_entry_points(group: str, sort: str) -> None:

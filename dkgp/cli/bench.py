@@ -68,6 +68,7 @@ def _command(section: Section) -> click.Command:
     cls=_Sections,
     epilog=examples(
         "dkgp bench tiles --out tiles.json",
+        "dkgp bench products --samples 30000",
         "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
         "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
         "dkgp bench overhead --samples 30000",

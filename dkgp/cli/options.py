@@ -10,7 +10,7 @@ import click
 
 from dkgp.cli.declared import click_option, click_type, declared_options
 from dkgp.cli.flags import in_flags
-from dkgp.registry import Option, byte_count
+from dkgp.registry import Option, byte_budget, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
@@ -39,6 +39,7 @@ CLUSTER_NAMES = (
     "adaptive",
     "threads_per_worker",
     "worker_memory_bytes",
+    "cache_tiles",
     "worker_wait_seconds",
     "tls_ca",
     "tls_cert",
@@ -113,6 +114,13 @@ def cluster_options(function: F) -> F:
             type=click_type(byte_count),
             metavar="SIZE",
             help="Memory of each worker started here, such as 8GiB.",
+        ),
+        click.option(
+            "--cache-tiles",
+            type=click_type(byte_budget),
+            metavar="SIZE|auto|none",
+            help="What each worker's process may keep of the kernel matrix between products. auto: as far as it pays, "
+            "of a third of its memory.  [default: auto]",
         ),
         click.option(
             "--worker-wait",

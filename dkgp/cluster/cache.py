@@ -7,6 +7,7 @@ nothing else.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar, cast
 
@@ -38,7 +39,11 @@ class FeatureCache:
     def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
         self.hits = 0
         self.misses = 0
-        self._values: LRU[Hashable, Any] = LRU(budget_bytes, {}, weight=lambda key, value: value.nbytes)
+        self._values: LRU[Hashable, Any] = LRU(
+            budget_bytes, {}, weight=lambda key, value: value.nbytes, on_evict=self._is_gone
+        )
+        # By all parts of a key but the last.
+        self._sums: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
         self._building: dict[Hashable, threading.Lock] = {}
 
@@ -76,6 +81,9 @@ class FeatureCache:
                 with self._lock:
                     self.misses += 1
                     # Evicted at once, a value may be built by two threads that waited; the later one stays.
+                    if key in self._values:
+                        self._is_gone(key, self._values[key])
+                    self._sums[_family(key)] += built.nbytes
                     self._values[key] = built
             finally:
                 with self._lock:
@@ -86,29 +94,39 @@ class FeatureCache:
         self.hits += 1
         return self._values[key]  # and it is the latest used now
 
-    def bytes_of(self, prefix: tuple[Hashable, ...]) -> int:
-        """Bytes of the values whose keys start with `prefix`."""
+    def bytes_of(self, *family: Hashable) -> int:
+        """Bytes of the values whose keys have one part more than these."""
         with self._lock:
-            return int(sum(self._values.weights[key] for key in self._with_prefix(prefix)))
+            return self._sums[family]
+
+    def _is_gone(self, key: Hashable, value: Any) -> None:
+        family = _family(key)
+        self._sums[family] -= value.nbytes
+        if not self._sums[family]:
+            del self._sums[family]
 
     def discard_run(self, run_id: str) -> None:
         """Forget every value whose key starts with `run_id`."""
         self.discard(run_id)
 
-    def discard(self, *prefix: Hashable) -> None:
-        """Forget every value whose key starts with `prefix`."""
-        with self._lock:
-            for key in self._with_prefix(prefix):
-                del self._values[key]
-
-    def _with_prefix(self, prefix: tuple[Hashable, ...]) -> list[Any]:
+    def discard(self, *prefix: Hashable, but: Hashable = None) -> None:
+        """Forget every value whose key starts with `prefix`, `but` those where this follows."""
         count = len(prefix)
-        return [key for key in self._values if isinstance(key, tuple) and key[:count] == prefix]
+        with self._lock:
+            for key in [k for k in self._values if isinstance(k, tuple) and k[:count] == prefix]:
+                if but is None or key[count] != but:
+                    self._is_gone(key, self._values[key])
+                    del self._values[key]
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._values.clear()
+            self._sums.clear()
+
+
+def _family(key: Hashable) -> Hashable:
+    return key[:-1] if isinstance(key, tuple) else ()
 
 
 _WORKER_CACHE = FeatureCache()

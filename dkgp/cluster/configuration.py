@@ -52,6 +52,10 @@ def _bytes(value: Any) -> int:
         raise ValueError("a size such as 4GiB") from None
 
 
+def _tiles(value: Any) -> int | str:
+    return value if value == "auto" else 0 if value == "none" else _bytes(value)
+
+
 def _limits(value: Any) -> tuple[int, int]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError("the two numbers [MIN, MAX]")
@@ -73,6 +77,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "adaptive": ("adaptive", _limits),
     "threads-per-worker": ("threads_per_worker", _count),
     "worker-memory": ("worker_memory_bytes", _bytes),
+    "cache-tiles": ("cache_tiles", _tiles),
     "worker-wait": ("worker_wait_seconds", _seconds),
     "tls-ca": ("tls_ca", _text),
     "tls-cert": ("tls_cert", _text),

@@ -21,6 +21,7 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
+from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def open_executor(
         address = options.address()
         small = n_samples <= SMALL_PROBLEM_SAMPLES
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
-            executor: BlockExecutor = LocalExecutor(options.workers or options.threads_per_worker)
+            threads = options.workers or options.threads_per_worker
+            executor: BlockExecutor = LocalExecutor(threads, budget_here(options.cache_tiles))
         else:
             executor = _dask(options, address, stack, announcer or LogAnnouncer())
         stack.callback(executor.close)
@@ -115,7 +117,15 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         cache_bytes=options.cache_bytes,
         in_process=in_process,
         owns_workers=address is None and kind.on_this_machine,
+        tiles=budget_here(options.cache_tiles) if in_process else _tiles(options, client, address),
     )
+
+
+def _tiles(options: ClusterOptions, client: Client, address: str | None) -> TileBudget:
+    """Budget of the tiles that each of a client's worker processes may keep."""
+    if address is None and KINDS.find(options.kind).on_this_machine:
+        return budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
+    return budget_elsewhere(options.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
 
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:

@@ -11,6 +11,7 @@ import dask.config
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
+from dkgp.cluster.tile_budget import budget_elsewhere, budget_here
 from dkgp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def open_client_executor(
             round_deadline_seconds=chosen.round_deadline_seconds,
             cache_bytes=chosen.cache_bytes,
             in_process=in_process,
+            tiles=(
+                budget_here(chosen.cache_tiles)
+                if in_process
+                else budget_elsewhere(chosen.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
+            ),
         )
         try:
             yield executor

@@ -63,6 +63,9 @@ class ClusterOptions:
         How long one round may take.
     cache_bytes : int
         Feature cache of each worker process; at most half of `worker_memory_bytes`.
+    cache_tiles : int or "auto"
+        Bytes of the kernel matrix that each worker process may keep between products; "auto": as far as it pays, up to
+        a third of the process's memory, or of what is available on this machine; 0: nothing.
     """
 
     scheduler: str | None = None
@@ -83,6 +86,7 @@ class ClusterOptions:
     connect_timeout_seconds: float = 20.0
     round_deadline_seconds: float = 900.0
     cache_bytes: int = 2 * 1024**3
+    cache_tiles: int | str = "auto"
 
     def __post_init__(self) -> None:
         kind = KINDS.find(self.kind)
@@ -97,6 +101,8 @@ class ClusterOptions:
             raise UsageError(f"the seconds to wait for workers must be positive; got {self.worker_wait_seconds}")
         if self.worker_memory_bytes is not None:
             object.__setattr__(self, "cache_bytes", min(self.cache_bytes, self.worker_memory_bytes // 2))
+        if self.cache_tiles != "auto" and (not isinstance(self.cache_tiles, int) or self.cache_tiles < 0):
+            raise UsageError(f"`cache_tiles` takes a number of bytes, or auto; got {self.cache_tiles!r}")
         self._check_adaptive()
         self._check_certificates()
         if self.settings and (self._finds_scheduler or not kind.takes_settings):

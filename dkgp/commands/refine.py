@@ -16,6 +16,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.data import Dataset
 from dkgp.errors import InterruptedRunError, UsageError
 from dkgp.models import Hyperparameters
+from dkgp.models.memory import tiles_that_fit
 from dkgp.models.refinement.memory import RefineMemory, plan_refinement
 from dkgp.models.refinement.record import Refinement, RefineSettings
 from dkgp.models.refinement.refine import refine
@@ -66,10 +67,16 @@ def check_refinement_memory(
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
         if holding.coordinator_bytes <= budget:
-            return holding
+            return _with_tiles(holding, executor, n, budget)
     lean = plan(holds_inputs=False)
     lean.require(budget)
-    return lean
+    return _with_tiles(lean, executor, n, budget)
+
+
+def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_bytes: int) -> RefineMemory:
+    """The same with room for tiles that are kept."""
+    spare_bytes = budget_bytes - plan.coordinator_bytes if plan.shares_process else None
+    return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, spare_bytes))
 
 
 def refine_found(
@@ -107,6 +114,7 @@ def refine_found(
     """
     settings = settings.decided(dataset, found)
     plan = check_refinement_memory(dataset, settings, executor, cache_bytes)
+    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
     space = RefineSpace.of(found, dataset.feature_names, learn_variance=learn_variance, **named)
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "

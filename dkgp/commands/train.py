@@ -12,6 +12,7 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     difference,
     has_checkpoint,
@@ -164,6 +165,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
                 job, choice = _decided(asked, dataset, found, reporter, one_arithmetic=False)
                 prepared = _prepare(job, dataset, found, reporter)
             plan = _plan(job, prepared, executor)
+            executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         chosen = {} if choice is None else {"auto": choice.to_json()}
@@ -266,10 +268,9 @@ def _decided(
     one_arithmetic: bool = True,
 ) -> tuple[TrainJob, Choice | None]:
     """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
-    memory_bytes = job.memory_limit_bytes
-    pruned = job.tree_error is not None
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=memory_bytes, one_arithmetic=alike)
+    pruned, limit = job.tree_error is not None, job.memory_limit_bytes
+    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=limit, one_arithmetic=alike)
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
@@ -278,12 +279,9 @@ def _decided(
 def _resumes_unlike_workers(job: TrainJob) -> bool:
     """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
     with contextlib.suppress(CheckpointError):
-        store = CheckpointStore(job.checkpoint_url)
-        latest = store.load_latest() if exists(store.url) else None
-        if latest is not None:
-            recorded = latest.metadata.get("solver")
-            name = recorded.get("solver") if isinstance(recorded, dict) else None
-            return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
+        latest = CheckpointStore(job.checkpoint_url).load_latest() if exists(job.checkpoint_url) else None
+        name = None if latest is None else dict(latest.metadata.get("solver") or {}).get("solver")
+        return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
     return False
 
 
@@ -325,16 +323,17 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
     """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
 
-    Raises `MemoryBudgetError` where it does not fit either way.
+    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
     """
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
+    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    return plan_within(
+    plan = plan_within(
         budget_bytes,
         dataset.n_samples,
         dataset.n_features,
@@ -348,6 +347,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         cache_bytes=job.cluster.cache_bytes,
         width=width,
     )
+    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
 
 
 def _solve(

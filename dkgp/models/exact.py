@@ -37,9 +37,9 @@ class TrainedModel:
     certificate : Certificate
         What is proven about it.
     summary : dict
-        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, seconds, seconds_by_part,
-        gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error where sums were
-        pruned, assumes where a proof does.
+        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, seconds,
+        seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error
+        where sums were pruned, assumes where a proof does.
     """
 
     kernel: Kernel
@@ -181,6 +181,7 @@ def trained_model(
         "iterations": progress.iteration,
         "column_passes": progress.column_passes,
         "kernel_evaluations": progress.kernel_evaluations,
+        "kept_share": operator.kept_share,
         "refreshes": solution.refreshes,
         "seconds": progress.seconds,
         "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},

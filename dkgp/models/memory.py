@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.kept_tiles import kept_bytes_of
 from dkgp.solvers.registry import SolverMemory
 
-__all__ = ["MemoryPlan", "plan_training", "plan_within"]
+__all__ = ["MemoryPlan", "plan_training", "plan_within", "tiles_that_fit"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -31,6 +33,8 @@ class MemoryPlan:
         Cached features of all blocks, single and double precision; in the coordinator's process where the cluster is.
     shares_process : bool
         Whether the workers share the coordinator's process.
+    tiles_bytes : int
+        What each worker's process may keep of the kernel matrix; in the coordinator's where the cluster is.
     """
 
     resident_bytes: int
@@ -39,12 +43,13 @@ class MemoryPlan:
     block_bytes: int
     worker_bytes: int
     shares_process: bool
+    tiles_bytes: int = 0
 
     @property
     def coordinator_bytes(self) -> int:
         """Projected peak of the coordinator's process."""
         own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.block_bytes
-        return own + (self.worker_bytes if self.shares_process else 0)
+        return own + (self.worker_bytes + self.tiles_bytes if self.shares_process else 0)
 
     def worker_process_bytes(self, resident_bytes: int) -> int:
         """Projected peak of a worker that is a process of its own and held so much before any work."""
@@ -68,9 +73,46 @@ class MemoryPlan:
             "cluster of processes or at a scheduler)"
         )
 
+    def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
+        """The same with room for tiles that are kept, as much as is wanted, is of use, and fits.
+
+        Raises
+        ------
+        MemoryBudgetError
+            A user's own figure does not fit.
+        """
+        spare_bytes = budget_bytes - self.coordinator_bytes if self.shares_process else None
+        return replace(self, tiles_bytes=tiles_that_fit(wanted, n, spare_bytes))
+
     def to_json(self) -> dict[str, int | bool]:
         """Plain JSON types."""
         return {**self.__dict__, "coordinator_bytes": self.coordinator_bytes}
+
+
+def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
+    """Bytes that each worker's process may spend on tiles of K.
+
+    Parameters
+    ----------
+    wanted : TileBudget
+        A figure of dkgp's own (`measured`) is cut down to half of what is to spare, so that the machine stays usable; a
+        user's is refused with `MemoryBudgetError` where it does not fit.
+    n : int
+        Samples: more than their lower half is of no use.
+    spare_bytes : int, optional
+        What the plan leaves of the process's memory; None for processes that are not planned here.
+    """
+    of_use = min(wanted.bytes, kept_bytes_of(n))
+    if spare_bytes is None:
+        return of_use
+    if wanted.measured:
+        return max(0, min(of_use, spare_bytes // 2))
+    if of_use > spare_bytes:
+        raise MemoryBudgetError(
+            f"`cache_tiles` asks for {_mib(of_use)} of the kernel matrix to be kept; beside all else that this run is "
+            f"projected to need {_mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
+        )
+    return of_use
 
 
 def plan_training(

@@ -12,7 +12,7 @@ from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.solvers.auto import Choice, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
-from dkgp.solvers.probe import Probe
+from dkgp.solvers.conjugate.probe import Probe
 
 __all__ = ["Probed", "choose_solver_for", "factor_for", "probe_of"]
 

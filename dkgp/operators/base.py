@@ -76,12 +76,15 @@ class KernelOperator(ABC):
         Kernel entries evaluated for this operator so far, here and by the tasks of its rounds.
     approximate : bool
         Whether products in double precision are off by more than rounding.
+    kept_share : float
+        Share of K's entries that the last product in single precision read from tiles that are kept.
     error_bound : float
         Of an operator that is `approximate`: proven bound on the entries' errors in the last product. Zero elsewhere,
         where rounding is all there is.
     """
 
     approximate: ClassVar[bool] = False
+    kept_share: float = 0.0
     holds_inputs: bool = True
     error_bound: float = 0.0
     _watchers: tuple[ProgressCallback, ...] = ()

@@ -18,7 +18,6 @@ __all__ = [
     "apply_columns_task",
     "diagonal_task",
     "feature_width",
-    "matmat_task",
     "row_errors_task",
     "rows_task",
 ]
@@ -133,24 +132,6 @@ def row_errors_task(context: BlockContext, blocks: list[int]) -> list[FloatArray
 def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> list[FloatArray]:
     """Standardised inputs of the `wanted` samples (sorted) that lie in each block."""
     return [_wanted_rows(context, block, wanted) for block in blocks]
-
-
-def matmat_task(
-    context: BlockContext, vectors: dict[int, FloatArray], precision: Precision, pairs: list[tuple[int, int]]
-) -> list[tuple[FloatArray, FloatArray | None]]:
-    """Both products of each pair of blocks: K(X_i, X_j) @ V_j and, off the diagonal, K(X_j, X_i) @ V_i.
-
-    Each pair of samples is evaluated once. `vectors` holds the rows of V by block, for the blocks that the pairs name.
-    """
-    evaluator = context.evaluator(precision)
-    results: list[tuple[FloatArray, FloatArray | None]] = []
-    for i, j in pairs:
-        rows, columns = context.block_features(i, precision), context.block_features(j, precision)
-        if i == j:
-            results.append((evaluator.matmat(rows, columns, vectors[j]), None))
-        else:
-            results.append(evaluator.pair(rows, columns, vectors[j], vectors[i]))
-    return results
 
 
 def _wanted_rows(context: BlockContext, block: int, wanted: IndexArray) -> FloatArray:

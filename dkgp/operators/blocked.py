@@ -28,11 +28,11 @@ from dkgp.operators.block_tasks import (
     apply_columns_task,
     diagonal_task,
     feature_width,
-    matmat_task,
     row_errors_task,
     rows_task,
 )
 from dkgp.operators.counted_rounds import CountedRound, counted_task
+from dkgp.operators.full_products import FullProducts
 from dkgp.operators.inputs import InputSource, centre_of
 
 __all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
@@ -80,6 +80,7 @@ class BlockedKernelOperator(KernelOperator):
         self._source = source
         self._executor = executor
         self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
+        self._products = FullProducts(self._context, executor, self.submit)
         self._diagonal: FloatArray | None = None
         needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))
         self.holds_inputs = needed <= coordinator_input_bytes
@@ -170,40 +171,25 @@ class BlockedKernelOperator(KernelOperator):
         return _PendingColumns(self, pending, indices, delta, wanted)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
-        """Kbar @ V, each pair of samples evaluated once.
-
-        Pairs of blocks go out in rounds of bounded size, and their contributions are added up in one fixed order.
-        """
+        """Kbar @ V, each pair of samples evaluated once, or read from what workers keep (see `full_products`)."""
         if V.ndim != 2 or V.shape[0] != self.n:
             raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
         result = self.noise_times(V)
-        bounds = [self._context.bounds(block) for block in range(self._context.n_blocks)]
-        pairs = [(i, j) for i in range(len(bounds)) for j in range(i + 1)]
-        parallelism = self._executor.parallelism
-        # Enough pairs a round to keep everyone busy for a while; the results in flight stay below a few n-vectors'
-        # size.
-        per_round = max(8 * parallelism, len(bounds))
-        for first in range(0, len(pairs), per_round):
-            part = pairs[first : first + per_round]
-            groups = split_evenly(part, 2 * parallelism)
-            pending = [
-                self.submit("kpass", matmat_task, (self._context, self._blocks_of(V, group), precision), [group])
-                for group in groups
-            ]
-            products = [product for round_ in pending for product in round_.result()]
-            for (i, j), (left, right) in zip(part, products, strict=True):
-                result[slice(*bounds[i])] += left
-                if right is not None:
-                    result[slice(*bounds[j])] += right
-            phase = "product" if precision == "single" else "float64 product"
-            self.tell(phase, first + len(part), len(pairs), "pairs of blocks")
+        kept = f" ({self.kept_share:.0%} of K kept)" if self.kept_share else ""
+        phase = f"product{kept}" if precision == "single" else "float64 product"
+        for done, total in self._products.add(V, precision, result):
+            self.tell(phase, done, total, "pieces")
+        self.kept_share = self._products.kept_share
         return result
 
-    def _blocks_of(self, V: FloatArray, pairs: list[tuple[int, int]]) -> dict[int, FloatArray]:
-        return {block: V[slice(*self._context.bounds(block))] for pair in pairs for block in pair}
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of kept tiles that the last product in single precision read."""
+        return self._products.kept_bytes
 
     def close(self) -> None:
-        """Forget cached features of this run in this process; a worker's own forgets them as new runs need room."""
+        """Forget what this run keeps: its tiles, and here its features; a worker's go as new runs need room."""
+        self._products.close()
         worker_cache().discard_run(self._context.run_id)
         self._resident = self._resident_rows = None
 

@@ -20,6 +20,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.memory import MemoryPlan, plan_within
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
@@ -69,6 +70,8 @@ class Foreseen:
         What it declares that it holds.
     width
         The kernel's `feature_width`.
+    needs_inputs
+        The solver's name, where it needs all inputs at the coordinator.
     """
 
     solver: Solver
@@ -131,8 +134,12 @@ class Foreseen:
 
     def spilled(self, cache_bytes: int, workers: int) -> float:
         """Share of a factor's leaves for which so many workers' caches have no room beside the features."""
+        made = self.solver.preconditioner if isinstance(self.solver, ConjugateGradient) else None
+        if not isinstance(made, FactorPreconditioning) or not made.halo:
+            return 0.0
+        kept = vecchia_bytes(self.sizes.n, int(made.halo), int(made.leaf), int(made.rank), width=self.width).kept
         room = max(0, cache_bytes - 16 * self.sizes.n * (self.width + 1)) * workers
-        return max(0.0, 1.0 - room / self.memory.cached_bytes) if self.memory.cached_bytes else 0.0
+        return max(0.0, 1.0 - room / kept)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -1,7 +1,7 @@
 """The solver "auto": which one, and with which factor, from the sizes of a problem and a look at it in small.
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
-them (`dkgp.solvers.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected time taken
+them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected time taken
 further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a low-rank
 factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about the best
 of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third or so.
@@ -38,8 +38,8 @@ from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
+from dkgp.solvers.conjugate.probe import FITTED_TOLERANCE, Probe
 from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
-from dkgp.solvers.probe import FITTED_TOLERANCE, Probe
 
 __all__ = [
     "CHOICES",

@@ -29,7 +29,7 @@ ROUND_SECONDS = 2e-3
 # A leaf's halo is found among so many samples for each of it; half of all on average where there are fewer.
 SEARCHED = 40.0
 # LAPACK on some hundred rows takes longer for an operation than a large product does.
-LEAF_ALGEBRA = 1.2
+LEAF_ALGEBRA = 1.5
 # T is read once, and used twice, where there are no landmarks.
 ONE_SWEEP = 1.25
 # Products with a block's own matrix that refine its last solution, on average over a run.

@@ -70,6 +70,9 @@ class SolverMemory:
         What else it holds at the coordinator, and in the workers.
     cached_bytes : int
         What workers keep besides as far as their caches go: on disk, or made again, beyond.
+    repeats_products : bool
+        Whether it takes products with the whole matrix in single precision again and again, so that workers may keep
+        tiles of it.
     """
 
     memory: int = 1
@@ -78,6 +81,7 @@ class SolverMemory:
     own_bytes: int = 0
     factor_bytes: int = 0
     cached_bytes: int = 0
+    repeats_products: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
+from dkgp.bench.products import BenchProductsJob, run_bench_products
 from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
 from dkgp.bench.solve import BenchSolveJob, _said, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
@@ -22,6 +23,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import write_friedman1
 from dkgp.errors import InputError, OutputExistsError, UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.operators.kept_tiles import worker_tiles
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,6 +153,18 @@ def test_overhead_finds_alpha_bit_identical(problem: BenchProblem) -> None:
     assert document["figures"]["bit_identical"] is True
     assert [row["cluster"] for row in document["rows"]] == ["none", "local"]
     assert document["rows"][0]["ratio"] == 1.0
+
+
+def test_products_are_the_same_bits_for_everybody(tmp_path: Path) -> None:
+    job = BenchProductsJob(samples=700, features=3, vectors=(1, 2), workers=1, repeats=1, out=str(tmp_path / "p.json"))
+    document = run_bench_products(job, SilentReporter())
+    rows = [(row["cluster"], row["vectors"], row["entries"]) for row in document["rows"]]
+    contenders = [("none", "evaluated"), ("none", "read"), ("local", "evaluated"), ("processes", "evaluated")]
+    assert rows == [(cluster, t, entries) for cluster, entries in contenders for t in (1, 2)]
+    # The lower half is read, and what lies across the diagonal whole.
+    assert 2 * 700**2 <= document["settings"]["kept_bytes"] <= 4 * 700**2
+    assert document["figures"]["read_to_evaluated"] > 0.0
+    assert worker_tiles().nbytes == 0
 
 
 def test_selection_compares_all_three(problem: BenchProblem, tmp_path: Path) -> None:

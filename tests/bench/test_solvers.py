@@ -36,6 +36,21 @@ def test_a_row_for_each_size_and_solver(tmp_path: Path) -> None:
     assert tables(document)
 
 
+def test_problems_and_rivals_have_settings_of_their_own() -> None:
+    job = BenchSolversJob(
+        problems=("friedman1,n=400,noise=0.5,kernel=matern32", "friedman1,n=300"),
+        solvers=("pcg,halo=0,rank=40", "cholesky"),
+        cholesky_samples=350,
+        subset=100,
+    )
+    rows = run_bench_solvers(job, SilentReporter())["rows"]
+    of = {(row["data"], row["solver"]): row for row in rows}
+    assert {(row["data"], row["n"]) for row in rows} == {("friedman1, s2 = 0.5, matern32", 400), ("friedman1", 300)}
+    assert of["friedman1, s2 = 0.5, matern32", "cholesky"]["note"] == "left out beyond 350 samples"
+    assert of["friedman1", "cholesky"]["converged"]
+    assert all(of[data, "pcg,halo=0,rank=40"]["converged"] for data, _ in of)
+
+
 def test_a_file_smaller_than_the_sizes_runs_once_with_all_it_has(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((200, 2))
@@ -64,6 +79,11 @@ def test_who_does_not_converge_is_cut_off_and_said_to_be() -> None:
         ({"solvers": ("auto",)}, "other than itself"),
         ({"solvers": ()}, "at least one solver"),
         ({"problems": ("nowhere",)}, "there is no data set 'nowhere'"),
+        ({"problems": ("friedman1,size=3",)}, "of n, noise, kernel; got 'size=3'"),
+        ({"problems": ("friedman1,noise=much",)}, "noise is a number; got 'much'"),
+        ({"problems": ("friedman1,noise=0",)}, "noise is positive"),
+        ({"solvers": ("pcg,halo=wide",)}, "neither a whole number nor 'auto'"),
+        ({"solvers": ("gbcd,halo=3",)}, "`halo` belongs to the solver pcg; got `solver` gbcd"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, object], message: str) -> None:

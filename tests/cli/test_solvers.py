@@ -34,6 +34,38 @@ def test_each_solver_finds_the_same_model(
     assert np.linalg.norm(open_model(tmp_path / "model.zarr").alpha - expected) <= bound
 
 
+def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(
+    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
+) -> None:
+    def command(said: str) -> tuple[object, ...]:
+        out = tmp_path / f"{said}.zarr"
+        return train(pipeline, out, "--solver", "cg", "--cluster", "none", "--cache-tiles", said)
+
+    found = {said: document(run(*command(said))) for said in ("none", "300KiB", "1GiB", "auto")}
+    for said in found:
+        alpha = open_model(tmp_path / f"{said}.zarr").alpha
+        np.testing.assert_array_equal(alpha, open_model(tmp_path / "none.zarr").alpha)
+    n = found["none"]["n"]
+    planned = {said: result["memory_plan"]["tiles_bytes"] for said, result in found.items()}
+    assert (planned["none"], planned["300KiB"]) == (0, 300 * 1024)
+    # No more than is of use, and of use it is to solvers of products alone.
+    assert 2 * n**2 < planned["1GiB"] < 2**30
+    assert pipeline["train"]["memory_plan"]["tiles_bytes"] == 0
+    shares = [found[said]["kept_share"] for said in ("none", "300KiB", "1GiB")]
+    assert shares[0] == 0.0 < shares[1] < shares[2] == 1.0
+    assert found["1GiB"]["kernel_evaluations"] < found["none"]["kernel_evaluations"]
+    shown = [argument for argument in command("1GiB") if argument not in ("--json", "--quiet")]
+    assert "read from kept tiles" in run(*shown, "--overwrite").stdout
+
+
+def test_an_amount_of_tiles_that_is_none_is_refused(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:
+    command = train(pipeline, tmp_path / "model.zarr", "--solver", "cg", "--cluster", "none")
+    wrong = run(*command, "--cache-tiles", "much")
+    assert wrong.exit_code == 2
+    assert "'much' is no size" in wrong.stderr
+    assert not (tmp_path / "model.zarr").exists()
+
+
 def test_methods_of_the_paper_are_as_they_are_there(
     pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
 ) -> None:

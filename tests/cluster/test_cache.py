@@ -125,6 +125,33 @@ def test_discard_run_forgets_that_run_alone() -> None:
     assert cache.nbytes == 20
 
 
+def test_values_of_a_family_are_weighed_and_forgotten_together() -> None:
+    cache = FeatureCache(40)
+    for key in (("run", 0), ("run", "leaves", "a", 0), ("run", "leaves", "a", 1), ("run", "leaves", "b", 0)):
+        cache.get(key, lambda: Value(10))
+    assert [cache.bytes_of("run", "leaves", name) for name in "abc"] == [20, 10, 0]
+    cache.get(("run", 0), never)
+    cache.get(("run", "leaves", "b", 1), lambda: Value(10))  # the first of a's is put out
+    assert [cache.bytes_of("run", "leaves", name) for name in "abc"] == [10, 20, 0]
+    cache.get("large", lambda: Value(50))  # is not kept
+    cache.discard("run", "leaves", but="b")
+    assert [cache.bytes_of("run", "leaves", name) for name in "abc"] == [0, 20, 0]
+    cache.discard("run", "leaves")
+    assert list(cache._values) == [("run", 0)]
+    assert (cache.nbytes, dict(cache._sums)) == (10, {("run",): 10})
+    cache.clear()
+    assert not cache._sums
+
+
+def test_a_value_may_be_returned_and_not_kept() -> None:
+    cache = FeatureCache(100)
+    for _ in range(2):
+        assert cache.get("a", lambda: Value(10), keep=lambda value: value.nbytes > 10).nbytes == 10
+    assert (cache.nbytes, cache.hits, len(cache._building)) == (0, 0, 0)
+    cache.get("a", lambda: Value(20), keep=lambda value: value.nbytes > 10)
+    assert cache.get("a", never).nbytes == 20
+
+
 def test_clear_forgets_everything() -> None:
     cache = FeatureCache(100)
     cache.get("a", lambda: Value(10))

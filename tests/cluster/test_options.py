@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "adaptive": (2, 8),
     "threads_per_worker": 4,
     "worker_memory_bytes": 8 * 2**30,
+    "cache_tiles": 3 * 2**30,
     "worker_wait_seconds": 60.0,
     "tls_ca": "ca.pem",
     "tls_cert": "cert.pem",
@@ -77,6 +78,8 @@ def test_settings_are_not_shown() -> None:
         ({"workers": 0}, "number of workers must be at least 1; got 0"),
         ({"worker_memory_bytes": 0}, "memory in bytes must be at least 1"),
         ({"worker_wait_seconds": 0.0}, "must be positive; got 0"),
+        ({"cache_tiles": -1}, "`cache_tiles` takes a number of bytes, or auto; got -1"),
+        ({"cache_tiles": "some"}, "got 'some'"),
         ({"kind": "slurm", "workers": 2, "adaptive": (1, 4)}, "both a fixed number of workers"),
         ({"kind": "slurm", "adaptive": (0, 4)}, "1 <= MIN <= MAX"),
         ({"kind": "slurm", "adaptive": (5, 4)}, "got MIN 5, MAX 4"),
@@ -107,11 +110,20 @@ def test_every_option_of_the_command_line() -> None:
     given = (
         "--cluster slurm --adaptive 2 8 --threads-per-worker 4 --worker-memory 8GiB --worker-wait 60 --tls-ca ca.pem"
     )
-    given += " --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
+    given += " --cache-tiles 3GiB --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
     directives = ("--cluster-option", 'job_extra_directives=["--exclusive"]')
     assert from_command_line(*given.split(), *directives) == ClusterOptions(**EVERYTHING)
     found = from_command_line("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3")
     assert found == ClusterOptions(scheduler="tls://a:1", scheduler_file="s.json", workers=3)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("auto", "auto"), ("none", 0), ("512MiB", 2**29)])
+def test_tiles_to_keep_over_what_is_configured(said: str, meant: object) -> None:
+    with dask.config.set({"dkgp": {"cluster": {"cache-tiles": "1GiB"}}}):
+        assert from_command_line().cache_tiles == 2**30
+        assert from_command_line("--cache-tiles", said).cache_tiles == meant
+    with dask.config.set({"dkgp": {"cluster": {"cache-tiles": said}}}):
+        assert from_command_line().cache_tiles == meant
 
 
 def test_nothing_said_is_the_default() -> None:
@@ -161,6 +173,7 @@ dkgp:
     adaptive: [2, 8]
     threads-per-worker: 4
     worker_memory: 8GiB
+    cache-tiles: 3GiB
     worker-wait: 1 minute
     tls-ca: ca.pem
     tls-cert: cert.pem

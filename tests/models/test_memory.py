@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor, worker_cache
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ExitCode, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.kept_tiles import kept_bytes_of
 from dkgp.solvers import GreedyBlockCoordinateDescent
 from dkgp.solvers.registry import SolverMemory
 
@@ -123,3 +125,32 @@ def test_refusal_names_numbers_and_knobs() -> None:
     for knob in ("`memory`", "`block_size`", "`candidates`", "cluster of processes"):
         assert knob in message
     assert caught.value.exit_code is ExitCode.BAD_INPUT
+
+
+def test_tiles_take_what_is_of_use_and_half_of_what_is_left() -> None:
+    plan = planned(20_000)
+    whole = kept_bytes_of(20_000)
+    assert 2 * 20_000**2 <= whole < 1.2 * 2 * 20_000**2
+
+    def kept(wanted: TileBudget, spare: int) -> int:
+        return plan.with_tiles(wanted, 20_000, plan.coordinator_bytes + spare).tiles_bytes
+
+    own = TileBudget(10**12, measured=True)
+    assert kept(own, 10 * GIB) == whole
+    assert kept(own, GIB) == GIB // 2
+    assert kept(own, 0) == 0
+    assert kept(TileBudget(GIB // 4, measured=True), GIB) == GIB // 4
+    # A user's own figure is taken, or refused with numbers.
+    assert kept(TileBudget(GIB // 2), GIB) == GIB // 2
+    assert kept(TileBudget(10**12), 10 * GIB) == whole
+    with pytest.raises(MemoryBudgetError, match=r"`cache_tiles` asks for 512 MiB .* 256 MiB are left") as caught:
+        kept(TileBudget(GIB // 2), GIB // 4)
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    assert plan.with_tiles(own, 20_000, 10**12).coordinator_bytes == plan.coordinator_bytes + whole
+
+
+def test_tiles_of_other_processes_are_no_part_of_the_coordinators() -> None:
+    plan = planned(20_000, shares_process=False)
+    found = plan.with_tiles(TileBudget(GIB), 20_000, plan.coordinator_bytes)
+    assert found.tiles_bytes == min(GIB, kept_bytes_of(20_000))
+    assert found.coordinator_bytes == plan.coordinator_bytes

@@ -16,7 +16,7 @@ from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
 from dkgp.solvers.auto import CHOLESKY_UP_TO, Choice, expected_count, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.probe import Probe
+from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import GradientInfNorm
 

@@ -29,7 +29,7 @@ from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.memory import plan_training
 from dkgp.registry import Option
 from dkgp.service.specification import job_from_options, options_from_job, options_schema
-from dkgp.solvers import registry
+from dkgp.solvers import Choice, registry
 from dkgp.solvers.registry import (
     Need,
     SolverDeclaration,
@@ -178,6 +178,27 @@ def test_workers_that_differ_are_refused_before_the_start_by_who_minds(
     assert run_train(TrainJob(**small_problem, solver=SolverOptions("kcg")), SilentReporter())["converged"]
 
 
+def test_auto_takes_another_solver_where_workers_differ_and_goes_on_with_it(
+    small_problem: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(*arguments: Any, one_arithmetic: bool, **options: Any) -> Choice:
+        return Choice("pcg", "as alike", halo=20, leaf=10, rank=0) if one_arithmetic else Choice("gbcd", "as unlike")
+
+    def differ(executor: LocalExecutor) -> None:
+        raise ClusterError("the workers differ")
+
+    monkeypatch.setattr("dkgp.commands.solver_options.choose_solver_for", choose)
+    job = TrainJob(**small_problem, checkpoint_seconds=0.0, solver=SolverOptions(max_passes=0.1, tolerance=1e-7))
+    with monkeypatch.context() as unlike:
+        unlike.setattr(LocalExecutor, "require_one_arithmetic", differ)
+        stopped = run_train(job, SilentReporter())
+    assert (stopped["solver"], stopped["auto"]["reason"], stopped["converged"]) == ("gbcd", "as unlike", False)
+    resumed = run_train(replace(job, resume=True, solver=SolverOptions(tolerance=1e-7)), SilentReporter())
+    assert (resumed["solver"], resumed["converged"]) == ("gbcd", True)
+    afresh = run_train(replace(job, overwrite=True, solver=SolverOptions(tolerance=1e-7)), SilentReporter())
+    assert (afresh["solver"], afresh["settings"]["preconditioner"]["halo"]) == ("pcg", 20)
+
+
 # ---------------------------------------------------------------------------------------------- jobs of earlier times
 
 
@@ -264,7 +285,7 @@ def test_an_estimator_takes_it_by_name(richardson: SolverDeclaration, rng: np.ra
 def test_a_solver_that_is_known_first_takes_no_name_of_dkgps_own() -> None:
     code = """
 from dkgp.registry import Option
-from dkgp.solvers import registry
+from dkgp.solvers import Choice, registry
 try:
     registry.register_solver(registry.SolverDeclaration("mine", "", lambda rank: None, (Option("rank", "", int, 3),)))
 except registry.UsageError as error:
@@ -326,8 +347,9 @@ def test_an_installed_package_brings_a_solver_to_the_command_line(
         check=True,
     )
     results = json.loads(ran.stdout)
-    for _, shown, _ in results[:3]:
+    for _, shown, _ in results[:2]:
         assert "|richardson]" in "".join(shown.split())
+    assert "smo,richardson." in "".join(results[2][1].split())
     for _, shown, _ in results[:2]:
         words = " ".join(shown.split())
         assert "richardson: Richardson's iteration." in words

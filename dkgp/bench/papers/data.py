@@ -275,9 +275,17 @@ def data_rows(library: Library, others: tuple[str, ...] = ()) -> list[dict[str, 
 
 
 def prepare_data(
-    library: Library, name: str, n: int, n_test: int, subset: int, seed: int, folder: Path, reporter: Reporter
+    library: Library,
+    name: str,
+    n: int,
+    n_test: int,
+    subset: int,
+    seed: int,
+    folder: Path,
+    reporter: Reporter,
+    kernel: str | None = None,
 ) -> PreparedData:
-    """Draw training and test samples into stores below `folder`, read them, and tune.
+    """Draw training and test samples into stores below `folder`, read them, and tune the kernel, or the default one.
 
     A file with a `test_mask` is split by it (by its first column), any other at random.
 
@@ -297,7 +305,7 @@ def prepare_data(
         else:
             train, test = _draw(library, name, n, n_test, seed, inside, reporter)
     with reporter.search(f"tune {name}") as progress:
-        found = tune_dataset(train, subset=subset, seed=seed, progress=progress)
+        found = tune_dataset(train, kernel=kernel, subset=subset, seed=seed, progress=progress)
     return PreparedData(name, train, test, *_read(train), *_read(test), found)
 
 

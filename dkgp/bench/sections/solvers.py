@@ -17,18 +17,27 @@ def _options() -> tuple[Option, ...]:
         section.DATA_FOLDER,
         Option(
             "problems",
-            "friedman1 or a file of --data without .npz.  [default: friedman1]",
+            "friedman1 or a file of --data without .npz, with settings of its own if need be: "
+            "kin40k,n=30000,noise=1e-4,kernel=matern32.  [default: friedman1]",
             spellings=("--problem",),
             multiple=True,
             metavar="NAME",
         ),
-        Option("sizes", "Training samples.", type=whole_numbers, default="2000,10000", metavar="N,N,..."),
+        Option("fifteen", "Fifteen problems of all kinds: sizes, noise, features, kernels.", type=bool, default=False),
+        Option(
+            "sizes",
+            "Training samples, where a problem names none.",
+            type=whole_numbers,
+            default="2000,10000",
+            metavar="N,N,...",
+        ),
         Option(
             "solvers",
-            f"What auto is compared with.  [default: {', '.join(rivals())}]",
+            f"What auto is compared with, with options if need be, as in pcg,halo=0; of {', '.join(solver_names())}.  "
+            f"[default: {', '.join(rivals())}]",
             spellings=("--solver",),
-            choices=solver_names(),
             multiple=True,
+            metavar="NAME",
         ),
         replace(section.REPEATS, help="Of everything, in turns; medians count.", default=1),
         replace(
@@ -42,11 +51,13 @@ def _options() -> tuple[Option, ...]:
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
-    from dkgp.bench.solvers import BenchSolversJob, rivals, run_bench_solvers
+    from dkgp.bench.solvers import FIFTEEN, BenchSolversJob, rivals, run_bench_solvers
     from dkgp.commands.solver_options import SolverOptions
 
     solver = SolverOptions(**section.take(values, section.TOLERANCE))
     values["solvers"] = values["solvers"] or rivals()
+    if values.pop("fifteen"):
+        values["problems"] = (*FIFTEEN, *values["problems"])
     return run_bench_solvers(BenchSolversJob(solver=solver, **values), reporter)
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.threads import available_cores
+from dkgp.cluster.tile_budget import TileBudget
 
 __all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
 
@@ -28,7 +29,9 @@ class PendingRound(Protocol):
 
 
 class BlockExecutor(Protocol):
-    """Runs rounds."""
+    """Runs rounds; `tiles` is what workers may keep of a kernel matrix, and may be set."""
+
+    tiles: TileBudget
 
     @property
     def least_task_evaluations(self) -> int:
@@ -113,6 +116,8 @@ class LocalExecutor:
     ----------
     threads : int, optional
         Defaults to the cores this process may use.
+    tiles : TileBudget, optional
+        What may be kept of a kernel matrix; nothing by default.
     """
 
     overlaps = False
@@ -121,8 +126,9 @@ class LocalExecutor:
     shares_memory = True
     dashboard_link: str | None = None
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, tiles: TileBudget | None = None) -> None:
         self._threads = threads or available_cores()
+        self.tiles = tiles or TileBudget()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="dkgp-block")
 
     @property

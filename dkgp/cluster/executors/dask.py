@@ -23,6 +23,7 @@ from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_w
 from dkgp.cluster.executors.base import BlockTask, PendingRound
 from dkgp.cluster.executors.mailbox import Mailbox, deliver
 from dkgp.cluster.executors.worker_setup import WorkerSetup
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
 
 __all__ = ["DaskExecutor", "WorkerSetup"]
@@ -57,6 +58,8 @@ class DaskExecutor:
         Whether all workers share this process.
     owns_workers : bool
         Whether the workers were started by this process and get its terminal's signals.
+    tiles : TileBudget, optional
+        What each worker's process may keep of a kernel matrix; nothing by default.
     """
 
     overlaps = True
@@ -70,8 +73,10 @@ class DaskExecutor:
         cache_bytes: int = 2 * 1024**3,
         in_process: bool = False,
         owns_workers: bool = False,
+        tiles: TileBudget | None = None,
     ) -> None:
         self._client = client
+        self.tiles = tiles or TileBudget()
         self._deadline = round_deadline_seconds
         self._run = uuid.uuid4().hex[:8]
         self._round = 0
@@ -168,7 +173,7 @@ class DaskExecutor:
             self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:
-            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline)
+            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
         return _DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
 
     def close(self) -> None:
@@ -198,24 +203,26 @@ class _Round:
         groups: Sequence[Sequence[Any]],
         owners: Sequence[str] | None,
         deadline_seconds: float,
+        threads: int = 1,
     ) -> None:
-        self._client, self._label = client, label
+        self._client, self._label, self._threads = client, label, threads
         self._task, self._arguments, self._groups, self._owners = task, arguments, groups, owners
         self._deadline_seconds = deadline_seconds
         self._attempt = 0
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
-        return [self._submit(index, self._task, retries=TASK_RETRIES) for index in range(len(self._groups))]
+        return [
+            self._submit(index, self._task, *self._arguments, list(group), retries=TASK_RETRIES)
+            for index, group in enumerate(self._groups)
+        ]
 
-    def _submit(self, index: int, task: Callable[..., Any], *before: Any, retries: int = 0) -> Future[Any]:
+    def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
         owner = self._owners[index] if self._owners else None
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
         return self._client.submit(
             task,
-            *before,
-            *self._arguments,
-            list(self._groups[index]),
+            *arguments,
             key=(*self._label, self._attempt, index),
             pure=False,
             retries=retries,
@@ -306,12 +313,15 @@ class _DaskRound(_Round):
 
 
 class _InProcessRound(_Round):
-    """A round whose results come back through memory; the cluster cannot be lost without this process."""
+    """A round whose results come back through memory; the cluster cannot be lost without this process.
+
+    Its tasks on the cluster are one for each thread, and share those of the round.
+    """
 
     def _start(self) -> list[Future[Any]]:
-        self._mailbox = Mailbox(len(self._groups))
-        number = self._mailbox.number
-        return [self._submit(index, deliver, number, index, self._task) for index in range(len(self._groups))]
+        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
+        count = min(self._threads, len(self._groups))
+        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
 
     def done(self) -> bool:
         return self._mailbox.done()

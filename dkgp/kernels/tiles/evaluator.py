@@ -325,6 +325,10 @@ class TileEvaluator:
         entries = loops.pair_entries(A.values.shape[1], columns, self.tile_rows, B is None)
         return KeptTiles(np.empty(entries, self.dtype))
 
+    def entries_of(self, A: Features, B: Features | None = None) -> int:
+        """Entries that a `pair` of rows looks at, or `symmetric` where there is no B."""
+        return loops.pair_entries(A.n, A.n if B is None else B.n, self.tile_rows, B is None)
+
     def _both(
         self,
         A: Features,
@@ -342,7 +346,7 @@ class TileEvaluator:
             if held.dtype != self.dtype or held.shape != (expected,):
                 raise InputError(f"expected {expected} kept entries in {self.dtype}; got {held.shape} in {held.dtype}")
         if form != loops.READ:
-            self.count(loops.pair_entries(A.n, B.n, self.tile_rows, diagonal))
+            self.count(self.entries_of(A, None if diagonal else B))
         across = np.ascontiguousarray((W_B * self.amplitude).T, dtype=self.dtype)
         along = np.zeros((targets, padded), self.dtype)
         along[:, : A.n] = W_A.T * self.amplitude

@@ -15,6 +15,7 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, split_evenly
 from dkgp.cluster.threads import process_threads, single_threaded_blas
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
@@ -57,6 +58,7 @@ class _ThisThread:
     shares_memory = False
     dashboard_link: str | None = None
     parallelism = 1
+    tiles = TileBudget()
 
     @property
     def threads_per_process(self) -> int:

@@ -35,12 +35,14 @@ class RefineMemory:
     batch_bytes: int  # batches of variances, or tiles of derivatives
     cache_bytes: int  # features and inputs
     shares_process: bool  # whether the workers share the coordinator's process
+    tiles_bytes: int = 0  # tiles of the kernel matrix that each worker's process may keep
 
     @property
     def coordinator_bytes(self) -> int:
         """Projected peak of the coordinator's process."""
         own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
-        return own + (self.factor_bytes + self.batch_bytes + self.cache_bytes if self.shares_process else 0)
+        workers = self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes
+        return own + (workers if self.shares_process else 0)
 
     def require(self, budget_bytes: int) -> None:
         """Refuse where the projection exceeds the budget.

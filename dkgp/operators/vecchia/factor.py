@@ -48,8 +48,9 @@ from dkgp.operators.vecchia.tasks import (
 
 __all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
 
-# Vectors that are multiplied at once: what is in flight is three n-vectors for each.
+# Vectors that are multiplied at once: as many as BLAS is quick with, fewer where results on their way would take more.
 VECTORS_AT_ONCE = 128
+BYTES_AT_ONCE = 2**28
 
 
 class _Rounds(Protocol):
@@ -118,8 +119,10 @@ class VecchiaProduct:
         out = np.zeros(residual.shape)
         with single_threaded_blas():
             self._find_halos()
-            for first in range(0, residual.shape[1], VECTORS_AT_ONCE):
-                columns = slice(first, first + VECTORS_AT_ONCE)
+            united = sum(len(samples) for samples in self._samples)
+            step = max(1, min(VECTORS_AT_ONCE, BYTES_AT_ONCE // (8 * united)))
+            for first in range(0, residual.shape[1], step):
+                columns = slice(first, first + step)
                 self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
         return out
 

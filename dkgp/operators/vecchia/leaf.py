@@ -112,7 +112,7 @@ def factor_leaf(
     factor: NDArray[Any] | None,
     jitter: float = 0.0,
 ) -> Leaf | None:
-    """Rows of T and V of one leaf; None where the matrix is not positive definite in the evaluator's precision.
+    """Rows of T and V of one leaf; None where that takes more than the evaluator's precision.
 
     Parameters
     ----------
@@ -131,6 +131,8 @@ def factor_leaf(
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
     matrix, diagonal = _lower_half(evaluator, features)
+    if dtype == np.float32 and takes_double(count, float(np.min(noise)), float(diagonal.max())):
+        return None
     stride = matrix.shape[1]
     diagonal += noise
     if factor is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,17 @@ from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
 from dkgp.operators.vecchia.halos import OrderedPoints
-from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse, takes_double
+from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse
 from dkgp.operators.vecchia.order import kd_order, leaf_count
 from dkgp.operators.vecchia.scratch import ScratchFile, SpilledLeaf
 
-__all__ = ["Bundle", "Leaves"]
+__all__ = ["Bundle", "Leaves", "OpenBundle"]
 
 # Samples of a bundle, about; less where there would be fewer bundles than this.
 BUNDLE_ROWS = 8192
 LEAST_BUNDLES = 32
-# Of a diagonal, added where even float64 finds a leaf's matrix indefinite.
-JITTERS = (1e-13, 1e-10, 1e-7, 1e-4)
+# Of a diagonal, added where even float64 finds a leaf's matrix indefinite: as little as does.
+JITTERS = (0.0, 1e-13, 1e-10, 1e-7, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,22 @@ class Leaves:
         """Number of bundles."""
         return -(-self.n_leaves // self.leaves_by_bundle)
 
+    @cached_property
+    def width(self) -> int:
+        """Numbers of a sample's features, or of its point where those are more."""
+        return max(feature_width(self.context.kernel), 0 if self.embedding is None else len(self.embedding))
+
     def points(self) -> OrderedPoints:
         """The samples' points in kd order."""
 
         def build() -> OrderedPoints:
             # A factor that is built anew, with larger halos, takes the place of the one before.
-            worker_cache().discard(*self._family)
+            worker_cache().discard(self.context.run_id, "vecchia", but=self.label)
             points = embed(self.context, self.embedding)
             order, bounds = kd_order(points, self.leaf)
             return OrderedPoints(points[order], order, bounds)
 
-        return worker_cache().get(self._key("points"), build)
+        return worker_cache().get(self.key("points"), build)
 
     def bundle(self, number: int) -> Bundle:
         """Samples of a bundle."""
@@ -137,114 +143,118 @@ class Leaves:
             sizes = tuple(len(halo) for halo in halos)
             return Bundle(points.order[union], int(stop - start), first, places, sizes)
 
-        return worker_cache().get(self._key("bundle", number), build)
+        return worker_cache().get(self.key("bundle", number), build)
 
-    def leaf_of(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
-        """A bundle's leaf number `place`, from this worker's cache, its scratch file, or made anew.
+    def opened(self, number: int, noise: Noise) -> OpenBundle:
+        """A bundle whose leaves are asked for; `noise` is that of its samples, in their order."""
+        return OpenBundle(self, self.bundle(number), noise)
 
-        `noise` is that of the bundle's samples, in their order.
-        """
+    def key(self, *parts: Hashable) -> tuple[Hashable, ...]:
+        """Key of something in a worker's cache."""
+        return (self.context.run_id, "vecchia", self.label, *parts)
+
+    def has_room(self, leaf: Leaf) -> bool:
+        """True if the leaf may stay in memory, beside all else that is cached and would push it out."""
+        features = self.context.n * 16 * (self.width + 1)
+        bundles = 12 * self.n_leaves * (self.halo + self.leaf)
+        besides = features + bundles + 8 * self.rank * (self.rank + self.width + 1)
+        cache = worker_cache()
+        return cache.bytes_of(*self.key("leaf")) + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
+
+
+class OpenBundle:
+    """A bundle and its leaves, from this worker's cache, its scratch file, or made.
+
+    Parameters
+    ----------
+    leaves : Leaves
+    bundle : Bundle
+    noise : float or (u,) float64
+        Of the bundle's samples.
+    """
+
+    def __init__(self, leaves: Leaves, bundle: Bundle, noise: Noise) -> None:
+        self.bundle = bundle
+        self._leaves, self._noise = leaves, noise
+        self._prepared: dict[Precision, Features] = {}
+
+    def leaf(self, place: int) -> Leaf:
+        """Leaf number `place` of the bundle."""
+        leaves = self._leaves
 
         def build() -> Leaf | SpilledLeaf:
-            leaf = self._made(bundle, place, noise)
-            if not self._has_room(leaf):
+            leaf = self._made(place)
+            if not leaves.has_room(leaf):
                 # On a full disk it is made again whenever it is needed.
                 with suppress(OSError):
-                    return worker_cache().get(self._key("scratch"), ScratchFile).append(leaf)
+                    return worker_cache().get(leaves.key("scratch"), ScratchFile).append(leaf)
             return leaf
 
         found: Leaf | SpilledLeaf = worker_cache().get(
-            self._key("leaf", bundle.first + place),
+            leaves.key("leaf", self.bundle.first + place),
             build,
-            keep=lambda leaf: isinstance(leaf, SpilledLeaf) or self._has_room(leaf),
+            keep=lambda leaf: isinstance(leaf, SpilledLeaf) or leaves.has_room(leaf),
         )
         if isinstance(found, Leaf):
             return found
         try:
             return found.read()
         except OSError:
-            return self._made(bundle, place, noise)
+            return self._made(place)
 
-    def _key(self, *parts: Hashable) -> tuple[Hashable, ...]:
-        return (*self._family, self.label, *parts)
-
-    @property
-    def _family(self) -> tuple[Hashable, ...]:
-        return (self.context.run_id, "vecchia")
-
-    def _has_room(self, leaf: Leaf) -> bool:
-        """True if the leaf may stay in memory, beside all else that is cached and would push it out."""
-        context, cache = self.context, worker_cache()
-        width = max(feature_width(context.kernel), 0 if self.embedding is None else len(self.embedding))
-        features = context.n * (12 * (feature_width(context.kernel) + 1) + 4 * (width + 1))
-        bundles = 12 * self.n_leaves * (self.halo + self.leaf)
-        besides = features + bundles + 8 * self.rank * (self.rank + width + 1)
-        held = cache.bytes_of(self._key("leaf"))
-        return held + process_threads() * leaf.nbytes + besides <= cache.budget_bytes
-
-    def _made(self, bundle: Bundle, place: int, noise: Noise) -> Leaf:
-        places, halo = bundle.places[place], bundle.halos[place]
-        samples = bundle.samples[places].astype(np.intp)
-        own = noise_at(noise, places)
-        largest = float(np.max(self._diagonal(samples)))
-        double = takes_double(len(samples), float(np.min(own)), largest)
-        factor = self._factor_rows(samples)
-        for precision in ("single", "double")[double:]:
-            leaf = self._attempt(precision, samples, halo, own, factor)  # type: ignore[arg-type]
-            if leaf is not None:
-                return leaf
+    def _made(self, place: int) -> Leaf:
+        places, halo = self.bundle.places[place], self.bundle.halos[place]
+        factor, noise = self._factor_rows(places), noise_at(self._noise, places)
+        leaf = self._attempt("single", places, halo, noise, factor)
         for jitter in JITTERS:
-            leaf = self._attempt("double", samples, halo, own, factor, jitter)
             if leaf is not None:
                 return leaf
-        raise refuse(halo, len(samples) - halo)
+            leaf = self._attempt("double", places, halo, noise, factor, jitter)
+        if leaf is None:
+            raise refuse(halo, len(places) - halo)
+        return leaf
 
     def _attempt(
         self,
         precision: Precision,
-        samples: IndexArray,
+        places: IndexArray,
         halo: int,
         noise: Noise,
         factor: FloatArray | None,
         jitter: float = 0.0,
     ) -> Leaf | None:
-        evaluator = self.context.evaluator(precision)
+        evaluator = self._leaves.context.evaluator(precision)
         rows = None if factor is None else factor.astype(evaluator.dtype)
-        return factor_leaf(evaluator, self._features(samples, precision), halo, noise, rows, jitter)
+        return factor_leaf(evaluator, self._features(precision).take(places), halo, noise, rows, jitter)
 
-    def _factor_rows(self, samples: IndexArray) -> FloatArray | None:
+    def _factor_rows(self, places: IndexArray) -> FloatArray | None:
         """F_I: (m, R)."""
-        if not self.rank:
+        leaves = self._leaves
+        if not leaves.rank:
             return None
-        evaluator = self.context.evaluator("double")
+        evaluator = leaves.context.evaluator("double")
         triangle = worker_cache().get(
-            self._key("triangle"), lambda: LandmarkTriangle.of(evaluator, self.landmark_inputs)
+            leaves.key("triangle"), lambda: LandmarkTriangle.of(evaluator, leaves.landmark_inputs)
         )
-        return np.ascontiguousarray(triangle.columns(evaluator, self._features(samples, "double")).T)
+        return np.ascontiguousarray(triangle.columns(evaluator, self._features("double").take(places)).T)
 
-    def _features(self, samples: IndexArray, precision: Precision) -> Features:
-        """Prepared features of some samples, gathered from their blocks."""
-        context = self.context
-        blocks = samples // context.block_rows
-        order = np.argsort(blocks, kind="stable")
-        parts = []
-        for block in np.unique(blocks):
-            own = samples[order][blocks[order] == block] - context.bounds(int(block))[0]
-            parts.append(context.block_features(int(block), precision).take(own))
-        back = np.argsort(order, kind="stable")
-        values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
-        norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
-        return Features(values, norms, len(samples)).take(back.astype(np.intp))
-
-    def _diagonal(self, samples: IndexArray) -> FloatArray:
-        """k(x, x)."""
-        context = self.context
-        if context.kernel.stationary:
-            return np.asarray(context.kernel.diagonal(np.zeros((1, context.kernel.n_features))))
-        inputs = np.empty((len(samples), context.kernel.n_features))
-        blocks = samples // context.block_rows
-        for block in np.unique(blocks):
-            taken = blocks == block
-            rows = context.block_rows_cached(int(block)).values
-            inputs[taken] = rows[samples[taken] - context.bounds(int(block))[0]]
-        return np.asarray(context.kernel.diagonal(inputs))
+    def _features(self, precision: Precision) -> Features:
+        """Prepared features of the bundle's samples, gathered from their blocks when a first leaf is made."""
+        found = self._prepared.get(precision)
+        if found is None:
+            context, samples = self._leaves.context, self.bundle.samples
+            blocks = samples // context.block_rows
+            order = np.argsort(blocks, kind="stable")
+            names, starts = np.unique(blocks[order], return_index=True)
+            parts = [
+                context.block_features(int(block), precision).take(
+                    (own - context.bounds(int(block))[0]).astype(np.intp)
+                )
+                for block, own in zip(names, np.split(samples[order], starts[1:]), strict=True)
+            ]
+            values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
+            norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
+            back = np.empty(len(samples), np.intp)
+            back[order] = np.arange(len(samples))
+            found = self._prepared[precision] = Features(values, norms, len(samples)).take(back)
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dkgp.operators.vecchia.factor import BYTES_AT_ONCE, VECTORS_AT_ONCE
 from dkgp.operators.vecchia.leaf import STRIP_ROWS
 from dkgp.operators.vecchia.order import leaf_count
 
@@ -63,5 +64,6 @@ def vecchia_bytes(
     number = 8 if double else 4
     making = number * columns * (columns + 256 + rank) + 8 * columns * rank + 4 * rows * (columns + rank)
     united = halos + n
-    coordinator = united * (4 + 8 * min(vectors, 128)) + 3 * 8 * rank * rank + 8 * n * min(vectors, 128)
-    return VecchiaBytes(kept, making, n * (8 * width + 16), coordinator)
+    at_once = max(1, min(vectors, VECTORS_AT_ONCE, BYTES_AT_ONCE // (8 * united)))
+    coordinator = 4 * united + 8 * (united + n) * at_once + 3 * 8 * rank * rank
+    return VecchiaBytes(kept, making, n * (12 * width + 16), coordinator)

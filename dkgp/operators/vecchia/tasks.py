@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.operators.base import FloatArray, Noise
-from dkgp.operators.vecchia.leaves import Bundle, Leaves
+from dkgp.operators.vecchia.leaves import Bundle, Leaves, OpenBundle
 from dkgp.operators.vecchia.products import backward, forward, sweep
 
 __all__ = ["Rows", "backward_task", "build_task", "forward_task", "halo_task", "order_task", "sweep_task"]
@@ -40,12 +40,11 @@ def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[
     """Make the leaves of each bundle: bytes in memory, bytes on disk, and V'V (R, R)."""
     results = []
     for number in bundles:
-        bundle = leaves.bundle(number)
-        own = _noise_of(noise, number, bundle)
+        opened = _opened(leaves, number, noise)
         gram = np.zeros((leaves.rank, leaves.rank))
         memory = disk = 0
-        for place in range(len(bundle.places)):
-            leaf = leaves.leaf_of(bundle, place, own)
+        for place in range(len(opened.bundle.places)):
+            leaf = opened.leaf(place)
             memory, disk = memory + leaf.nbytes * (not leaf.spilled), disk + leaf.nbytes * leaf.spilled
             projected = leaf.projected[:, : leaf.rank].astype(np.float64)
             gram += projected.T @ projected
@@ -58,11 +57,11 @@ def sweep_task(leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list
     """T' T r of the leaves of each bundle: rows for its samples (u, t)."""
     results = []
     for number in bundles:
-        bundle = leaves.bundle(number)
-        rows, own = _rows_of(vectors, number, bundle.samples), _noise_of(noise, number, bundle)
+        opened = _opened(leaves, number, noise)
+        rows = _rows_of(vectors, number, opened.bundle)
         out = np.zeros(rows.shape)
-        for place, places in enumerate(bundle.places):
-            out[places] += sweep(leaves.leaf_of(bundle, place, own), rows[places])
+        for place, places in enumerate(opened.bundle.places):
+            out[places] += sweep(opened.leaf(place), rows[places])
         results.append(out)
     return results
 
@@ -74,11 +73,11 @@ def forward_task(
     """q = T r for the own samples of each bundle, and V' q: (own, t) and (R, t)."""
     results = []
     for number in bundles:
-        bundle = leaves.bundle(number)
-        rows, own = _rows_of(vectors, number, bundle.samples), _noise_of(noise, number, bundle)
+        opened = _opened(leaves, number, noise)
+        rows = _rows_of(vectors, number, opened.bundle)
         images, total = [], np.zeros((leaves.rank, rows.shape[1]))
-        for place, places in enumerate(bundle.places):
-            image, projected = forward(leaves.leaf_of(bundle, place, own), rows[places])
+        for place, places in enumerate(opened.bundle.places):
+            image, projected = forward(opened.leaf(place), rows[places])
             images.append(image)
             total += projected
         results.append((np.concatenate(images), total))
@@ -96,20 +95,20 @@ def backward_task(
     """T' (q - V w) of the leaves of each bundle: rows for its samples (u, t)."""
     results = []
     for number in bundles:
-        bundle = leaves.bundle(number)
-        own, image = _noise_of(noise, number, bundle), images[number]
-        out, start = np.zeros((len(bundle.samples), image.shape[1])), 0
-        for place, places in enumerate(bundle.places):
-            stop = start + len(places) - bundle.halos[place]
-            out[places] += backward(leaves.leaf_of(bundle, place, own), image[start:stop], weights)
+        opened, image = _opened(leaves, number, noise), images[number]
+        out, start = np.zeros((len(opened.bundle.samples), image.shape[1])), 0
+        for place, places in enumerate(opened.bundle.places):
+            stop = start + len(places) - opened.bundle.halos[place]
+            out[places] += backward(opened.leaf(place), image[start:stop], weights)
             start = stop
         results.append(out)
     return results
 
 
-def _rows_of(vectors: Rows, number: int, samples: NDArray[np.int32]) -> FloatArray:
-    return vectors[number] if isinstance(vectors, Mapping) else vectors[samples]
+def _opened(leaves: Leaves, number: int, noise: Noise | Rows) -> OpenBundle:
+    own = noise if isinstance(noise, float) else _rows_of(noise, number, leaves.bundle(number))
+    return leaves.opened(number, own)
 
 
-def _noise_of(noise: Noise | Rows, number: int, bundle: Bundle) -> Noise:
-    return noise if isinstance(noise, float) else _rows_of(noise, number, bundle.samples)
+def _rows_of(vectors: Rows, number: int, bundle: Bundle) -> FloatArray:
+    return vectors[number] if isinstance(vectors, Mapping) else vectors[bundle.samples]

@@ -174,8 +174,8 @@ def _preconditioned(
 def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
     """Directions, one more of them in the round that verifies the gradient, and the factor."""
     if not isinstance(solver.preconditioner, FactorPreconditioning):
-        return SolverMemory(memory=2)
-    return replace(solver.preconditioner.memory(n, d), memory=2)
+        return SolverMemory(memory=2, repeats_products=True)
+    return replace(solver.preconditioner.memory(n, d), memory=2, repeats_products=True)
 
 
 def _resuming(settings: Mapping[str, Any]) -> dict[str, Any]:

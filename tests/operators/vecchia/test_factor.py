@@ -237,6 +237,29 @@ def test_what_is_kept_is_not_made_again(make: MakeOperator) -> None:
     assert operator.kernel_evaluations == entries
 
 
+def test_points_that_were_evicted_take_no_leaf_with_them(make: MakeOperator) -> None:
+    operator = make()
+    factor = VecchiaFactor(operator, 80, 35)
+    leaves = factor.recipe.leaves
+    worker_cache().discard(*leaves.key("points"))
+    leaves.points()
+    entries = operator.kernel_evaluations
+    factor.apply(vectors())
+    assert operator.kernel_evaluations == entries
+
+
+def test_vectors_in_flight_are_bounded(make: MakeOperator, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor, r = VecchiaFactor(make(), 80, 35), vectors(t=12)
+    expected = factor.apply(r)
+    seen = []
+    apply = factor._apply
+    monkeypatch.setattr(factor, "_apply", lambda part, out: (seen.append(part.shape[1]), apply(part, out)))
+    monkeypatch.setattr("dkgp.operators.vecchia.factor.BYTES_AT_ONCE", 5 * 8 * 3 * N)
+    np.testing.assert_allclose(factor.apply(r), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    assert max(seen) < 12
+    assert sum(seen) == 12
+
+
 def test_its_progress_is_told(make: MakeOperator) -> None:
     told: list[Progress] = []
     operator = make()
@@ -254,7 +277,8 @@ def test_a_new_factor_takes_the_place_of_the_one_before(make: MakeOperator) -> N
     r = vectors()
     expected = first.apply(r)
     second = VecchiaFactor(operator, 160, 70)
-    assert worker_cache().bytes_of((operator.context.run_id, "vecchia")) < 1.5 * second.nbytes + 100_000
+    assert worker_cache().bytes_of(*first.recipe.leaves.key("leaf")) == 0
+    assert worker_cache().bytes_of(*second.recipe.leaves.key("leaf")) == second.nbytes
     np.testing.assert_array_equal(first.apply(r), expected)
 
 

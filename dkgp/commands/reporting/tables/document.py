@@ -72,9 +72,15 @@ def _training_rows(document: Document) -> Rows:
         *_assumed(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
+        *_kept(document),
         ("seconds", _seconds(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
     ]
+
+
+def _kept(document: Document) -> Rows:
+    share = document.get("kept_share", 0.0)
+    return [("read from kept tiles", f"{share:.0%} of the kernel matrix, product after product")] if share else []
 
 
 def _seconds(document: Document) -> str:

@@ -256,7 +256,7 @@ class Probe:
 
     @property
     def curve(self) -> ResidualCurve:
-        """What landmarks leave of the kernel's diagonal."""
+        """Residuals of the kernel's diagonal under factors of the subset."""
         return self._whole.landmarks.curve
 
     @property
@@ -308,7 +308,7 @@ class Probe:
 
     @cached_property
     def _growth(self) -> float:
-        """What counts grow by from the subset to all samples, where the subset hardly feels the noise."""
+        """Growth of counts from the subset to all samples, where the subset hardly feels the noise."""
         shares, halo = self.n / self._whole.m, max(LEAST_HALO, self._whole.m // 20)
         scaled, half, noisy = (
             self._counted(subset, halo // part, halo // part // 2, 0.0, power, 400)
