@@ -263,20 +263,21 @@ def test_stopped_short_it_can_be_resumed_with_more(run: Run, whole: Solution) ->
     ids=["rounds are saved: at once", "they are not: after the round"],
 )
 def test_interrupted_in_a_product_no_finished_round_is_lost(
-    tmp_path: Path, executor, every_seconds: float, when: str
+    tmp_path: Path, executor, monkeypatch: pytest.MonkeyPatch, every_seconds: float, when: str
 ) -> None:
+    monkeypatch.setattr("dkgp.operators.full_products.ROUND_BYTES", 0)
     run = Run(tmp_path, executor, smooth_problem(2048, 2))
     options = {"solver": ConjugateGradient(), "every_seconds": every_seconds}
     heard: list[tuple[str, int, int]] = []
     whole = run.solve(within=lambda work: heard.append((work.phase, work.done, work.total)), **options)
-    # Eight blocks make 36 pairs, 16 at a time.
-    assert heard[:4] == [("product", 16, 36), ("product", 32, 36), ("product", 36, 36), ("product", 16, 36)]
+    # Eight blocks make 36 pieces, 8 at a time.
+    assert heard[:6] == [("product", done, 36) for done in (8, 16, 24, 32, 36, 8)]
     assert heard[-1] == ("float64 product", 36, 36)
 
     del heard[:]
     with pytest.raises(InterruptedRunError, match=f"interrupted {when}; state saved in") as caught:
         # The wish comes in the middle of the fourth product.
-        run.solve(within=heard.append, interrupted=lambda: len(heard) >= 10, **options)
+        run.solve(within=heard.append, interrupted=lambda: len(heard) >= 17, **options)
     assert caught.value.checkpoint == run.store.url
     require_same(run.solve(resume=True, **options), whole)
 
