@@ -94,8 +94,11 @@ class TestGrowth:
         assert FactorPreconditioning(0, rank=200).memory(30_000, 8).factor_bytes == 200 * (4 * 30_000 + 16 * 200)
 
     def test_its_price_is_that_of_its_operations(self) -> None:
-        """At n = 30,000 and s = 1,500 it was measured to cost as much as 21 products, and an application a quarter."""
+        """At n = 30,000 and s = 1,500 it was measured to cost as much as 21 products, and an application a quarter.
+
+        Prices are good to half of that.
+        """
         price = FactorPreconditioning(1500, 750, 0).price(Sizes(30_000, 8))
         product = FactorPreconditioning(0, rank=1).price(Sizes(30_000, 8)).iteration
-        assert 15 < price.build / product < 27
+        assert 14 < price.build / product < 32
         assert 1.1 < price.iteration / product < 1.5
