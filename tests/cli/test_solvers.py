@@ -228,9 +228,8 @@ def test_an_automatic_choice_is_made_again_on_resuming(
         ),
         (("--solver", "kcg", "--memory", 3), "--memory belongs to the solvers gbcd, bcdc, bcdg; got --solver kcg"),
         (("--solver", "pcg", "--landmarks", "best"), "'best' is not one of"),
-        (("--solver", "auto", "--rank", 50), "--rank belongs to the solver pcg; got --solver auto"),
         (
-            ("--solver", "auto", "--block-size", 50),
+            ("--rank", 50, "--block-size", 50),
             "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver auto",
         ),
     ],
