@@ -312,6 +312,7 @@ def _ratio(seconds: float, best: float, bests: Sequence[tuple[float, float]]) ->
 
 
 def _warm_up(solvers: Sequence[str], bench: Workbench) -> None:
-    """Load compiled code before any clock starts, that of what `auto` may pick included."""
+    """Load compiled code before any clock starts, that of auto's look and of what it may pick included."""
+    SolverOptions().decided(bench.data, bench.data.found)
     for name in dict.fromkeys((*solvers, *CHOICES)):
         bench.warm_up(rival_options(SolverOptions(), name))

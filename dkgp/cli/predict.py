@@ -98,7 +98,7 @@ VARIANCE_OPTIONS = {
     "memory_bytes",
     type=click_type(byte_count),
     metavar="SIZE",
-    help="Working memory of a worker process, such as 2GiB.  [default: 768MiB, more for more than 49,000 samples]",
+    help="Working memory of a worker process, such as 2GiB.  [default: 704MiB, more for more than 45,000 samples]",
 )
 @click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
 @click.option(

@@ -12,7 +12,6 @@ import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     difference,
     has_checkpoint,
@@ -321,19 +320,16 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 
 
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
-    """Project the memory the run will take; the coordinator holds all inputs only where that fits too.
-
-    Tiles are kept in what is left then. Raises `MemoryBudgetError` where it does not fit either way.
-    """
+    """Project the run's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
     dataset, solver = prepared.dataset, prepared.solver
     resident_bytes = int(psutil.Process().memory_info().rss)
     budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
-    tiles = executor.tiles if memory.repeats_products and job.tree_error is None else TileBudget()
+    repeats = memory.repeats_products and job.tree_error is None
     if job.tree_error is not None:
         memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    plan = plan_within(
+    return plan_within(
         budget_bytes,
         dataset.n_samples,
         dataset.n_features,
@@ -346,8 +342,7 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,
         width=width,
-    )
-    return plan.with_tiles(tiles, dataset.n_samples, budget_bytes)
+    ).with_tiles(executor.tiles if repeats else replace(executor.tiles, bytes=0), dataset.n_samples, budget_bytes)
 
 
 def _solve(

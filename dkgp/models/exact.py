@@ -37,7 +37,7 @@ class TrainedModel:
     certificate : Certificate
         What is proven about it.
     summary : dict
-        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, seconds,
+        n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, refreshes, seconds,
         seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error
         where sums were pruned, assumes where a proof does.
     """

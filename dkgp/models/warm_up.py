@@ -32,6 +32,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.stages import stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import FactorRows
+from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
@@ -62,7 +63,7 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
     stages = [
         f"{name}/{precision}" for precision in _PRECISIONS for name in TileEvaluator(kernel, precision).stage_names
     ]
-    return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", *_LAST, *stages]
+    return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", "leaves", *_LAST, *stages]
 
 
 def all_pieces() -> list[str]:
@@ -70,7 +71,7 @@ def all_pieces() -> list[str]:
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
-    return ["tree", *solvers, *loops, "vectors", "factor", *stages]
+    return ["tree", *solvers, *loops, "vectors", "factor", "leaves", *stages]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -161,6 +162,13 @@ def _factor() -> None:
     rows.project(rows.expand(np.ones((32, 1))))
 
 
+def _leaves() -> None:
+    points = _points()
+    with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
+        for landmarks in (None, np.arange(2, dtype=np.intp)):
+            VecchiaFactor(operator, 4, 4, landmarks).apply(points[:, :1])
+
+
 def _solver(name: str) -> None:
     points = _points()
     with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
@@ -178,6 +186,7 @@ _LOOPS: dict[str, Callable[[TileEvaluator], None]] = {"matmat": _matmat, "pair":
 _OTHERS: dict[str, Callable[[], None]] = {
     "vectors": _vectors,
     "factor": _factor,
+    "leaves": _leaves,
     "tree": _tree,
 }
 

@@ -141,7 +141,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     bench = None if job.bench is None else read_bench(job.bench)
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again and name some")
     job.solver.check()
     job.solver.stopping()
     kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, reporter)

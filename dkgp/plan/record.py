@@ -40,13 +40,11 @@ def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None
     InputError
         The file is something else.
     """
-    document = _read(path, "--figures")
+    document = _read(path, "figures")
     if document is None:
         return None
     if document.get("benchmark") != BENCHMARK:
-        raise InputError(
-            f"'{path}' (--figures) holds no figures of a machine; expected a file that `dkgp plan --figures` wrote"
-        )
+        raise InputError(f"'{path}' (`figures`) holds no figures of a machine; expected a file that `dkgp plan` wrote")
     for row in document["rows"]:
         found = MachineFigures.from_json(row)
         if found.d == d:
@@ -59,7 +57,7 @@ def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None
 
 def write_figures(path: str, found: MachineFigures) -> None:
     """Add figures to a file, or begin one; those of another machine are dropped."""
-    document = _read(path, "--figures")
+    document = _read(path, "figures")
     rows: list[dict[str, Any]] = []
     if document is not None and document["machine"]["processor"] == _machine()["processor"]:
         rows = [row for row in document["rows"] if row["d"] != found.d]
@@ -76,12 +74,12 @@ def read_bench(path: str) -> Document:
     InputError
         No such record.
     """
-    document = _read(path, "--bench")
+    document = _read(path, "bench")
     if document is None:
-        raise InputError(f"the file '{path}' (--bench) does not exist; write one with `dkgp bench tiles --out {path}`")
+        raise InputError(f"the file '{path}' (`bench`) does not exist; write one with `dkgp bench tiles --out {path}`")
     if document.get("benchmark") not in ("tiles", "scaling"):
         raise InputError(
-            f"'{path}' (--bench) is a record of `dkgp bench {document.get('benchmark')}`, which says nothing about the "
+            f"'{path}' (`bench`) is a record of `dkgp bench {document.get('benchmark')}`, which says nothing about the "
             "cost of a kernel entry; expected one of `dkgp bench tiles` or `dkgp bench scaling`"
         )
     return document
@@ -110,7 +108,7 @@ def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineF
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the record of a benchmark (--bench) is damaged: {error}") from None
+        raise InputError(f"the record of a benchmark (`bench`) is damaged: {error}") from None
     prices = replace(figures.prices, entries=entries["single"], double_entries=entries["double"])
     return replace(figures, prices=prices)
 
@@ -127,7 +125,7 @@ def _read(path: str, option: str) -> Document | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise InputError(f"'{path}' ({option}) cannot be read as JSON: {error}") from None
+        raise InputError(f"'{path}' (`{option}`) cannot be read as JSON: {error}") from None
     if (
         not isinstance(document, dict)
         or document.get("command") != "bench"
@@ -136,6 +134,6 @@ def _read(path: str, option: str) -> Document | None:
         or not document["machine"].get("processor")
     ):
         raise InputError(
-            f"'{path}' ({option}) is no record of dkgp's benchmarks; nothing was changed. Name another file"
+            f"'{path}' (`{option}`) is no record of dkgp's benchmarks; nothing was changed. Name another file"
         )
     return document

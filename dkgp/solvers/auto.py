@@ -54,7 +54,7 @@ __all__ = [
 CHOICES = ("gbcd", "pcg", "cholesky")
 
 # Samples that are looked at, of so many times as many.
-PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 1000, 8
+PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 500, 8
 # Up to here the factor of the whole matrix takes a fraction of a second: nothing is probed.
 CHOLESKY_UP_TO = 3000
 

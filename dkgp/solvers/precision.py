@@ -87,7 +87,7 @@ class PrecisionPolicy:
         compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
         should meet the tolerance, by what the last ones gained, is to be such a round.
         """
-        drift, norm = self._drift(state), progress.gradient_inf_norm
+        drift, norm, self._foreseen = self._drift(state), progress.gradient_inf_norm, False
         if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
             return True
         falling = self._foresight and len(lefts) > 1 and lefts[-1] < lefts[0]
@@ -95,7 +95,7 @@ class PrecisionPolicy:
         return self._foreseen
 
     def _drift(self, state: SolverState) -> float:
-        """What float32 steps should have taken the gradient from the true one by, at the worst sample."""
+        """Estimate what float32 steps have taken the gradient from the true one by, at the worst sample."""
         if not state.moved.any():
             return 0.0
         if self._typical_entry is None:

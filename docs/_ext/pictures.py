@@ -109,7 +109,7 @@ def draw_intervals(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save(train(dataset, kernel, 0.02, executor), f"{folder}/model.zarr", dataset)
         for count in passes:
-            settings = VarianceSettings(gap=1e-6, max_passes=count, rank=500)
+            settings = VarianceSettings(gap=1e-6, max_passes=count, rank=500, halo=0)
             predict(open_model(f"{folder}/model.zarr"), test, f"{folder}/{count}.zarr", executor, variance=settings)
             found = open_prediction(f"{folder}/{count}.zarr")
             upper, lower = found.read("variance_upper"), found.read("variance_lower")

@@ -109,9 +109,9 @@ def test_another_machines_figures_are_used_with_a_warning(tmp_path: Path) -> Non
 def test_other_files_are_no_figures(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="--figures"):
+    with pytest.raises(InputError, match="`figures`"):
         read_figures(str(path), 3, SilentReporter())
-    with pytest.raises(InputError, match="--bench"):
+    with pytest.raises(InputError, match="`bench`"):
         read_bench(str(path))
     assert path.read_text() == text
 

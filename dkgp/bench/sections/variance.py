@@ -28,7 +28,7 @@ SETTINGS = (
     ),
     Option(
         "memory_bytes",
-        "Of a worker.  [default: 768MiB or more]",
+        "Of a worker.  [default: 704MiB or more]",
         type=byte_count,
         spellings=("--variance-memory",),
         metavar="SIZE",

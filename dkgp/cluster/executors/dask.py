@@ -206,16 +206,17 @@ class _Round:
         threads: int = 1,
     ) -> None:
         self._client, self._label, self._threads = client, label, threads
-        self._task, self._arguments, self._groups, self._owners = task, arguments, groups, owners
+        self._task, self._arguments, self._groups = task, arguments, groups
+        self._owners = None if owners is None else list(owners)
         self._deadline_seconds = deadline_seconds
-        self._attempt = 0
+        self._attempt = self._moved = 0
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
-        return [
-            self._submit(index, self._task, *self._arguments, list(group), retries=TASK_RETRIES)
-            for index, group in enumerate(self._groups)
-        ]
+        return [self._begin(index) for index in range(len(self._groups))]
+
+    def _begin(self, index: int) -> Future[Any]:
+        return self._submit(index, self._task, *self._arguments, list(self._groups[index]), retries=TASK_RETRIES)
 
     def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
         owner = self._owners[index] if self._owners else None
@@ -223,7 +224,7 @@ class _Round:
         return self._client.submit(
             task,
             *arguments,
-            key=(*self._label, self._attempt, index),
+            key=(*self._label, self._attempt, index, self._moved),
             pure=False,
             retries=retries,
             # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
@@ -249,12 +250,13 @@ class _DaskRound(_Round):
             while True:
                 try:
                     with self._client.as_current():  # `wait` asks for a default client, which this need not be
-                        wait(self._futures, timeout=max(0.001, until - time.monotonic()))
+                        wait(self._futures, timeout=max(0.001, min(until - time.monotonic(), patience)))
                     failure = self._failure()
                     parts = self._gather(min(until, time.monotonic() + patience)) if failure is None else []
                 except TimeoutError:
                     if time.monotonic() < until:  # by now the lost results may be on their way on another worker
                         patience *= 2.0
+                        self._move_on()
                         continue
                     raise ClusterError(
                         f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
@@ -268,6 +270,23 @@ class _DaskRound(_Round):
                 return [value for part in parts for value in part]
         finally:
             self._release()
+
+    def _move_on(self) -> None:
+        """Begin tasks whose owners are gone again, for anybody.
+
+        The scheduler does so itself while it has other workers. Where all were lost at once it forgets, when others
+        come, that the owner was a hint (distributed issue 7346).
+        """
+        if self._owners is None:
+            return
+        with suppress(OSError, TimeoutError):
+            known = _threads_by_worker(self._client)
+            for index, future in enumerate(self._futures):
+                if future.status == "pending" and self._owners[index] not in known:
+                    self._owners[index] = ""
+                    self._moved += 1
+                    self._futures[index] = self._begin(index)
+                    future.release()
 
     def _gather(self, until: float) -> list[list[Any]]:
         # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one

@@ -37,9 +37,9 @@ TILE_ROWS, TILE_COLUMNS = 512, 1024
 MOST_AT_ONCE, LEAST_AT_ONCE, NUMBERS_AT_ONCE = 64, 8, 2_000_000
 # Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
-# A float64 product costs two of float32; a sample that it does not certify a few more. So it is worth its time once
+# A float64 product costs two of float32, and a sample that it does not certify two more. So it is worth its time once
 # this share of the samples is expected to be within the gap.
-EXPECTED_SHARE = 0.75
+EXPECTED_SHARE = 0.5
 # What a step is taken to make of a width before there was one to tell by, and by how much the next one falls short of
 # the last. A step's length along M^-1 r, likewise; Kbar is rarely above twice M.
 FIRST_FACTOR, SLOWING = 0.4, 1.25
@@ -151,7 +151,7 @@ def search(
 
 
 class _Pace:
-    """How a search gets on, from the widths of some samples: what the next step is likely to bring."""
+    """Foresees from the widths of some samples what the next step of a search will bring."""
 
     def __init__(self) -> None:
         self._best: list[FloatArray] = []

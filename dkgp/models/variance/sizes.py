@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MEBIBYTE = 1024**2
-LEAST_MEMORY_BYTES = 768 * MEBIBYTE
+LEAST_MEMORY_BYTES = 704 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
 # Of the memory, the most that a factor may take while it is made, and the block-Vecchia factor.
 FACTOR_SHARE, HALO_SHARE = 0.5, 0.5
@@ -131,7 +131,7 @@ class Memory:
 
     @property
     def fixed(self) -> int:
-        """What does not depend on the samples."""
+        """Bytes that do not depend on the samples."""
         factor = factor_bytes(self.n, self.rank, self.precision, held=self.held)
         if not self.halo:
             return factor

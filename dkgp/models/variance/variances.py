@@ -67,7 +67,7 @@ class VarianceSettings:
         Samples of a task; chosen from memory by default.
     memory_bytes : int, optional
         Working memory of one worker process: half of it at most for the partial Cholesky factor while it is made, half
-        for the block-Vecchia factor, the rest for the batches under way. By default 768 MiB, more for more than 49,000
+        for the block-Vecchia factor, the rest for the batches under way. By default 704 MiB, more for more than 45,000
         training samples, up to a third of what is free.
     keep_factor : bool
         Keep the factor with the model, and use it next time.

@@ -45,8 +45,6 @@ class Bundle:
     ----------
     samples : (u,) int32
         In kd order; the leaves' own come last.
-    own : int
-        How many those are.
     first : int
         Number of the first leaf.
     places : tuple of (m,) intp
@@ -56,7 +54,6 @@ class Bundle:
     """
 
     samples: NDArray[np.int32]
-    own: int
     first: int
     places: tuple[IndexArray, ...]
     halos: tuple[int, ...]
@@ -141,7 +138,7 @@ class Leaves:
             owns = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
             places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, owns, strict=True))
             sizes = tuple(len(halo) for halo in halos)
-            return Bundle(points.order[union], int(stop - start), first, places, sizes)
+            return Bundle(points.order[union], first, places, sizes)
 
         return worker_cache().get(self.key("bundle", number), build)
 

@@ -36,6 +36,8 @@ __all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_piece
 
 # Directions that the others span to this share of their length are left out; of float32 ones little more is there.
 DEPENDENT, DEPENDENT_SINGLE = 1e-7, 1e-5
+# Shorter ones of float32 are zero: what they would be scaled by is beyond it.
+SHORTEST_SINGLE = 1e-30
 # Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way; threads
 # share the pieces of a tall result, and so many columns of a small one.
 PIECE_ROWS, PIECE_COLUMNS = 4096, 256
@@ -245,7 +247,10 @@ def _independent(z: NDArray[Any], dtype: np.dtype[Any], threads: int) -> NDArray
     gram = _cross(z, z, np.dtype(np.float64), threads)
     if not np.isfinite(gram).all():
         return np.zeros((len(z), 0), dtype)
-    scale = 1.0 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).tiny))
+    lengths = gram.diagonal()
+    scale = 1.0 / np.sqrt(np.maximum(lengths, np.finfo(np.float64).tiny))
+    if z.dtype == np.float32:
+        scale[lengths < SHORTEST_SINGLE**2] = 0.0
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
     dependent = DEPENDENT_SINGLE if z.dtype == np.float32 else DEPENDENT
     kept = values > dependent**2 * values[-1]

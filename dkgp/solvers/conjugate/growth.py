@@ -32,7 +32,7 @@ class Price:
 
 @dataclass
 class Growth:
-    """How often the factor has grown, and how the residual fell since.
+    """Count of how often the factor has grown, and how the residual fell since.
 
     Attributes
     ----------

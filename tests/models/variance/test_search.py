@@ -126,6 +126,19 @@ def test_the_search_solves_the_systems() -> None:
     assert tally.double_columns == 0
 
 
+def test_a_sample_far_from_all_holds_nobody_up() -> None:
+    """k_x is zero, so is all that is made of it."""
+    problem = draw(55, 900, 3, gamma=3.0, noise=0.1, fresh=30)
+    assert np.all(problem.kernel(problem.X, problem.T[-1:]) == 0.0)
+    source = made(problem, 100, 100)
+    options = {"gap": 0.02, "latent": True, "factor_first": False, "preconditioner": source.preconditioner(1)}
+    with_it = solve(problem, source.factor(), **options)
+    without = solve(problem, source.factor(), inputs=problem.T[:-1], **options)
+    assert with_it.tally.single_columns > with_it.tally.double_columns / 2
+    assert with_it.passes.max() == without.passes.max()
+    assert gaps(with_it).max() <= 0.02
+
+
 def test_the_limit_on_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = REGIMES["several blocks"]
     source = made(problem, 20, 40)
