@@ -43,6 +43,7 @@ PORTABLE = {
 }  # fmt: skip
 MARKED = {
     "gram_task", "project_task", "expand_task",
+    "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task",
     "contract_task", "tree_task",

@@ -48,12 +48,24 @@ class Witness:
         self.entries, self._lock = 0, threading.Lock()
         for name in ("matmat", "pair", "tile"):
             monkeypatch.setattr(TileEvaluator, name, self._watched(getattr(TileEvaluator, name)))
+        monkeypatch.setattr(TileEvaluator, "symmetric", self._watched_square(TileEvaluator.symmetric))
 
     def _watched(self, method: Any) -> Any:
         def watched(evaluator: TileEvaluator, A: Any, B: Any, *more: Any) -> Any:
             with self._lock:
                 self.entries += A.n * B.n
             return method(evaluator, A, B, *more)
+
+        return watched
+
+    def _watched_square(self, method: Any) -> Any:
+        def watched(evaluator: TileEvaluator, A: Any, *more: Any) -> Any:
+            # Tiles across the diagonal whole, those on one side of it, none on the other.
+            least, most = A.n * (A.n + 1) // 2, A.n * (A.n + evaluator.tile_rows)
+            assert least <= evaluator.entries_of(A) <= most
+            with self._lock:
+                self.entries += evaluator.entries_of(A)
+            return method(evaluator, A, *more)
 
         return watched
 
