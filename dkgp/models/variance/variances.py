@@ -235,7 +235,7 @@ class VarianceRun:
             latent=settings.latent,
         )
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
-        self._joint = executor.shares_memory and not smooth
+        self._joint = executor.shares_memory and not smooth and settings.max_passes >= 1
         self._landmarks = landmarks
         traces = landmarks.residual_trace, landmarks.kernel_trace
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
