@@ -168,7 +168,7 @@ def test_jitter_is_small_and_above_what_a_factorisation_rounds_to(rank: int, lar
 
 @pytest.mark.parametrize(("n", "noise", "dimension"), [(1000, 0.01, 50.0), (200, 1.0, 3.0), (10**6, 1e-4, 1e4)])
 def test_enough_is_the_stated_inequality(n: int, noise: float, dimension: float) -> None:
-    """At the threshold, the factor's excess trace(K - Q) dimension / n, or what it comes to, is `gap` of the variance."""
+    """At the threshold, the excess trace(K - Q) dimension / n, or what it comes to, is `gap` of the variance."""
     for latent, typical in ((False, noise), (True, noise * dimension / n / WIDEST_LATENT)):
         at = 0.02 * typical * n / dimension
         assert is_enough(0.999 * at, dimension, noise, 0.02, n, latent=latent)
