@@ -6,16 +6,14 @@ bytes: each process makes its own predictor from it, and keeps that in its worke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, BlockTask, LocalExecutor, PendingRound, split_evenly
-from dkgp.cluster.threads import process_threads, single_threaded_blas
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, split_evenly
+from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
@@ -46,54 +44,6 @@ class Predicted:
     mean_error: FloatArray
     variance_lower: FloatArray | None = None
     variance_upper: FloatArray | None = None
-
-
-class _ThisThread:
-    """Runs rounds where they are submitted: for blocks that a scheduler's threads share between them already."""
-
-    overlaps = False
-    overlap_evaluations = 0
-    least_task_evaluations = 0
-    # Each thread's batches take memory of their own.
-    shares_memory = False
-    dashboard_link: str | None = None
-    parallelism = 1
-    tiles = TileBudget()
-
-    @property
-    def threads_per_process(self) -> int:
-        return process_threads()
-
-    @property
-    def workers(self) -> Mapping[str, int]:
-        return {"": 1}
-
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
-        return _Done([value for group in groups for value in task(*arguments, group)])
-
-    def require_one_arithmetic(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Done:
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> list[Any]:
-        return self._values
 
 
 class Predictor:
@@ -128,7 +78,7 @@ class Predictor:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, kernel, model.n_samples)
-        self._executor: BlockExecutor = LocalExecutor() if every_thread else _ThisThread()
+        self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
         self._certificate = Certificate.from_json(dict(model.certificate))
         self._variance: VarianceRun | None = None
         if variance is not None:

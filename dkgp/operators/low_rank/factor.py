@@ -30,7 +30,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.landmark_rows import LandmarkRows
+from dkgp.operators.low_rank.landmark_rows import LandmarkRows, whiten
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
@@ -187,21 +187,14 @@ class LowRankFactor:
         for round_ in pending:
             for part in round_.result():
                 total += part
-        return total if self._factor.held else self._solved(total, b"N")
+        return total if self._factor.held else whiten(self._factor.triangle().lower, total, transposed=False)
 
     def expand(self, weights: FloatArray) -> FloatArray:
         """F Z for Z (R, t): (n, t)."""
         if not self._factor.held:
-            weights = self._solved(weights, b"T")
+            weights = whiten(self._factor.triangle().lower, weights, transposed=True)
         parts = self._operator.submit("kexpand", expand_task, (self._factor, weights), self._groups()).result()
         return np.concatenate(parts)
-
-    def _solved(self, right: FloatArray, transposed: bytes) -> FloatArray:
-        """L^-1 B, or L^-T B, for B (R, t)."""
-        result = np.array(right, dtype=np.float64, order="F")
-        lower = self._factor.triangle().lower
-        blas("trsm", b"L", b"L", transposed, b"N", self.rank, result.shape[1], 1.0, lower, self.rank, result, self.rank)
-        return result
 
     def _groups(self) -> list[list[int]]:
         return split_evenly(range(len(self._bounds)), self._executor.parallelism)

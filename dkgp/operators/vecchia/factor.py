@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.executors.homes import Homes
-from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blas import lapack
@@ -84,7 +85,7 @@ class VecchiaRecipe:
 
     def local(self, threads: int) -> VecchiaProduct:
         """M^-1 in this process, to the same bits; what its worker's cache lacks is made when it is first applied."""
-        return VecchiaProduct(self, _Here(threads), lambda: {"": threads}, shares_memory=True)
+        return VecchiaProduct(self, HereExecutor(threads), lambda: {"": threads}, shares_memory=True)
 
 
 class VecchiaProduct:
@@ -242,37 +243,3 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
         inputs = operator.inputs(landmarks)
     digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
     return Leaves(context, halo, leaf, inputs, embedding_landmarks(operator), f"{halo}-{leaf}-{len(inputs)}-{digest}")
-
-
-class _Ready:
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> list[Any]:
-        return self._values
-
-
-class _Here:
-    """Runs a round on threads of this process, before it is asked for its result."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
-        results: list[list[Any]] = [[] for _ in groups]
-
-        def run(index: int) -> None:
-            results[index] = task(*arguments, list(groups[index]))
-
-        in_parallel(run, len(groups), self._threads)
-        return _Ready([value for part in results for value in part])
