@@ -56,7 +56,7 @@ CHOICES = ("gbcd", "pcg", "cholesky")
 # Samples that are looked at, of so many times as many.
 PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 500, 8
 # Up to here the factor of the whole matrix takes a fraction of a second: nothing is probed.
-CHOLESKY_UP_TO = 3000
+CHOLESKY_UP_TO = 4000
 
 # Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo.
 HALO_SHARE = 20

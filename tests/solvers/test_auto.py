@@ -84,7 +84,7 @@ def test_memory_that_does_not_hold_the_matrix_rules_cholesky_out() -> None:
 
 
 def test_a_matrix_that_nothing_thins_out_is_factored() -> None:
-    found = choose_solver(SquaredExponential(gamma=(0.1,) * 8), 1e-7, samples(1000, 8), 3200)
+    found = choose_solver(SquaredExponential(gamma=(0.1,) * 8), 1e-7, samples(1000, 8), 4200)
     assert found.solver == "cholesky"
     assert found.projected["cholesky"] == min(found.projected.values())
 
