@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
+from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.threads import available_cores
 from dkgp.cluster.tile_budget import TileBudget
 
@@ -77,6 +78,20 @@ class BlockExecutor(Protocol):
 
         `owners` names, for each group, the worker that it had better run on, because something is kept there (see
         `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+        """
+
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> PendingSum:
+        """Start a round whose tasks return one value each, a list of one, of which the sum is wanted.
+
+        They are added where they are computed, in a tree that the number of groups alone determines (see
+        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back.
         """
 
     def require_one_arithmetic(self) -> None:
@@ -156,6 +171,17 @@ class LocalExecutor:
     ) -> PendingRound:
         """Start one round on the pool."""
         return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> PendingSum:
+        """Start a sum on the pool."""
+        return SumHere(self.submit, name, task, arguments, groups, combine)
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""

@@ -1,8 +1,4 @@
-"""Rounds of block tasks on a Dask cluster: submit, wait with a deadline, gather in block order, release.
-
-Nothing that matters lives on a worker. A round whose results went down with a worker between computing and fetching
-is submitted again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does.
-"""
+"""Block tasks on a Dask cluster: what its workers are like, and rounds and sums for them (see `dask_rounds`)."""
 
 from __future__ import annotations
 
@@ -11,17 +7,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distributed import Client, Future, KilledWorker, wait
+from distributed import Client
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
 from dkgp.cluster.executors.base import BlockTask, PendingRound
-from dkgp.cluster.executors.mailbox import Mailbox, deliver
+from dkgp.cluster.executors.dask_rounds import RESUMABLE, DaskRound, DaskSum, InProcessRound, threads_by_worker
+from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
@@ -29,20 +25,12 @@ from dkgp.errors import ClusterError
 __all__ = ["DaskExecutor", "WorkerSetup"]
 
 PARALLELISM_REFRESH_SECONDS = 5.0
-ROUND_ATTEMPTS = 4
 # A task costs the scheduler, the worker and the client a few milliseconds of Python; this many entries take 15 to 20.
 LEAST_TASK_EVALUATIONS = 40_000_000
 # In one process the coordinator's own evaluations compete with the round for the cores: as many as hide the round trip.
 IN_PROCESS_OVERLAP_EVALUATIONS = 4_000_000
-# Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
-TASK_RETRIES = 3
-FIRST_FETCH_SECONDS = 5.0
-RECONNECT_POLL_SECONDS = 0.05
-ANSWER_SECONDS = 30.0
-WATCH_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 CLIENT_BATCH_SECONDS = 0.001
-RESUMABLE = "the last checkpoint can be resumed"
 
 
 class DaskExecutor:
@@ -122,7 +110,7 @@ class DaskExecutor:
         now = time.monotonic()
         if not self._threads or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
             try:
-                self._threads = _threads_by_worker(self._client)
+                self._threads = threads_by_worker(self._client)
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the scheduler no longer answers: {error}") from error
             self._threads_known_at = now
@@ -163,6 +151,27 @@ class DaskExecutor:
         owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start one round: one task for each group."""
+        label = self._label(name, task, arguments)
+        if self.shares_memory:
+            return InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
+        return DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
+
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> PendingSum:
+        """Start a sum: one task for each group, and one for each addition."""
+        if self.shares_memory:
+            return SumHere(self.submit, name, task, arguments, groups, combine)
+        label = self._label(name, task, arguments)
+        return DaskSum(self._client, label, task, arguments, groups, self._deadline, combine)
+
+    def _label(self, name: str, task: BlockTask, arguments: tuple[Any, ...]) -> tuple[str, str, int]:
+        """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""
         with self._lock:
             self._round += 1
             number = self._round
@@ -171,10 +180,7 @@ class DaskExecutor:
         # A task may be handed another one to run.
         if is_marked(task) or any(callable(argument) and is_marked(argument) for argument in arguments):
             self.require_one_arithmetic()
-        label = (name, self._run, number)
-        if self.shares_memory:
-            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
-        return _DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
+        return name, self._run, number
 
     def close(self) -> None:
         """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""
@@ -182,183 +188,3 @@ class DaskExecutor:
             with suppress(Exception):  # a cluster that is lost has nothing to be taken off
                 forget: Any = partial(self._client._unregister_worker_plugin, name=self._setup.name)
                 self._client.sync(forget, callback_timeout=CLOSE_SECONDS)
-
-
-def _threads_by_worker(client: Client) -> dict[str, int]:
-    if client.scheduler is None:
-        raise ConnectionError(f"the client is {client.status}")
-    threads: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=ANSWER_SECONDS)
-    return threads
-
-
-class _Round:
-    """The tasks of a round on their way, until they are let go."""
-
-    def __init__(
-        self,
-        client: Client,
-        label: tuple[str, str, int],
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None,
-        deadline_seconds: float,
-        threads: int = 1,
-    ) -> None:
-        self._client, self._label, self._threads = client, label, threads
-        self._task, self._arguments, self._groups = task, arguments, groups
-        self._owners = None if owners is None else list(owners)
-        self._deadline_seconds = deadline_seconds
-        self._attempt = self._moved = 0
-        self._futures = self._start()
-
-    def _start(self) -> list[Future[Any]]:
-        return [self._begin(index) for index in range(len(self._groups))]
-
-    def _begin(self, index: int) -> Future[Any]:
-        return self._submit(index, self._task, *self._arguments, list(self._groups[index]), retries=TASK_RETRIES)
-
-    def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
-        owner = self._owners[index] if self._owners else None
-        # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
-        return self._client.submit(
-            task,
-            *arguments,
-            key=(*self._label, self._attempt, index, self._moved),
-            pure=False,
-            retries=retries,
-            # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
-            workers=[owner] if owner else None,
-            allow_other_workers=bool(owner),
-        )
-
-    def _release(self) -> None:
-        for future in self._futures:
-            future.release()
-
-
-class _DaskRound(_Round):
-    """A round on worker processes; what is lost with them is computed again."""
-
-    def done(self) -> bool:
-        return all(future.status == "finished" for future in self._futures)
-
-    def result(self) -> list[Any]:
-        until = time.monotonic() + self._deadline_seconds
-        patience = FIRST_FETCH_SECONDS
-        try:
-            while True:
-                try:
-                    with self._client.as_current():  # `wait` asks for a default client, which this need not be
-                        wait(self._futures, timeout=max(0.001, min(until - time.monotonic(), patience)))
-                    failure = self._failure()
-                    parts = self._gather(min(until, time.monotonic() + patience)) if failure is None else []
-                except TimeoutError:
-                    if time.monotonic() < until:  # by now the lost results may be on their way on another worker
-                        patience *= 2.0
-                        self._move_on()
-                        continue
-                    raise ClusterError(
-                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
-                        f"{self._known_workers()} workers. Add workers, or raise the deadline; {RESUMABLE}"
-                    ) from None
-                except (CancelledError, OSError) as error:
-                    self._start_over(error, until)
-                    continue
-                if failure is not None:
-                    raise failure
-                return [value for part in parts for value in part]
-        finally:
-            self._release()
-
-    def _move_on(self) -> None:
-        """Begin tasks whose owners are gone again, for anybody.
-
-        The scheduler does so itself while it has other workers. Where all were lost at once it forgets, when others
-        come, that the owner was a hint (distributed issue 7346).
-        """
-        if self._owners is None:
-            return
-        with suppress(OSError, TimeoutError):
-            known = _threads_by_worker(self._client)
-            for index, future in enumerate(self._futures):
-                if future.status == "pending" and self._owners[index] not in known:
-                    self._owners[index] = ""
-                    self._moved += 1
-                    self._futures[index] = self._begin(index)
-                    future.release()
-
-    def _gather(self, until: float) -> list[list[Any]]:
-        # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one
-        # and a half minutes on one that died with its results, to which the scheduler keeps trying to connect.
-        gather = partial(self._client.gather, self._futures, asynchronous=True)
-        parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
-        return parts
-
-    def _failure(self) -> BaseException | None:
-        """Return what a task of this round raised, as itself; what the scheduler has to say, as a `ClusterError`."""
-        failed = next((future for future in self._futures if future.status == "error"), None)
-        if failed is None:
-            return None
-        error: BaseException | None = failed.exception()
-        assert error is not None
-        if type(error).__module__ != KilledWorker.__module__:
-            return error.with_traceback(failed.traceback())
-        if isinstance(error, KilledWorker):
-            failure = ClusterError(
-                f"workers keep dying on the same task ({error}); out of memory is the usual cause. "
-                f"Lower the block size or give workers more memory; {RESUMABLE}"
-            )
-        else:
-            failure = ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}")
-        failure.__cause__ = error
-        return failure
-
-    def _start_over(self, error: BaseException, until: float) -> None:
-        """Submit the round again once the client has its scheduler back, where it gets it back in time."""
-        self._release()
-        self._attempt += 1
-        while self._client.status == "connecting" and time.monotonic() < until:
-            time.sleep(RECONNECT_POLL_SECONDS)
-        if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
-            raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
-        self._futures = self._start()
-
-    def _known_workers(self) -> str:
-        try:
-            return str(len(_threads_by_worker(self._client)))
-        except Exception:  # the message must not fail because the cluster has
-            return "an unknown number of"
-
-
-class _InProcessRound(_Round):
-    """A round whose results come back through memory; the cluster cannot be lost without this process.
-
-    Its tasks on the cluster are one for each thread, and share those of the round.
-    """
-
-    def _start(self) -> list[Future[Any]]:
-        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
-        count = min(self._threads, len(self._groups))
-        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
-
-    def done(self) -> bool:
-        return self._mailbox.done()
-
-    def result(self) -> list[Any]:
-        try:
-            until = time.monotonic() + self._deadline_seconds
-            while not self._mailbox.wait(WATCH_SECONDS):
-                failed = next(
-                    (future for future in self._futures if future.status in ("error", "cancelled", "lost")), None
-                )
-                if failed is not None:  # the scheduler gave the task up before it could deliver anything
-                    raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
-                if time.monotonic() > until:
-                    raise ClusterError(
-                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
-                    )
-            return [value for part in self._mailbox.take() for value in part]
-        finally:
-            self._mailbox.close()
-            self._release()

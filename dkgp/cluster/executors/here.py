@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.cluster.tile_budget import TileBudget
 
@@ -58,6 +59,17 @@ class HereExecutor:
 
         in_parallel(run, len(groups), self.parallelism)
         return _Done([value for part in results for value in part])
+
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> PendingSum:
+        """Run a sum's tasks."""
+        return SumHere(self.submit, name, task, arguments, groups, combine)
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""

@@ -1,0 +1,308 @@
+"""Rounds of block tasks on a Dask cluster, and sums: submit, wait with a deadline, gather in block order, release.
+
+Nothing that matters lives on a worker. A round whose results went down with a worker between computing and fetching
+is submitted again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from distributed import Client, Future, KilledWorker, wait
+
+from dkgp.cluster.executors.base import BlockTask
+from dkgp.cluster.executors.mailbox import Mailbox, deliver
+from dkgp.cluster.executors.sums import Combine, Told, nodes_of
+from dkgp.errors import ClusterError
+
+__all__ = ["RESUMABLE", "DaskRound", "DaskSum", "InProcessRound", "threads_by_worker"]
+
+ROUND_ATTEMPTS = 4
+# Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
+TASK_RETRIES = 3
+FIRST_FETCH_SECONDS = 5.0
+RECONNECT_POLL_SECONDS = 0.05
+ANSWER_SECONDS = 30.0
+WATCH_SECONDS = 1.0
+RESUMABLE = "the last checkpoint can be resumed"
+
+
+def threads_by_worker(client: Client) -> dict[str, int]:
+    """Threads of each worker, as the scheduler knows them now."""
+    if client.scheduler is None:
+        raise ConnectionError(f"the client is {client.status}")
+    threads: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=ANSWER_SECONDS)
+    return threads
+
+
+class _Round:
+    """The tasks of a round on their way, until they are let go."""
+
+    def __init__(
+        self,
+        client: Client,
+        label: tuple[str, str, int],
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None,
+        deadline_seconds: float,
+        threads: int = 1,
+    ) -> None:
+        self._client, self._label, self._threads = client, label, threads
+        self._task, self._arguments, self._groups = task, arguments, groups
+        self._owners = None if owners is None else list(owners)
+        self._deadline_seconds = deadline_seconds
+        self._attempt = self._moved = 0
+        self._futures = self._start()
+
+    def _start(self) -> list[Future[Any]]:
+        return [self._begin(index) for index in range(len(self._groups))]
+
+    def _begin(self, index: int) -> Future[Any]:
+        return self._submit(index, self._task, *self._arguments, list(self._groups[index]), retries=TASK_RETRIES)
+
+    def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
+        owner = self._owners[index] if self._owners else None
+        # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
+        return self._client.submit(
+            task,
+            *arguments,
+            key=(*self._label, self._attempt, index, self._moved),
+            pure=False,
+            retries=retries,
+            # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
+            workers=[owner] if owner else None,
+            allow_other_workers=bool(owner),
+        )
+
+    def _release(self) -> None:
+        for future in self._futures:
+            future.release()
+
+
+class DaskRound(_Round):
+    """A round on worker processes; what is lost with them is computed again."""
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return all(future.status == "finished" for future in self._futures)
+
+    def result(self) -> list[Any]:
+        """Wait for all groups; return one result for each block, in block order."""
+        until = time.monotonic() + self._deadline_seconds
+        patience = FIRST_FETCH_SECONDS
+        try:
+            while True:
+                try:
+                    self._wait(max(0.001, min(until - time.monotonic(), patience)))
+                    failure = self._failure()
+                    parts = self._gather(min(until, time.monotonic() + patience)) if failure is None else []
+                except TimeoutError:
+                    if time.monotonic() < until:  # by now the lost results may be on their way on another worker
+                        patience *= 2.0
+                        self._move_on()
+                        continue
+                    raise ClusterError(
+                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
+                        f"{self._known_workers()} workers. Add workers, or raise the deadline; {RESUMABLE}"
+                    ) from None
+                except (CancelledError, OSError) as error:
+                    self._start_over(error, until)
+                    continue
+                if failure is not None:
+                    raise failure
+                return [value for part in parts for value in part]
+        finally:
+            self._release()
+
+    def _wait(self, seconds: float) -> None:
+        with self._client.as_current():  # `wait` asks for a default client, which this need not be
+            wait(self._futures, timeout=seconds)
+
+    def _move_on(self) -> None:
+        """Begin tasks whose owners are gone again, for anybody.
+
+        The scheduler does so itself while it has other workers. Where all were lost at once it forgets, when others
+        come, that the owner was a hint (distributed issue 7346).
+        """
+        if self._owners is None:
+            return
+        with suppress(OSError, TimeoutError):
+            known = threads_by_worker(self._client)
+            for index, future in enumerate(self._futures):
+                if future.status == "pending" and self._owners[index] not in known:
+                    self._owners[index] = ""
+                    self._moved += 1
+                    self._futures[index] = self._begin(index)
+                    future.release()
+
+    def _gather(self, until: float) -> list[list[Any]]:
+        # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one
+        # and a half minutes on one that died with its results, to which the scheduler keeps trying to connect.
+        gather = partial(self._client.gather, self._futures, asynchronous=True)
+        parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
+        return parts
+
+    def _failure(self) -> BaseException | None:
+        """Return what a task of this round raised, as itself; what the scheduler has to say, as a `ClusterError`."""
+        failed = next((future for future in self._futures if future.status == "error"), None)
+        if failed is None:
+            return None
+        error: BaseException | None = failed.exception()
+        assert error is not None
+        if type(error).__module__ != KilledWorker.__module__:
+            return error.with_traceback(failed.traceback())
+        if isinstance(error, KilledWorker):
+            failure = ClusterError(
+                f"workers keep dying on the same task ({error}); out of memory is the usual cause. "
+                f"Lower the block size or give workers more memory; {RESUMABLE}"
+            )
+        else:
+            failure = ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}")
+        failure.__cause__ = error
+        return failure
+
+    def _start_over(self, error: BaseException, until: float) -> None:
+        """Submit the round again once the client has its scheduler back, where it gets it back in time."""
+        self._release()
+        self._attempt += 1
+        while self._client.status == "connecting" and time.monotonic() < until:
+            time.sleep(RECONNECT_POLL_SECONDS)
+        if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
+            raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
+        self._futures = self._start()
+
+    def _known_workers(self) -> str:
+        try:
+            return str(len(threads_by_worker(self._client)))
+        except Exception:  # the message must not fail because the cluster has
+            return "an unknown number of"
+
+
+class DaskSum(DaskRound):
+    """A sum on worker processes: tasks that add what other tasks left on the workers; the root alone is fetched.
+
+    A value that was added is let go of. Lost with its worker before it is, the scheduler has it computed again.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        label: tuple[str, str, int],
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        deadline_seconds: float,
+        combine: Combine,
+    ) -> None:
+        self._combine = combine
+        self._told: Told | None = None
+        self._seen = 0
+        super().__init__(client, label, task, arguments, groups, None, deadline_seconds)
+
+    def _start(self) -> list[Future[Any]]:
+        # In the order in which values should be there: what was submitted first is run first.
+        nodes: dict[tuple[int, int], Future[Any]] = {}
+        self._parts: list[Future[Any]] = []
+        leaves, root = len(self._groups), (0, 0)
+        for number, (level, index) in enumerate(nodes_of(leaves)):
+            root = level, index
+            if level == 0:
+                group = list(self._groups[index])
+                nodes[root] = self._submit(number, _only, self._task, *self._arguments, group, retries=TASK_RETRIES)
+                self._parts.append(nodes[root])
+                continue
+            below = [nodes[node] for node in ((level - 1, 2 * index), (level - 1, 2 * index + 1)) if node in nodes]
+            if len(below) == 1:
+                nodes[root] = below[0]
+            else:
+                nodes[root] = self._submit(number, self._combine, *below, retries=TASK_RETRIES)
+                self._parts.append(nodes[root])
+        self._parts.remove(nodes[root])
+        # Who knows them is the tree; here they are watched until they are done, and not held beyond.
+        self._leaves = [nodes[0, leaf] for leaf in range(leaves) if nodes[0, leaf] is not nodes[root]]
+        return [nodes[root]]
+
+    def result(self, told: Told | None = None) -> Any:  # type: ignore[override]  # one value, not one for each block
+        """Wait for the root, and fetch it."""
+        self._told = told
+        root = super().result()[0]
+        if told is not None and self._seen < len(self._groups):
+            told(len(self._groups), len(self._groups))
+        return root
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._futures[0].done():
+            left = until - time.monotonic()
+            if left <= 0.0:
+                raise TimeoutError
+            with suppress(TimeoutError):
+                super()._wait(min(left, WATCH_SECONDS))
+            self._look()
+
+    def _look(self) -> None:
+        """Let go of what is done, and tell."""
+        for part in [part for part in self._parts if part.status == "finished"]:
+            self._parts.remove(part)
+            part.release()
+        left = sum(leaf in self._parts for leaf in self._leaves)
+        done = len(self._leaves) - left
+        if self._told is not None and done > self._seen:
+            self._seen = done
+            self._told(done, len(self._groups))
+
+    def _gather(self, until: float) -> list[list[Any]]:
+        return [list(super()._gather(until))]
+
+    def _release(self) -> None:
+        super()._release()
+        for part in self._parts:
+            part.release()
+
+
+def _only(task: BlockTask, *arguments: Any) -> Any:
+    """The one value of a task's list."""
+    (value,) = task(*arguments)
+    return value
+
+
+class InProcessRound(_Round):
+    """A round whose results come back through memory; the cluster cannot be lost without this process.
+
+    Its tasks on the cluster are one for each thread, and share those of the round.
+    """
+
+    def _start(self) -> list[Future[Any]]:
+        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
+        count = min(self._threads, len(self._groups))
+        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return self._mailbox.done()
+
+    def result(self) -> list[Any]:
+        """Wait for all groups; return one result for each block, in block order."""
+        try:
+            until = time.monotonic() + self._deadline_seconds
+            while not self._mailbox.wait(WATCH_SECONDS):
+                failed = next(
+                    (future for future in self._futures if future.status in ("error", "cancelled", "lost")), None
+                )
+                if failed is not None:  # the scheduler gave the task up before it could deliver anything
+                    raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
+                if time.monotonic() > until:
+                    raise ClusterError(
+                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+                    )
+            return [value for part in self._mailbox.take() for value in part]
+        finally:
+            self._mailbox.close()
+            self._release()

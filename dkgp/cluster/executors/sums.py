@@ -1,0 +1,135 @@
+"""Sums of what tasks return, in a binary tree that the number of tasks alone determines.
+
+The leaves are a round's tasks in order, the node (level, i) adds the nodes (level - 1, 2 i) and (level - 1, 2 i + 1),
+and the last one of a level of odd length goes up as it is. Whoever computes which of them, and when, the additions are
+the same ones, and so are the bits.
+
+In one process whoever brings the second of two neighbours adds them: as many values are held as threads are at work,
+and one for each level of the tree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+__all__ = ["Combine", "PendingSum", "SumHere", "Told", "nodes_of"]
+
+Combine: TypeAlias = Callable[[Any, Any], Any]
+"""The sum of two values, which must leave both as they are: a node that is lost with its worker is added again"""
+Told: TypeAlias = Callable[[int, int], None]
+"""Hears how many leaves are done, and of how many"""
+WATCH_SECONDS = 0.2
+
+
+class PendingSum(Protocol):
+    """A sum that was started."""
+
+    def result(self, told: Told | None = None) -> Any:
+        """Wait for the root, and return it; what `told` raises ends the wait, and the sum."""
+
+
+def nodes_of(leaves: int) -> Iterator[tuple[int, int]]:
+    """Nodes (level, index) of a tree of so many leaves, each after the two that it adds and as soon as may be."""
+    return (node for leaf in range(leaves) for node in _up_from(leaf, leaves))
+
+
+def _up_from(leaf: int, leaves: int) -> Iterator[tuple[int, int]]:
+    """The leaf, and the nodes that it is the last leaf of."""
+    level, index, width = 0, leaf, leaves
+    yield level, index
+    while width > 1:
+        if index % 2 == 0 and index != width - 1:
+            return
+        level, index, width = level + 1, index // 2, -(-width // 2)
+        yield level, index
+
+
+class _Tree:
+    """Values on their way up."""
+
+    def __init__(self, leaves: int, combine: Combine) -> None:
+        self.leaves, self._combine = leaves, combine
+        self._waiting: dict[tuple[int, int], Any] = {}
+        self._changed = threading.Condition()
+        self.done, self.abandoned = 0, False
+        self.root: Any = None
+
+    def put(self, leaf: int, value: Any) -> None:
+        """Take a leaf's value as far up as there are neighbours to add it to."""
+        level, index, width = 0, leaf, self.leaves
+        while width > 1:
+            if not (index % 2 == 0 and index == width - 1):
+                with self._changed:
+                    other = self._waiting.pop((level, index ^ 1), None)
+                    if other is None:
+                        self._waiting[level, index] = value
+                        break
+                value = self._combine(value, other) if index % 2 == 0 else self._combine(other, value)
+                del other
+            level, index, width = level + 1, index // 2, -(-width // 2)
+        else:
+            self.root = value
+        with self._changed:
+            self.done += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int) -> None:
+        """Wait a moment, at most until more than `seen` leaves are done."""
+        with self._changed:
+            if self.done == seen:
+                self._changed.wait(WATCH_SECONDS)
+
+
+def _put_leaf(
+    tree: _Tree, task: Callable[..., list[Any]], arguments: tuple[Any, ...], leaves: list[tuple[int, Sequence[Any]]]
+) -> list[None]:
+    for leaf, group in leaves:
+        if not tree.abandoned:
+            (value,) = task(*arguments, list(group))
+            tree.put(leaf, value)
+            del value
+    return [None for _ in leaves]
+
+
+class SumHere:
+    """A sum whose tasks run in this process.
+
+    Parameters
+    ----------
+    submit : callable
+        Of the executor whose rounds run here.
+    name, task, arguments, groups, combine
+        See `BlockExecutor.submit_sum`.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[..., Any],
+        name: str,
+        task: Callable[..., list[Any]],
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> None:
+        self._tree = _Tree(len(groups), combine)
+        leaves = [[(leaf, group)] for leaf, group in enumerate(groups)]
+        self._pending = submit(name, _put_leaf, (self._tree, task, arguments), leaves)
+
+    def result(self, told: Told | None = None) -> Any:
+        """Wait for the root, and return it."""
+        tree, seen = self._tree, 0
+        try:
+            while not self._pending.done():
+                tree.wait(seen)
+                if told is not None and tree.done > seen:
+                    seen = tree.done
+                    told(seen, tree.leaves)
+            self._pending.result()
+            if told is not None and seen < tree.leaves:
+                told(tree.leaves, tree.leaves)
+        finally:
+            tree.abandoned = True
+        root, tree.root = tree.root, None
+        return root
