@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
+from dkgp.cluster.executors.sums import Combine, PendingSum
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.evaluator import Precision
@@ -31,7 +32,7 @@ from dkgp.operators.block_tasks import (
     row_errors_task,
     rows_task,
 )
-from dkgp.operators.counted_rounds import CountedRound, counted_task
+from dkgp.operators.counted_rounds import CountedRound, CountedSum, counted_task
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.inputs import InputSource, centre_of
 
@@ -82,6 +83,7 @@ class BlockedKernelOperator(KernelOperator):
         self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
         self._products = FullProducts(self._context, executor, self.submit)
         self._diagonal: FloatArray | None = None
+        self._prior: FloatArray | None = None
         needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))
         self.holds_inputs = needed <= coordinator_input_bytes
         self._resident: Features | None = None
@@ -121,23 +123,38 @@ class BlockedKernelOperator(KernelOperator):
         hints = () if owners is None else (owners,)
         return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
 
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+    ) -> PendingSum:
+        """Start a sum of what tasks return (see `BlockExecutor.submit_sum`), and count the entries they evaluate."""
+        return CountedSum(self._executor, name, task, arguments, groups, combine, self.entries)
+
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
         check_indices(self.n, indices)
         return self._rows(indices)
 
     def diagonal(self) -> FloatArray:
-        """Kbar's diagonal: (n,). One round of n kernel entries, once; stationary kernels need none."""
+        """Kbar's diagonal: (n,)."""
         if self._diagonal is None:
-            if self.kernel.stationary:
-                probe = self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))
-                self._diagonal = np.full(self.n, float(probe[0])) + self.noise
-            else:
-                groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
-                parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
-                self._diagonal = np.concatenate(parts) + self.noise
-                self.entries.add(self.n)
+            self._diagonal = self.prior() + self.noise
         return self._diagonal
+
+    def prior(self) -> FloatArray:
+        """k(x, x) of all samples: (n,). One round of n kernel entries, once; stationary kernels need none."""
+        if self.kernel.stationary:
+            return np.full(self.n, float(self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))[0]))
+        if self._prior is None:
+            groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
+            parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
+            self._prior = np.concatenate(parts)
+            self.entries.add(self.n)
+        return self._prior
 
     def row_errors(self) -> FloatArray:
         """Errors that the samples' own rounding adds to float64 entries of K: (n,). One round; no kernel entries."""

@@ -5,12 +5,15 @@ The count comes back with a task's results: those of a task that was lost with i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound
+from dkgp.cluster.executors.sums import Combine, Told
 from dkgp.kernels import EntryCount, counting
 
-__all__ = ["CountedRound", "counted_task"]
+__all__ = ["CountedRound", "CountedSum", "counted_task"]
 
 
 def counted_task(task: BlockTask, *arguments: Any) -> list[tuple[int, list[Any]]]:
@@ -41,3 +44,38 @@ class CountedRound:
         parts = self._pending.result()
         self._entries.add(sum(entries for entries, _ in parts))
         return [value for _, results in parts for value in results]
+
+
+class CountedSum:
+    """A sum of what tasks return, started, and a count that grows when it is taken.
+
+    Parameters
+    ----------
+    executor, name, task, arguments, groups, combine
+        See `BlockExecutor.submit_sum`.
+    entries : EntryCount
+    """
+
+    def __init__(
+        self,
+        executor: BlockExecutor,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+        entries: EntryCount,
+    ) -> None:
+        both = partial(_add_counted, combine)
+        self._pending = executor.submit_sum(name, counted_task, (task, *arguments), groups, both)
+        self._entries = entries
+
+    def result(self, told: Told | None = None) -> Any:
+        """Wait for the sum; to be asked for once."""
+        entries, (value,) = self._pending.result(told)
+        self._entries.add(entries)
+        return value
+
+
+def _add_counted(combine: Combine, left: tuple[int, list[Any]], right: tuple[int, list[Any]]) -> tuple[int, list[Any]]:
+    return left[0] + right[0], [combine(left[1][0], right[1][0])]

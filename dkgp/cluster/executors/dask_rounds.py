@@ -229,7 +229,7 @@ class DaskSum(DaskRound):
         self._leaves = [nodes[0, leaf] for leaf in range(leaves) if nodes[0, leaf] is not nodes[root]]
         return [nodes[root]]
 
-    def result(self, told: Told | None = None) -> Any:  # type: ignore[override]  # one value, not one for each block
+    def result(self, told: Told | None = None) -> Any:
         """Wait for the root, and fetch it."""
         self._told = told
         root = super().result()[0]

@@ -1,0 +1,1 @@
+"""Products with K(X, Z), the kernel between all samples and some prototypes, of which no more is held than a piece."""

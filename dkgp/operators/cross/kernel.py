@@ -1,0 +1,307 @@
+"""K(X, Z) between n samples and m prototypes as an operator: products, Grams, and sums for greedy choices.
+
+Nothing of size n m is ever held: entries are evaluated by the executor's tasks, piece by piece, as often as they are
+needed. Sums over the samples are added up on the workers, in a tree that depends on n alone, so that one matrix comes
+to the coordinator, with the same bits for any number of workers. Whitened products are those with F = K_nm L^-T,
+L L' = K_mm with a jitter that is in proportion to rounding (see `dkgp.operators.low_rank.pivots.jitter`): F F' is never
+above K.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import apply_columns_task
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.runs import RunSums, added, runs_of
+from dkgp.operators.cross.tasks import Prototypes, candidates_task, gram_task, project_task, residual_task
+
+__all__ = ["CandidateSums", "CrossGram", "CrossKernel", "CrossResidual", "candidate_sums"]
+
+
+@dataclass(frozen=True)
+class CrossGram:
+    """Sums over all samples of what a sparse model is fitted to.
+
+    Attributes
+    ----------
+    matrix : (m, m) float64, Fortran order
+        K_mn D K_nm or, whitened, F' D F; symmetric.
+    projected : (m, t) float64
+        K_mn D V, or F' D V.
+    squares : (n,) float64
+        Squared length of each sample's row of K_nm or F.
+    """
+
+    matrix: NDArray[np.float64]
+    projected: FloatArray
+    squares: FloatArray
+
+
+@dataclass(frozen=True)
+class CrossResidual:
+    """What weights leave of right-hand sides, r = V - K_nm W.
+
+    Attributes
+    ----------
+    projected : (m, t) float64
+        K_mn D r.
+    squares : (t,) float64
+        r' D r.
+    values : (n, t) float64 or None
+        r.
+    """
+
+    projected: FloatArray
+    squares: FloatArray
+    values: FloatArray | None
+
+
+@dataclass(frozen=True)
+class CandidateSums:
+    """Sums that q candidates are scored by; see `candidate_sums`.
+
+    Attributes
+    ----------
+    projected : (q, t) float64
+        K_Cn D r.
+    squares : (q,) float64
+        k_c' D k_c.
+    cross : (k, q) float64
+        K_Sn D K_nC.
+    inner : (q, q) float64 or None
+        K_Cn D K_nC.
+    """
+
+    projected: FloatArray
+    squares: FloatArray
+    cross: FloatArray
+    inner: FloatArray | None
+
+
+class CrossKernel:
+    """K(X, Z).
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+        Of the kernel and the samples X; its executor does the work, and it counts the entries and tells of progress.
+    prototypes : (m, d) array_like
+        Z, on the scale of the standardised inputs; samples or not.
+
+    Attributes
+    ----------
+    n, m : int
+
+    Raises
+    ------
+    InputError
+        Prototypes of another shape, none, or not finite.
+    """
+
+    def __init__(self, operator: BlockedKernelOperator, prototypes: ArrayLike) -> None:
+        self._operator = operator
+        self._prototypes = _prototypes(operator, prototypes)
+        self.n, self.m = operator.n, self._prototypes.count
+
+    @property
+    def operator(self) -> BlockedKernelOperator:
+        """The operator of all samples."""
+        return self._operator
+
+    @property
+    def prototypes(self) -> FloatArray:
+        """Z: (m, d)."""
+        return self._prototypes.inputs
+
+    @property
+    def lower(self) -> FloatArray:
+        """L: (m, m), Fortran order, with zeros above the diagonal.
+
+        Raises
+        ------
+        NumericalError
+            The kernel matrix of the prototypes is not positive definite, for all that the jitter does, or overflows.
+        """
+        with single_threaded_blas():
+            try:
+                lower = np.asarray(self._prototypes.triangle().lower)
+            except np.linalg.LinAlgError as error:
+                raise NumericalError(
+                    f"the kernel matrix of the {self.m:,} basis samples is not positive definite ({error}), for all "
+                    "that is added to its diagonal: the kernel is not a covariance"
+                ) from error
+        if not np.isfinite(lower).all():
+            raise NumericalError(
+                f"the kernel matrix of the {self.m:,} basis samples overflows: bring inputs that are far out closer"
+            )
+        return lower
+
+    def inner(self, weights: FloatArray) -> FloatArray:
+        """K_mm W, without any jitter: (m, t)."""
+        features = self._prototypes.features()
+        return self._operator.double.matmat(features, features, weights)
+
+    def columns(self, weights: FloatArray) -> FloatArray:
+        """K_nm W for W (m, t): (n, t)."""
+        _require(weights, self.m, "weights")
+        operator = self._operator
+        context, executor = operator.context, operator.executor
+        groups = split_evenly(range(context.n_blocks), executor.parallelism)
+        arguments = (context, self._prototypes.features(), weights, "double", None)
+        parts = operator.submit("kcross", apply_columns_task, arguments, groups).result()
+        return np.concatenate([product for product, _ in parts])
+
+    def project(self, vectors: FloatArray) -> FloatArray:
+        """K_mn V for V (n, t): (m, t)."""
+        _require(vectors, self.n, "vectors")
+        return self._sum("kcrossproject", "projection", project_task, (), {"right": vectors}).sums[0]
+
+    def normal(self, weights: FloatArray, variances: FloatArray | None = None) -> FloatArray:
+        """K_mn D K_nm W for W (m, t), D the inverse of `variances` (n,) or I: (m, t). Each entry is evaluated once."""
+        return self.residual(weights, None, variances).projected
+
+    def residual(
+        self,
+        weights: FloatArray,
+        right: FloatArray | None,
+        variances: FloatArray | None = None,
+        *,
+        returned: bool = False,
+    ) -> CrossResidual:
+        """r = V - K_nm W for W (m, t) and V = `right` (n, t), or K_nm W without it, and its sums.
+
+        `returned` has r itself come back.
+        """
+        _require(weights, self.m, "weights")
+        vectors = self._vectors(right, variances)
+        found = self._sum("kresidual", "residual", residual_task, (weights, returned), vectors)
+        projected, squares = found.sums
+        return CrossResidual(projected, squares, found.rows)
+
+    def gram(self, right: FloatArray | None = None, variances: FloatArray | None = None) -> CrossGram:
+        """K_mn D K_nm and K_mn D V, D the inverse of `variances` (n,) or I, V = `right` (n, t)."""
+        return self._gram("gram", False, False, self._vectors(right, variances))
+
+    def whitened(
+        self, right: FloatArray | None = None, variances: FloatArray | None = None, *, fitc: bool = False
+    ) -> CrossGram:
+        """F' D F and F' D V; `fitc` adds what F F' leaves of k(x, x) to the `variances`, which it needs."""
+        vectors = self._vectors(right, variances)
+        if fitc:
+            if variances is None:
+                raise InputError("FITC needs the noise's variance of each sample")
+            vectors["prior"] = self._operator.prior()
+        self.lower  # noqa: B018  - refused here, in words, what no worker could factor
+        return self._gram("factor", True, fitc, vectors)
+
+    def _gram(self, phase: str, whitened: bool, fitc: bool, vectors: Mapping[str, FloatArray | None]) -> CrossGram:
+        found = self._sum("kcrossgram", phase, gram_task, (whitened, fitc), vectors)
+        matrix, projected = found.sums
+        for column in range(self.m):
+            matrix[column, column:] = matrix[column:, column]
+        assert found.rows is not None
+        return CrossGram(matrix, projected, found.rows)
+
+    def _vectors(self, right: FloatArray | None, variances: FloatArray | None) -> dict[str, FloatArray | None]:
+        if right is not None:
+            _require(right, self.n, "right-hand sides")
+        if variances is not None and variances.shape != (self.n,):
+            raise InputError(f"expected one variance for each of {self.n:,} samples; got shape {variances.shape}")
+        return {"right": right, "variances": variances}
+
+    def _sum(
+        self,
+        name: str,
+        phase: str,
+        task: Callable[..., list[RunSums]],
+        arguments: tuple[Any, ...],
+        vectors: Mapping[str, FloatArray | None],
+    ) -> RunSums:
+        return _summed(self._operator, name, phase, task, (self._prototypes, *arguments), vectors)
+
+
+def candidate_sums(
+    operator: BlockedKernelOperator,
+    candidates: ArrayLike,
+    right: FloatArray,
+    basis: ArrayLike | None = None,
+    variances: FloatArray | None = None,
+    *,
+    precision: Precision = "double",
+    inner: bool = False,
+) -> CandidateSums:
+    """Sums over all samples that candidates for a basis are scored by, in one round.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    candidates : (q, d) array_like
+        C.
+    right : (n, t) float64
+        r, mostly what the basis so far leaves of the targets.
+    basis : (k, d) array_like, optional
+        S.
+    variances : (n,) float64, optional
+        D's inverse; D = I by default.
+    precision : {"single", "double"}
+        Of entries, and of products within a piece.
+    inner : bool
+        Whether the candidates' products with each other are wanted.
+    """
+    _require(right, operator.n, "right-hand sides")
+    chosen = _prototypes(operator, candidates)
+    others = None if basis is None or not len(np.asarray(basis)) else _prototypes(operator, basis)
+    found = _summed(
+        operator,
+        "kcandidates",
+        "candidates",
+        candidates_task,
+        (chosen, others, precision, inner),
+        {"right": right, "variances": variances},
+    )
+    projected, squares, cross, gram = found.sums
+    return CandidateSums(projected, squares, cross, gram if inner else None)
+
+
+def _summed(
+    operator: BlockedKernelOperator,
+    name: str,
+    phase: str,
+    task: Callable[..., list[RunSums]],
+    arguments: tuple[Any, ...],
+    vectors: Mapping[str, FloatArray | None],
+) -> RunSums:
+    runs = runs_of(operator.context, vectors)
+    with single_threaded_blas():
+        pending = operator.submit_sum(name, task, arguments, runs, added)
+        result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))
+    return result
+
+
+def _prototypes(operator: BlockedKernelOperator, inputs: ArrayLike) -> Prototypes:
+    values = np.ascontiguousarray(inputs, dtype=np.float64)
+    d = operator.kernel.n_features
+    if values.ndim != 2 or values.shape[1] != d or not len(values):
+        raise InputError(f"expected basis samples of shape (m, {d}), one at least; got {values.shape}")
+    wrong: IndexArray = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(wrong):
+        raise InputError(f"basis samples must be finite; got {values[wrong[0]]} in row {wrong[0]}")
+    digest = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+    return Prototypes(operator.context, values, f"cross-{len(values)}-{digest}")
+
+
+def _require(array: FloatArray, rows: int, what: str) -> None:
+    if array.ndim != 2 or len(array) != rows:
+        raise InputError(f"expected {what} of shape ({rows:,}, t); got {array.shape}")

@@ -1,0 +1,90 @@
+"""Runs of blocks: the leaves of a sum over all samples. How samples are cut into them depends on n alone.
+
+A run's task goes through its blocks in pieces of rows; what it needs of n-vectors comes with it, its own rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.executors.base import split_evenly
+from dkgp.kernels import Features
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+__all__ = ["MOST_RUNS", "Run", "RunSums", "added", "piece_rows", "runs_of"]
+
+# More workers than this have nothing to do in a sum; a value goes up through six additions at most.
+MOST_RUNS = 64
+LARGEST_PIECE, SMALLEST_PIECE, PIECE_ENTRIES = 1024, 256, 2**21
+
+
+@dataclass(frozen=True)
+class Run:
+    """A leaf's work.
+
+    Attributes
+    ----------
+    blocks : list of int
+        Neighbours.
+    rows : dict of str to (rows, ...) float64
+        The run's rows of the n-vectors that its task wants, by name.
+    """
+
+    blocks: list[int]
+    rows: Mapping[str, FloatArray]
+
+    def samples(self, context: BlockContext) -> int:
+        """Number of its samples."""
+        return context.bounds(self.blocks[-1])[1] - context.bounds(self.blocks[0])[0]
+
+    def pieces(self, context: BlockContext, precision: Precision, longest: int) -> Iterator[tuple[Features, slice]]:
+        """Features of so many samples at a time, and which of the run's rows they are."""
+        first = context.bounds(self.blocks[0])[0]
+        for block in self.blocks:
+            start, stop = context.bounds(block)
+            features = context.block_features(block, precision)
+            for begin in range(0, stop - start, longest):
+                end = min(begin + longest, stop - start)
+                yield features.slice(begin, end), slice(start - first + begin, start - first + end)
+
+
+@dataclass(frozen=True)
+class RunSums:
+    """Sums over samples, and what was found for each of them.
+
+    Attributes
+    ----------
+    sums : tuple of float64 arrays
+    rows : (rows, ...) float64 or None
+        Of neighbouring samples, in their order.
+    """
+
+    sums: tuple[NDArray[np.float64], ...]
+    rows: FloatArray | None = None
+
+
+def added(left: RunSums, right: RunSums) -> RunSums:
+    """The sums of two neighbours."""
+    rows = None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
+    return RunSums(tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)), rows)
+
+
+def piece_rows(prototypes: int) -> int:
+    """Rows of a piece for so many prototypes: enough for BLAS to run at full speed, and some MiB at most."""
+    return int(np.clip(PIECE_ENTRIES // max(1, prototypes) // 64 * 64, SMALLEST_PIECE, LARGEST_PIECE))
+
+
+def runs_of(context: BlockContext, vectors: Mapping[str, FloatArray | None]) -> list[list[Run]]:
+    """Cut all samples into runs, one for each task, with their rows of the vectors that there are."""
+    runs = []
+    for blocks in split_evenly(range(context.n_blocks), MOST_RUNS):
+        where = slice(context.bounds(blocks[0])[0], context.bounds(blocks[-1])[1])
+        rows = {name: values[where] for name, values in vectors.items() if values is not None}
+        runs.append([Run(blocks, rows)])
+    return runs

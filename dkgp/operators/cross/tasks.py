@@ -1,0 +1,179 @@
+"""Tasks on runs of blocks: stateless functions of the prototypes and a run, which return the run's sums.
+
+A piece of K(Z, X_b), or of F' = L^-1 K(Z, X_b), lies column by column in memory, as BLAS wants it, and is worked on
+where it is. Tiles, triangular solves and sums are float64: errors of float32 in K_mn D K_nm would swamp what the noise
+adds to its smallest eigenvalues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import blas
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.cross.runs import Run, RunSums, piece_rows
+from dkgp.operators.low_rank.products import LandmarkTriangle
+
+__all__ = ["Prototypes", "candidates_task", "gram_task", "project_task", "residual_task"]
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Prototypes Z as tasks see them.
+
+    Attributes
+    ----------
+    context : BlockContext
+    inputs : (m, d) float64
+    label : str
+        Of these, among the run's.
+    """
+
+    context: BlockContext
+    inputs: FloatArray
+    label: str
+
+    @property
+    def count(self) -> int:
+        """Number of prototypes, m."""
+        return len(self.inputs)
+
+    def features(self, precision: Precision = "double") -> Features:
+        """Prepared prototypes, from this worker's cache or made anew."""
+        return worker_cache().get(
+            (self.context.run_id, self.label, precision),
+            lambda: self.context.evaluator(precision).prepare(self.inputs),
+        )
+
+    def triangle(self) -> LandmarkTriangle:
+        """L L' = K_mm, its jitter included, from this worker's cache or made anew."""
+        return worker_cache().get(
+            (self.context.run_id, self.label, "triangle"),
+            lambda: LandmarkTriangle.of(self.context.evaluator("double"), self.inputs),
+        )
+
+
+def _columns(evaluator: TileEvaluator, prototypes: Features, rows: Features) -> NDArray[Any]:
+    """K(Z, X_b): (m, b), its columns apart by what `_stride` says."""
+    return evaluator.tile(prototypes, rows)
+
+
+def _stride(columns: NDArray[Any]) -> int:
+    """Numbers from one column to the next, the leading dimension of BLAS."""
+    return columns.strides[1] // columns.itemsize
+
+
+@needs_one_arithmetic
+def gram_task(prototypes: Prototypes, whitened: bool, fitc: bool, runs: list[Run]) -> list[RunSums]:
+    """C D C' and C D V for each run, C = K(Z, X_b) or, whitened, F'; and the squared length of each column of C.
+
+    A run's `variances` are D's inverses; fitc adds what F F' leaves of the run's `prior`, k(x, x), to them. Without
+    them D = I. Of C D C' (m, m) the lower triangle holds.
+    """
+    return [_gram(prototypes, whitened, fitc, run) for run in runs]
+
+
+def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, run: Run) -> RunSums:
+    context, m = prototypes.context, prototypes.count
+    evaluator = context.evaluator("double")
+    triangle = prototypes.triangle() if whitened else None
+    features = prototypes.features() if triangle is None else triangle.features
+    right, variances = run.rows.get("right"), run.rows.get("variances")
+    gram = np.zeros((m, m), order="F")
+    projected = np.zeros((m, 0 if right is None else right.shape[1]))
+    squares = np.empty(run.samples(context))
+    for rows, where in run.pieces(context, "double", piece_rows(m)):
+        columns = _columns(evaluator, features, rows)
+        stride = _stride(columns)
+        if triangle is not None:
+            blas("trsm", b"L", b"L", b"N", b"N", m, rows.n, 1.0, triangle.lower, m, columns, stride)
+        squares[where] = np.einsum("ij,ij->i", columns.T, columns.T)
+        own = None if right is None else right[where]
+        if variances is not None:
+            left = np.maximum(run.rows["prior"][where] - squares[where], 0.0) if fitc else 0.0
+            scale = 1.0 / np.sqrt(variances[where] + left)
+            columns *= scale
+            own = None if own is None else scale[:, None] * own
+        if own is not None:
+            projected += columns @ own
+        blas("syrk", b"L", b"N", m, rows.n, 1.0, columns, stride, 1.0, gram, m)
+    return RunSums((gram, projected), squares)
+
+
+def project_task(prototypes: Prototypes, runs: list[Run]) -> list[RunSums]:
+    """K(Z, X_b) V for the `right` of each run: (m, t)."""
+    context, results = prototypes.context, []
+    evaluator, features = context.evaluator("double"), prototypes.features()
+    for run in runs:
+        total = np.zeros((prototypes.count, run.rows["right"].shape[1]))
+        for rows, where in run.pieces(context, "double", context.block_rows):
+            total += evaluator.matmat(features, rows, np.ascontiguousarray(run.rows["right"][where]))
+        results.append(RunSums((total,)))
+    return results
+
+
+@needs_one_arithmetic
+def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, runs: list[Run]) -> list[RunSums]:
+    """K(Z, X_b) D r (m, t) and r' D r (t,) for r = V - K(X_b, Z) W, each entry evaluated once; r itself on request.
+
+    V is a run's `right`, D the inverse of its `variances` or I. Without `right` r = K(X_b, Z) W.
+    """
+    context = prototypes.context
+    evaluator, features = context.evaluator("double"), prototypes.features()
+    results = []
+    for run in runs:
+        total, squares = np.zeros(weights.shape), np.zeros(weights.shape[1])
+        left = np.empty((run.samples(context), weights.shape[1])) if returned else None
+        for rows, where in run.pieces(context, "double", piece_rows(prototypes.count)):
+            columns = _columns(evaluator, features, rows)
+            image = columns.T @ weights
+            residual = run.rows["right"][where] - image if "right" in run.rows else image
+            weighted = residual / run.rows["variances"][where, None] if "variances" in run.rows else residual
+            squares += np.einsum("it,it->t", residual, weighted)
+            total += columns @ weighted
+            if left is not None:
+                left[where] = residual
+        results.append(RunSums((total, squares), left))
+    return results
+
+
+@needs_one_arithmetic
+def candidates_task(
+    candidates: Prototypes, basis: Prototypes | None, precision: Precision, inner: bool, runs: list[Run]
+) -> list[RunSums]:
+    """Sums that a greedy choice is made by, for candidates C (q) and a basis S (k), D as for `residual_task`.
+
+    K_C D r (q, t) for a run's `right` r, the squares k_c' D k_c (q,), K_S D K_C' (k, q), and, if `inner`, K_C D K_C'
+    (q, q). In single precision entries and products of a piece are float32.
+    """
+    context = candidates.context
+    evaluator, columns = context.evaluator(precision), candidates.features(precision)
+    others = None if basis is None else basis.features(precision)
+    q, k = candidates.count, 0 if basis is None else basis.count
+    results = []
+    for run in runs:
+        right = run.rows["right"]
+        projected, squares = np.zeros((q, right.shape[1])), np.zeros(q)
+        cross, gram = np.zeros((k, q)), np.zeros((q, q) if inner else (0, 0))
+        for rows, where in run.pieces(context, precision, piece_rows(q + k)):
+            own = _columns(evaluator, columns, rows)
+            weighted = own
+            if "variances" in run.rows:
+                weighted = own * (1.0 / run.rows["variances"][where]).astype(own.dtype)
+            projected += weighted @ right[where].astype(own.dtype, copy=False)
+            squares += np.einsum("ij,ij->j", own.T, weighted.T)
+            if others is not None:
+                cross += _columns(evaluator, others, rows) @ weighted.T
+            if inner:
+                gram += own @ weighted.T
+        results.append(RunSums((projected, squares, cross, gram)))
+    return results

@@ -1,0 +1,248 @@
+"""K(X, Z), its products and sums, against NumPy's, and against themselves on other executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from dkgp.cluster import LocalExecutor
+from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.here import HereExecutor
+from dkgp.data import Dataset, dataset_from_arrays
+from dkgp.data.types import Progress
+from dkgp.errors import InputError, InterruptedRunError, NumericalError
+from dkgp.kernels import Kernel, Linear, SquaredExponential
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.cross import runs as runs_module
+from dkgp.operators.cross.kernel import CrossKernel, candidate_sums
+from dkgp.operators.cross.memory import cross_bytes
+from dkgp.operators.low_rank import products
+from dkgp.operators.low_rank.pivots import jitter
+from tests.cluster.executors.test_sums import on_dask
+
+N, D, M, T = 2100, 3, 70, 2
+KERNELS = [SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3), Linear(weight=(1.0, 0.4, 2.0), variance=0.7)]
+Problem = tuple[BlockedKernelOperator, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture(params=KERNELS, ids=["stationary", "linear"])
+def problem(request: pytest.FixtureRequest, two_threads: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """Operator, prototypes, right-hand sides, variances, and the dense K(X, Z); pieces are short."""
+    monkeypatch.setattr(runs_module, "LARGEST_PIECE", 128)
+    monkeypatch.setattr(runs_module, "SMALLEST_PIECE", 64)
+    rng = np.random.default_rng(0)
+    kernel: Kernel = request.param
+    X, noise = rng.standard_normal((N, D)), rng.uniform(0.05, 0.3, N)
+    # Prototypes that are samples, and some that are not.
+    Z = np.concatenate([X[:: N // 50][:50], rng.standard_normal((M - 50, D))])
+    operator = BlockedKernelOperator(kernel, noise, ArrayInputs(X), two_threads)
+    return operator, Z, rng.standard_normal((N, T)), noise, kernel(X, Z)
+
+
+def test_products(problem: Problem, rng: np.random.Generator) -> None:
+    operator, Z, V, noise, dense = problem
+    cross, W = CrossKernel(operator, Z), rng.standard_normal((M, T))
+    np.testing.assert_allclose(cross.columns(W), dense @ W, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(cross.project(V), dense.T @ V, rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(cross.normal(W), dense.T @ (dense @ W), rtol=1e-12, atol=1e-8)
+    weighted = dense.T @ ((dense @ W) / noise[:, None])
+    np.testing.assert_allclose(cross.normal(W, noise), weighted, rtol=1e-12, atol=1e-7)
+    np.testing.assert_allclose(cross.inner(W), operator.kernel(Z, Z) @ W, rtol=1e-12, atol=1e-11)
+
+
+def test_residuals(problem: Problem, rng: np.random.Generator) -> None:
+    operator, Z, V, noise, dense = problem
+    W = rng.standard_normal((M, T))
+    r = V - dense @ W
+    found = CrossKernel(operator, Z).residual(W, V, noise, returned=True)
+    assert found.values is not None
+    np.testing.assert_allclose(found.values, r, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(found.squares, np.sum(r**2 / noise[:, None], axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.projected, dense.T @ (r / noise[:, None]), rtol=1e-11, atol=1e-7)
+    assert CrossKernel(operator, Z).residual(W, V).values is None
+
+
+def test_grams(problem: Problem) -> None:
+    operator, Z, V, noise, dense = problem
+    found = CrossKernel(operator, Z).gram(V, noise)
+    np.testing.assert_allclose(found.matrix, dense.T @ (dense / noise[:, None]), rtol=1e-11, atol=1e-9)
+    np.testing.assert_allclose(found.projected, dense.T @ (V / noise[:, None]), rtol=1e-11, atol=1e-9)
+    np.testing.assert_allclose(found.squares, np.sum(dense**2, axis=1), rtol=1e-12)
+    plain = CrossKernel(operator, Z).gram()
+    np.testing.assert_allclose(plain.matrix, dense.T @ dense, rtol=1e-11, atol=1e-9)
+    assert plain.projected.shape == (M, 0)
+
+
+@pytest.mark.parametrize("fitc", [False, True])
+def test_whitened_grams(problem: Problem, fitc: bool) -> None:
+    operator, Z, V, noise, dense = problem
+    cross = CrossKernel(operator, Z)
+    F = scipy.linalg.solve_triangular(cross.lower, dense.T, lower=True).T
+    left = operator.kernel.diagonal(operator.inputs(np.arange(N))) - np.sum(F**2, axis=1)
+    variances = noise + np.maximum(left, 0.0) if fitc else noise
+    found = cross.whitened(V, noise, fitc=fitc)
+    scale = np.abs(F.T @ F).max() / noise.min()
+    np.testing.assert_allclose(found.squares, np.sum(F**2, axis=1), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found.matrix, F.T @ (F / variances[:, None]), atol=1e-6 * scale)
+    np.testing.assert_array_equal(found.matrix, found.matrix.T)
+    np.testing.assert_allclose(found.projected, F.T @ (V / variances[:, None]), atol=1e-6 * scale)
+
+
+def test_the_triangle_is_the_prototypes_own_with_no_more_than_its_jitter(problem: Problem) -> None:
+    operator, Z, *_ = problem
+    inner = operator.kernel(Z, Z)
+    left = CrossKernel(operator, Z).lower @ CrossKernel(operator, Z).lower.T - inner
+    # Never below K_mm: F F' is never above K.
+    assert np.linalg.eigvalsh(left).min() > 0.0
+    assert np.linalg.norm(left, 2) <= 2.0 * jitter(M, float(inner.diagonal().max()), 1e3)
+
+
+@pytest.mark.parametrize("precision", ["double", "single"])
+def test_sums_of_candidates(problem: Problem, precision: Any) -> None:
+    operator, Z, V, noise, _ = problem
+    X, kernel = operator.inputs(np.arange(N)), operator.kernel
+    C, S = X[3::211], Z[:20]
+    left, across = kernel(X, C), kernel(X, S)
+    found = candidate_sums(operator, C, V, S, noise, precision=precision, inner=True)
+    close: Callable[..., None] = np.testing.assert_allclose
+    tolerance = {"rtol": 1e-11, "atol": 1e-8} if precision == "double" else {"rtol": 2e-4, "atol": 2e-1}
+    close(found.projected, left.T @ (V / noise[:, None]), **tolerance)
+    close(found.squares, np.sum(left**2 / noise[:, None], axis=0), **tolerance)
+    close(found.cross, across.T @ (left / noise[:, None]), **tolerance)
+    close(found.inner, left.T @ (left / noise[:, None]), **tolerance)
+    alone = candidate_sums(operator, C, V)
+    close(alone.projected, left.T @ V, rtol=1e-11, atol=1e-8)
+    assert alone.cross.shape == (0, len(C))
+    assert alone.inner is None
+
+
+def test_entries_are_counted_and_each_is_evaluated_once(problem: Problem, rng: np.random.Generator) -> None:
+    operator, Z, V, noise, _ = problem
+    cross, W = CrossKernel(operator, Z), rng.standard_normal((M, T))
+    operator.prior()  # once, of a kernel that is not stationary
+    cross.lower  # noqa: B018
+    for work in (
+        lambda: cross.normal(W, noise),
+        lambda: cross.residual(W, V, noise, returned=True),
+        lambda: cross.whitened(V, noise, fitc=True),
+    ):
+        before = operator.kernel_evaluations
+        work()
+        assert operator.kernel_evaluations - before == N * M
+
+
+def test_progress_is_told_and_ends_the_work_of_who_raises(problem: Problem) -> None:
+    operator, Z, V, *_ = problem
+    told: list[Progress] = []
+    with operator.watched(told.append):
+        CrossKernel(operator, Z).whitened(V)
+    assert (told[-1].phase, told[-1].unit) == ("factor", "runs")
+    assert told[-1].done == told[-1].total == 8
+
+    def stop(progress: Progress) -> None:
+        raise InterruptedRunError("enough")
+
+    with operator.watched(stop), pytest.raises(InterruptedRunError):
+        CrossKernel(operator, Z).whitened(V)
+
+
+@pytest.mark.parametrize(
+    ("prototypes", "words"),
+    [
+        (np.zeros((0, D)), r"shape \(m, 3\), one at least; got \(0, 3\)"),
+        (np.zeros((4, D + 1)), r"got \(4, 4\)"),
+        (np.array([[0.0, 1.0, 2.0], [0.0, np.nan, 1.0]]), r"must be finite; got \[ *0. +nan +1. *\] in row 1"),
+    ],
+)
+def test_prototypes_that_are_none_are_refused(prototypes: np.ndarray, words: str, one_thread: LocalExecutor) -> None:
+    operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(np.zeros((10, D))), one_thread)
+    with pytest.raises(InputError, match=words):
+        CrossKernel(operator, prototypes)
+
+
+def test_duplicates_have_a_triangle_what_overflows_is_refused(one_thread: LocalExecutor) -> None:
+    X = np.random.default_rng(0).standard_normal((300, D))
+    operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(X), one_thread)
+    found = CrossKernel(operator, np.repeat(X[:3], 5, axis=0)).whitened(X)
+    assert np.isfinite(found.matrix).all()
+    far = BlockedKernelOperator(KERNELS[1], 0.1, ArrayInputs(X), one_thread)
+    with pytest.raises(NumericalError, match="of the 3 basis samples overflows"):
+        CrossKernel(far, X[:3] * 1e200).whitened(X)
+
+
+def test_what_is_no_covariance_is_refused(one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    X = np.random.default_rng(0).standard_normal((300, D))
+    operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(X), one_thread)
+    monkeypatch.setattr(products, "jittered", lambda matrix, error: matrix - 2.0 * np.eye(len(matrix)))
+    with pytest.raises(NumericalError, match="3 basis samples is not positive definite .*is not a covariance"):
+        CrossKernel(operator, X[:3]).whitened(X)
+
+
+def everything(dataset: Dataset, executor: Any) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    Z, V, W = rng.standard_normal((M, D)), rng.standard_normal((N, T)), rng.standard_normal((M, T))
+    noise = rng.uniform(0.1, 0.2, N)
+    operator = BlockedKernelOperator(KERNELS[0], noise, dataset, executor)
+    cross = CrossKernel(operator, Z)
+    gram, residual = cross.whitened(V, noise, fitc=True), cross.residual(W, V, noise, returned=True)
+    sums = candidate_sums(operator, Z[:9], V, Z[9:40], noise, inner=True)
+    arrays = [cross.columns(W), cross.project(V), gram.matrix, gram.projected, gram.squares, cross.lower]
+    arrays += [residual.projected, residual.squares, residual.values, sums.projected, sums.cross, sums.inner]
+    operator.close()
+    return [np.array(array) for array in arrays]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A store, which worker processes read too."""
+    rng = np.random.default_rng(0)
+    return dataset_from_arrays(tmp_path_factory.mktemp("store") / "data", rng.standard_normal((N, D)), np.arange(N))
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: Dataset) -> list[np.ndarray]:
+    executor = LocalExecutor(1)
+    found = everything(dataset, executor)
+    executor.close()
+    return found
+
+
+def test_any_number_of_threads_gives_the_same_bits(dataset: Dataset, expected: list[np.ndarray]) -> None:
+    for executor in (LocalExecutor(2), LocalExecutor(5), HereExecutor(1), HereExecutor(3)):
+        for found, wanted in zip(everything(dataset, executor), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        executor.close()
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(1, False), (2, False), (5, False), (2, True)])
+def test_any_number_of_workers_gives_the_same_bits(
+    dataset: Dataset, expected: list[np.ndarray], workers: int, processes: bool
+) -> None:
+    with on_dask(workers, processes) as (executor, _):
+        for found, wanted in zip(everything(dataset, executor), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_runs_depend_on_the_samples_alone(monkeypatch: pytest.MonkeyPatch, one_thread: LocalExecutor) -> None:
+    operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(np.zeros((N, D))), one_thread)
+    V = np.arange(float(N))[:, None]
+    for most in (1, 4, 64):
+        monkeypatch.setattr(runs_module, "MOST_RUNS", most)
+        runs = [run for group in runs_module.runs_of(operator.context, {"right": V, "none": None}) for run in group]
+        assert [run.blocks for run in runs] == split_evenly(range(operator.context.n_blocks), most)
+        np.testing.assert_array_equal(np.concatenate([run.rows["right"] for run in runs]), V)
+        assert all(set(run.rows) == {"right"} for run in runs)
+        for run in runs:
+            rows = [row for _, where in run.pieces(operator.context, "double", 96) for row in range(N)[where]]
+            assert rows == list(range(run.samples(operator.context)))
+
+
+def test_memory_does_not_grow_with_the_samples_but_for_vectors() -> None:
+    small, large = (cross_bytes(n, 10, 1000) for n in (10**5, 10**6))
+    assert large.process == small.process
+    assert large.coordinator - small.coordinator == 8 * 9 * 10**5 * 3
+    assert large.in_process(2) < 2 * 1024**3
