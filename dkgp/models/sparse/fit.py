@@ -1,0 +1,87 @@
+"""Fits of every sparse method to a basis that is there: the subset of data by itself, all others by one fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, NumericalError
+from dkgp.models.sparse.methods import SparseMethod
+from dkgp.models.sparse.model import SparseModel
+from dkgp.models.sparse.regressors import RegressorFit, fit_regressors
+from dkgp.operators.base import FloatArray, IndexArray, noise_at
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.inputs import centre_of
+from dkgp.operators.low_rank.landmark_rows import whiten
+
+__all__ = ["Basis", "SparseFit", "fit_sparse"]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Basis samples.
+
+    Attributes
+    ----------
+    inputs : (m, d) float64
+        Standardised.
+    indices : (m,) int or None
+        Which samples they are; None where they are none, as centres of k-means.
+    """
+
+    inputs: FloatArray
+    indices: IndexArray | None = None
+
+
+@dataclass(frozen=True)
+class SparseFit:
+    """A model, and the fit to all samples that it comes from; None of the subset of data."""
+
+    model: SparseModel
+    regressors: RegressorFit | None
+
+
+def fit_sparse(operator: BlockedKernelOperator, targets: FloatArray, basis: Basis, method: SparseMethod) -> SparseFit:
+    """Fit a method to standardised targets (n, p).
+
+    Raises
+    ------
+    InputError
+        The subset of data of a basis that is no samples.
+    NumericalError
+        See `fit_regressors`; the subset's matrix is not positive definite in float64.
+    """
+    centre = centre_of(operator.context.source)
+    if method.variance == "subset":
+        return SparseFit(_subset(operator, targets, basis, method, centre), None)
+    fit = fit_regressors(CrossKernel(operator, basis.inputs), targets, fitc=method.fitc)
+    model = SparseModel(method, operator.kernel, fit.cross.prototypes, fit.weights, fit.cross.lower, fit.normal, centre)
+    return SparseFit(model, fit)
+
+
+def _subset(
+    operator: BlockedKernelOperator,
+    targets: FloatArray,
+    basis: Basis,
+    method: SparseMethod,
+    centre: FloatArray | None,
+) -> SparseModel:
+    chosen = basis.indices
+    if chosen is None:
+        raise InputError("the subset of data needs a basis of training samples; this one's are none of them")
+    matrix = operator.submatrix(chosen, chosen)
+    with single_threaded_blas():
+        try:
+            lower = np.asfortranarray(scipy.linalg.cholesky(matrix, lower=True, check_finite=False))
+        except np.linalg.LinAlgError as error:
+            least = float(np.min(noise_at(operator.noise, chosen)))
+            raise NumericalError(
+                f"the matrix of the subset's {len(chosen):,} samples is not positive definite in float64 ({error}): "
+                f"rounding exceeds the noise variance {least:.3g}. Raise it, or take fewer samples"
+            ) from error
+        weights = whiten(lower, whiten(lower, targets[chosen], transposed=False), transposed=True)
+    return SparseModel(method, operator.kernel, operator.inputs(chosen), np.asarray(weights), lower, None, centre)
