@@ -30,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
@@ -112,7 +111,8 @@ def factor_interval(factor: NystromFactor, test: Queries) -> tuple[FloatArray, F
     if factor.whitening is None:
         upper = test.highest  # the Q of a float32 L may exceed K: from above it proves nothing
     else:
-        quadratic = _whitened_quadratic(factor, image, unit * np.sqrt(largest) * absolute)
+        error = unit * np.sqrt(largest) * absolute
+        quadratic = factor.whitening.square(factor.lower, image, factor.landmark_scale, np.sqrt(largest), error)
         upper = prior - 2.0 * cross + quadratic + s2 * square + spread**2
         slack = largest * share * (share + absolute) + quadratic + s2 * square + spread**2
         upper += 4.0 * EVALUATION * unit * slack
@@ -122,24 +122,6 @@ def factor_interval(factor: NystromFactor, test: Queries) -> tuple[FloatArray, F
     lower = prior - (left**2 / s2 + _landmark_quadratic(factor, beta)) * (1.0 + 8.0 * EPS)
     lower -= 4.0 * EVALUATION * unit * largest * share**2
     return lower, upper, spread**2
-
-
-def _whitened_quadratic(factor: NystromFactor, c: FloatArray, error: FloatArray) -> FloatArray:
-    """Upper bound on |L^-1 c|^2 for c (R, t) that is off by `error` (t,) times each landmark's sqrt(k(x, x)).
-
-    With f = L^-1 c as computed, rho = c - L f and w = L^-T f as computed, |L^-1 c|^2 is |f|^2 + 2 w'rho + 2 (dL'w)'
-    L^-1 rho + |L^-1 rho|^2: the norm of L^-1 enters by the product of two roundings alone. |rho| <= gamma |L||f| +
-    error, |dL'w| <= gamma S with S = sum |w_j| |L_j| (Higham 2002, theorem 8.5).
-    """
-    assert factor.whitening is not None
-    f = scipy.linalg.solve_triangular(factor.lower, c, lower=True, check_finite=False)
-    w = np.abs(scipy.linalg.solve_triangular(factor.lower, f, lower=True, trans=1, check_finite=False))
-    length = np.linalg.norm(f, axis=0)
-    size = (factor.rank + 2) * UNIT * (np.linalg.norm(factor.lower, axis=1) @ w)
-    through = factor.whitening.solving * length + factor.whitening.entries * error  # |L^-1 rho|
-    first = size * length + np.sqrt(factor.largest) * (factor.landmark_scale @ w) * error  # |w|'|rho|
-    off = 2.0 * first + 2.0 * size * through + through**2 + (factor.rank + 4) * UNIT * length**2
-    return np.asarray(length**2 + EVALUATION * off)
 
 
 def residual_bound(

@@ -73,6 +73,37 @@ class Whitening:
         grown = EVALUATION / (1.0 - off)
         return cls(float(gamma * norm * grown), float(np.linalg.norm(inverse @ scale) * grown))
 
+    def square(
+        self, lower: FloatArray, c: FloatArray, scale: FloatArray, unit_scale: float, error: FloatArray
+    ) -> FloatArray:
+        """Upper bound on |L^-1 c|^2: (t,).
+
+        Parameters
+        ----------
+        lower : (R, R) float64
+            L.
+        c : (R, t) float64
+            Off by at most `error` times d.
+        scale, unit_scale : (R,) float64, and a number
+            d is their product.
+        error : (t,) float64
+
+        Notes
+        -----
+        With f = L^-1 c as computed, rho = c - L f and w = L^-T f as computed, |L^-1 c|^2 is |f|^2 + 2 w'rho + 2 (dL'w)'
+        L^-1 rho + |L^-1 rho|^2: the norm of L^-1 enters by the product of two roundings alone. |rho| <= gamma |L||f| +
+        error d, |dL'w| <= gamma S with S = sum |w_j| |L_j| (Higham 2002, theorem 8.5).
+        """
+        rank = len(lower)
+        f = scipy.linalg.solve_triangular(lower, c, lower=True, check_finite=False)
+        w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
+        length = np.linalg.norm(f, axis=0)
+        size = (rank + 2) * UNIT * (np.linalg.norm(lower, axis=1) @ w)
+        through = self.solving * length + self.entries * error  # |L^-1 rho|
+        first = size * length + unit_scale * (scale @ w) * error  # |w|'|rho|
+        off = 2.0 * first + 2.0 * size * through + through**2 + (rank + 4) * UNIT * length**2
+        return np.asarray(length**2 + EVALUATION * off)
+
 
 def _times(lower: FloatArray, vector: FloatArray, *, transposed: bool = False) -> FloatArray:
     """|L| x, or |L|' x, without another matrix as large."""

@@ -1,0 +1,313 @@
+"""A sparse mean's proven distance from the exact one.
+
+With w at least R(f) - min R, for the mean f of a sparse model and the exact one f* of the same kernel and noise,
+
+    (f - f*)(X)' D (f - f*)(X) / 2 + |f - f*|_H^2 / 2 = R(f) - min R <= w,
+
+an identity for squared loss: the left side is half the squared length of f - f* in the Hilbert space whose kernel is
+the exact model's posterior covariance. So
+
+    root mean square of f - f* over the samples <= sqrt(2 w max s2 / n),
+    |f(x) - f*(x)| <= sqrt(2 w V(x)),        V the exact variance of the function, or anything that is never below it.
+
+It holds for means of any kernel columns, however they were chosen and fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions
+from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
+from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
+from dkgp.models.sparse.fit import SparseFit
+from dkgp.models.sparse.regressors import RegressorFit, normal_factor
+from dkgp.models.sparse.risk import (
+    Directions,
+    direction_bound,
+    highest_misfit,
+    highest_penalty,
+    highest_whitened_penalty,
+    subset_bound,
+)
+from dkgp.models.variance.whitening import Whitening
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.low_rank.landmark_rows import whiten
+
+__all__ = ["SparseCertificate", "certify"]
+
+
+@dataclass(frozen=True)
+class SparseCertificate:
+    """Bounds on what separates a sparse mean from the exact one, on the standardised scale.
+
+    Attributes
+    ----------
+    n, m : int
+        Samples, basis samples.
+    largest_noise : float
+        The largest s2.
+    target_square : tuple of p floats
+        y' D y.
+    risk : tuple of p floats
+        R of each target's mean, at most.
+    least_risk : dict of str to tuple of p floats
+        min R, at least, by the bound's name.
+    magnitude, spread : tuple of p floats
+        sum s |beta| and sum s e |beta| over the basis: what a mean's own roundings are in proportion to.
+    evidence : Evidence or None
+        Where the basis was fitted to all samples, and L is well enough conditioned to prove something.
+    normal_share : float
+        What C C' may differ by from the exact I + F'DF, in norm; infinite where nothing is known.
+    assumes : str or None
+        See `dkgp.models.rounding.assumptions`.
+    """
+
+    n: int
+    m: int
+    largest_noise: float
+    target_square: tuple[float, ...]
+    risk: tuple[float, ...]
+    least_risk: Mapping[str, tuple[float, ...]]
+    magnitude: tuple[float, ...]
+    spread: tuple[float, ...]
+    evidence: Evidence | None = None
+    normal_share: float = math.inf
+    assumes: str | None = None
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The bound that won, by target."""
+        names = list(self.least_risk)
+        return tuple(max(names, key=lambda name: self.least_risk[name][t]) for t in range(len(self.risk)))
+
+    @property
+    def least(self) -> FloatArray:
+        """min R, at least: (p,)."""
+        return np.asarray(np.max([self.least_risk[name] for name in self.least_risk], axis=0))
+
+    @property
+    def excess(self) -> FloatArray:
+        """w: (p,)."""
+        return np.asarray(np.maximum((np.asarray(self.risk) - self.least) * (1.0 + 4.0 * EPS), 0.0))
+
+    @property
+    def rms_bound(self) -> FloatArray:
+        """Bound on the root mean square of the mean's distance over the training samples: (p,)."""
+        return np.asarray(np.sqrt(2.0 * self.excess * self.largest_noise / self.n) * (1.0 + 8.0 * EPS))
+
+    @property
+    def gap(self) -> FloatArray:
+        """Smola and Bartlett's: the difference of the bounds on the log posterior, over their mean's size, (p,).
+
+        2 (Q + s2 Q* + |y|^2 / 2) / (-Q + s2 Q* + |y|^2 / 2), where Q = s2 R - |y|^2 / 2 and Q* bounds -min R.
+        """
+        size = np.asarray(self.target_square) - np.asarray(self.risk) - self.least
+        return np.asarray(2.0 * self.excess / np.maximum(size, np.finfo(float).tiny))
+
+    @property
+    def evidence_upper(self) -> float | None:
+        """Upper bound on log p(y)."""
+        return None if self.evidence is None else self.evidence.upper(2.0 * self.least)
+
+    @property
+    def divergence(self) -> float | None:
+        """KL of the sparse posterior from the exact one, at most, in nats."""
+        upper = self.evidence_upper
+        return None if upper is None or self.evidence is None else max(upper - self.evidence.lower, 0.0)
+
+    def mean_error_bound(self, highest_variance: FloatArray, prior: FloatArray, row_errors: FloatArray) -> FloatArray:
+        """Bound on |f(x) - f*(x)| at test samples, with f as computed: (r, p).
+
+        Parameters
+        ----------
+        highest_variance : (r,) float64
+            V, at most.
+        prior, row_errors : (r,) float64
+            k(x, x) as computed, and the samples' roundings.
+        """
+        scale = np.sqrt(prior * (1.0 + EVALUATION * 2.0 * EPS * row_errors)) * (1.0 + EPS)
+        magnitude, spread = np.asarray(self.magnitude), np.asarray(self.spread)
+        own = scale[:, None] * (((self.m + 4) * UNIT + EPS * row_errors[:, None]) * magnitude + EPS * spread)
+        distance = np.sqrt(2.0 * self.excess * highest_variance[:, None])
+        return np.asarray((distance + EVALUATION * own) * (1.0 + 8.0 * EPS))
+
+    def with_bound(self, name: str, least_quadratic: FloatArray) -> SparseCertificate:
+        """The same with one more lower bound, on y' Kbar^-1 y: (p,)."""
+        known = {**self.least_risk, name: tuple((0.5 * least_quadratic).tolist())}
+        return SparseCertificate(**{**self.__dict__, "least_risk": known})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, with the derived bounds for readers."""
+        evidence = None
+        if self.evidence is not None:
+            evidence = {**asdict(self.evidence), "upper": self.evidence_upper, "divergence": self.divergence}
+        return {
+            **self.__dict__,
+            "target_square": list(self.target_square),
+            "risk": list(self.risk),
+            "least_risk": {name: list(values) for name, values in self.least_risk.items()},
+            "magnitude": list(self.magnitude),
+            "spread": list(self.spread),
+            "evidence": evidence,
+            "normal_share": self.normal_share if math.isfinite(self.normal_share) else None,
+            "best": list(self.best),
+            "excess": self.excess.tolist(),
+            "rms_bound": self.rms_bound.tolist(),
+            "gap": self.gap.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> SparseCertificate:
+        """Rebuild from `to_json`."""
+        evidence = document["evidence"]
+        return cls(
+            int(document["n"]),
+            int(document["m"]),
+            float(document["largest_noise"]),
+            tuple(document["target_square"]),
+            tuple(document["risk"]),
+            {name: tuple(values) for name, values in document["least_risk"].items()},
+            tuple(document["magnitude"]),
+            tuple(document["spread"]),
+            None if evidence is None else Evidence(evidence["lower"], evidence["ceiling"], evidence["trace"]),
+            math.inf if document["normal_share"] is None else float(document["normal_share"]),
+            document["assumes"],
+        )
+
+
+def certify(
+    operator: BlockedKernelOperator,
+    fit: SparseFit,
+    targets: FloatArray,
+    *,
+    subset: IndexArray | None = None,
+) -> SparseCertificate:
+    """Certify a sparse fit to standardised targets (n, p).
+
+    One pass over the entries of K_nm; nothing quadratic in n. Of the subset of data, bounds from below are the
+    `subset`'s alone.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    fit : SparseFit
+    targets : (n, p) float64
+    subset : (s,) int, optional
+        Samples whose own exact model bounds the least risk from below, the basis samples for instance; takes s^2
+        entries and s^3 / 3 multiply-adds here.
+    """
+    with single_threaded_blas():
+        return _certify(operator, fit, targets, subset)
+
+
+def _certify(
+    operator: BlockedKernelOperator, fit: SparseFit, targets: FloatArray, subset: IndexArray | None
+) -> SparseCertificate:
+    model, noise, p = fit.model, operator.noise, targets.shape[1]
+    cross = CrossKernel(operator, model.prototypes)
+    errors = SampleErrors.of(operator, cross.prototypes)
+    proof = None if fit.regressors is None else _Whitened.of(operator, fit.regressors, errors)
+    weights = [model.weights] if proof is None else [model.weights, *proof.with_more_noise()]
+    variances = None if isinstance(noise, float) else noise
+    tiled = np.tile(targets, (1, len(weights)))
+    left = cross.residual(np.concatenate(weights, axis=1), tiled, variances, returned=proof is not None)
+    squares = left.squares[:p] / noise if isinstance(noise, float) else left.squares[:p]
+    misfit = highest_misfit(errors, model.weights, squares, targets, noise)
+    risk = 0.5 * (misfit + highest_penalty(errors, model.weights, cross.inner(model.weights))) * (1.0 + 8.0 * EPS)
+    least = {"none": np.zeros(p)}
+    if subset is not None:
+        least["subset"] = subset_bound(operator, subset, targets)
+    evidence = None
+    if proof is not None:
+        assert left.values is not None
+        # A direction's length is of no consequence: with one noise for all, the residual itself.
+        vectors = left.values if variances is None else left.values / variances[:, None]
+        for number, name in enumerate(("residual", "trace", "trace")):
+            where = slice(number * p, (number + 1) * p)
+            found = proof.bound(Directions(vectors[:, where], left.projected[:, where]), targets)
+            least[name] = np.maximum(least.get(name, found), found)
+        if model.method.is_bound:
+            evidence = proof.evidence(misfit + highest_whitened_penalty(cross.lower, model.weights))
+    weighted = targets**2 / (noise if isinstance(noise, float) else noise[:, None])
+    return SparseCertificate(
+        operator.n,
+        cross.m,
+        float(np.max(noise)),
+        tuple(weighted.sum(axis=0).tolist()),
+        tuple(risk.tolist()),
+        {name: tuple((0.5 * values).tolist()) for name, values in least.items()},
+        tuple((EVALUATION * errors.prototypes.size(model.weights)).tolist()),
+        tuple((EVALUATION * errors.prototypes.spread(model.weights)).tolist()),
+        evidence,
+        math.inf if proof is None else proof.normal_share,
+        assumptions(operator.kernel),
+    )
+
+
+@dataclass(frozen=True)
+class _Whitened:
+    """What F proves, where L is well enough conditioned to prove something."""
+
+    operator: BlockedKernelOperator
+    fit: RegressorFit
+    errors: SampleErrors
+    whitening: Whitening
+    residual_diagonal: FloatArray
+    row_errors: FloatArray
+
+    @classmethod
+    def of(cls, operator: BlockedKernelOperator, fit: RegressorFit, errors: SampleErrors) -> _Whitened | None:
+        whitening = Whitening.of(fit.cross.lower, errors.prototypes.scale)
+        if whitening is None:
+            return None
+        return cls(operator, fit, errors, whitening, *largest_residual_diagonal(errors, whitening, fit.squares))
+
+    def with_more_noise(self) -> list[FloatArray]:
+        """Weights of fits with more noise: by the trace of E, and by the geometric mean of that and the noise.
+
+        (I / theta + F'DF)^-1 F'D y, theta the noise's share of the larger one, with F'D y = C C' z.
+        """
+        fit, noise = self.fit, float(np.mean(self.operator.noise))
+        trace = float(np.sum(np.maximum(self.errors.samples.prior - fit.squares, 0.0)))
+        gram = fit.normal @ fit.normal.T
+        right, found = gram @ fit.whitened, []
+        for more in (np.sqrt(noise * trace), trace):
+            matrix = np.array(gram, order="F")
+            matrix[np.diag_indices(len(matrix))] += more / noise - 1.0
+            lower = normal_factor(matrix, noise)
+            z = whiten(lower, whiten(lower, right, transposed=False), transposed=True)
+            found.append(whiten(fit.cross.lower, z, transposed=True))
+        return found
+
+    def bound(self, directions: Directions, targets: FloatArray) -> FloatArray:
+        lower, noise = self.fit.cross.lower, self.operator.noise
+        return direction_bound(self.errors, lower, self.whitening, self.residual_diagonal, directions, targets, noise)
+
+    @property
+    def row_error(self) -> float:
+        """(sum D_i g_i^2)^(1/2), g_i what the rows of F are off by."""
+        noise = np.broadcast_to(np.asarray(self.fit.variances, dtype=np.float64), (self.operator.n,))
+        return float(np.sqrt(np.sum(self.row_errors**2 / noise)) * (1.0 + (self.operator.n + 8) * UNIT))
+
+    @property
+    def normal_share(self) -> float:
+        """What C C' may differ by from I + F'DF: as summed and factored, and by what the rows of F are off."""
+        off = self.row_error
+        own = normal_error(self.fit.normal, self.operator.n)
+        length = float(np.linalg.norm(self.fit.normal)) * (1.0 + own)
+        return float(EVALUATION * (own + 2.0 * length * off + off**2))
+
+    def evidence(self, highest_quadratic: FloatArray) -> Evidence:
+        n, noise = self.operator.n, self.operator.noise
+        each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
+        trace = float(np.sum(self.residual_diagonal / each) * (1.0 + (n + 8) * UNIT))
+        return Evidence.of(n, log_determinant(self.fit.normal, noise, n, self.row_error), highest_quadratic, trace)

@@ -1,0 +1,124 @@
+"""Roundings of sums with K(X, Z): sizes of what is summed, by samples and by prototypes.
+
+An entry k(x, z) is at most s_x s_z, s the root of k at a point, and off by at most eps s_x s_z (e_x + e_z), e from
+`TileEvaluator.row_errors`. A sum of m products, in any order, is off by (m + 2) u times the sum of their sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.variance.whitening import Whitening
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.runs import LARGEST_PIECE
+
+__all__ = ["Points", "SampleErrors", "largest_residual_diagonal", "sample_sum_roundings"]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points as they enter roundings.
+
+    Attributes
+    ----------
+    prior : (r,) float64
+        k(x, x), as computed.
+    errors : (r,) float64
+        See `TileEvaluator.row_errors`.
+    """
+
+    prior: FloatArray
+    errors: FloatArray
+
+    @classmethod
+    def of(cls, kernel: Kernel, evaluator: TileEvaluator, inputs: FloatArray) -> Points:
+        """Of inputs (r, d)."""
+        return cls(np.asarray(kernel.diagonal(inputs), dtype=np.float64), evaluator.row_errors(inputs))
+
+    @cached_property
+    def highest(self) -> FloatArray:
+        """What k(x, x) is at most: (r,)."""
+        return np.asarray(self.prior * (1.0 + EVALUATION * 2.0 * EPS * self.errors))
+
+    @cached_property
+    def scale(self) -> FloatArray:
+        """s: (r,)."""
+        return np.asarray(np.sqrt(self.highest) * (1.0 + EPS))
+
+    def size(self, weights: FloatArray) -> FloatArray:
+        """Sum s |w| for weights (r, t): (t,)."""
+        return np.asarray(self.scale @ np.abs(weights))
+
+    def spread(self, weights: FloatArray) -> FloatArray:
+        """Sum s e |w|: (t,)."""
+        return np.asarray((self.scale * self.errors) @ np.abs(weights))
+
+
+@dataclass(frozen=True)
+class SampleErrors:
+    """All samples and the prototypes of one model.
+
+    Attributes
+    ----------
+    samples, prototypes : Points
+    """
+
+    samples: Points
+    prototypes: Points
+
+    @classmethod
+    def of(cls, operator: BlockedKernelOperator, prototypes: FloatArray) -> SampleErrors:
+        """Of an operator's samples: one round, and no kernel entries."""
+        return cls(
+            Points(operator.prior(), operator.row_errors()), Points.of(operator.kernel, operator.double, prototypes)
+        )
+
+    @property
+    def m(self) -> int:
+        """Prototypes."""
+        return len(self.prototypes.prior)
+
+    def products(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What K_nm W may be off by for W (m, t), as a(t) s + b(t) s e over the samples: (t,) and (t,)."""
+        size, spread = self.prototypes.size(weights), self.prototypes.spread(weights)
+        return EVALUATION * ((self.m + 4) * UNIT * size + EPS * spread), EVALUATION * EPS * size
+
+    def projections(self, vectors: FloatArray) -> FloatArray:
+        """What K_mn V may be off by for V (n, t), over s of each prototype: (t,)."""
+        size, spread = self.samples.size(vectors), self.samples.spread(vectors)
+        own = float(self.prototypes.errors.max())
+        relative = sample_sum_roundings(len(vectors)) * UNIT + EPS * own
+        return np.asarray(EVALUATION * (relative * size + EPS * spread))
+
+
+def sample_sum_roundings(n: int) -> float:
+    """Additions on the way of one term of a sum over n samples: in a piece in any order, pieces, runs, the tree."""
+    return sum_roundings(n, LARGEST_PIECE)
+
+
+def largest_residual_diagonal(
+    errors: SampleErrors, whitening: Whitening, squares: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Upper bounds on e = k(x, x) - |f|^2 of all samples, and on how far each row f of F is off: (n,) and (n,).
+
+    Parameters
+    ----------
+    whitening : Whitening
+        Of L, with the prototypes' s.
+    squares : (n,) float64
+        |f|^2, as computed.
+    """
+    samples = errors.samples
+    length = np.sqrt(squares)
+    off = EVALUATION * (
+        whitening.solving * length
+        + whitening.entries * EPS * samples.scale * (samples.errors + float(errors.prototypes.errors.max()))
+    )
+    least = np.maximum(length * (1.0 - (errors.m + 4) * UNIT) - off, 0.0)
+    return np.maximum(samples.highest - least**2 * (1.0 - 4.0 * EPS), 0.0), off
