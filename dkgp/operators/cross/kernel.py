@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
-from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.block_tasks import apply_columns_task
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.runs import RunSums, added, runs_of
@@ -78,16 +77,19 @@ class CandidateSums:
         K_Cn D r.
     squares : (q,) float64
         k_c' D k_c.
-    cross : (k, q) float64
+    between : (k, q) float64 or None
         K_Sn D K_nC.
     inner : (q, q) float64 or None
         K_Cn D K_nC.
+    misfit : (t,) float64
+        r' D r.
     """
 
     projected: FloatArray
     squares: FloatArray
-    cross: FloatArray
+    between: FloatArray | None
     inner: FloatArray | None
+    misfit: FloatArray
 
 
 class CrossKernel:
@@ -236,13 +238,16 @@ def candidate_sums(
     operator: BlockedKernelOperator,
     candidates: ArrayLike,
     right: FloatArray,
-    basis: ArrayLike | None = None,
+    basis: tuple[ArrayLike, FloatArray] | None = None,
     variances: FloatArray | None = None,
     *,
-    precision: Precision = "double",
+    between: bool = True,
     inner: bool = False,
+    samples: IndexArray | None = None,
 ) -> CandidateSums:
-    """Sums over all samples that candidates for a basis are scored by, in one round.
+    """Sums over samples that candidates for a basis are scored by, in one round.
+
+    n (q + k) entries; with `between`, 2 n q k multiply-adds besides.
 
     Parameters
     ----------
@@ -250,29 +255,30 @@ def candidate_sums(
     candidates : (q, d) array_like
         C.
     right : (n, t) float64
-        r, mostly what the basis so far leaves of the targets.
-    basis : (k, d) array_like, optional
-        S.
+        V.
+    basis : (k, d) array_like and (k, t) float64, optional
+        S and its weights W: r = V - K_nS W, V itself without it.
     variances : (n,) float64, optional
         D's inverse; D = I by default.
-    precision : {"single", "double"}
-        Of entries, and of products within a piece.
-    inner : bool
-        Whether the candidates' products with each other are wanted.
+    between, inner : bool
+        Whether the candidates' products with the basis, and with each other, are wanted.
+    samples : (s,) int, optional
+        Sum over these alone, sorted.
     """
     _require(right, operator.n, "right-hand sides")
     chosen = _prototypes(operator, candidates)
-    others = None if basis is None or not len(np.asarray(basis)) else _prototypes(operator, basis)
-    found = _summed(
-        operator,
-        "kcandidates",
-        "candidates",
-        candidates_task,
-        (chosen, others, precision, inner),
-        {"right": right, "variances": variances},
-    )
-    projected, squares, cross, gram = found.sums
-    return CandidateSums(projected, squares, cross, gram if inner else None)
+    others, weights = None, np.zeros((0, right.shape[1]))
+    if basis is not None and len(basis[1]):
+        others, weights = _prototypes(operator, basis[0]), basis[1]
+        _require(weights, others.count, "weights")
+    vectors = {"right": right, "variances": variances}
+    if samples is not None:
+        check_indices(operator.n, samples)
+        vectors = {name: None if values is None else values[samples] for name, values in vectors.items()}
+    arguments = (chosen, others, weights, between, inner)
+    found = _summed(operator, "kcandidates", "candidates", candidates_task, arguments, vectors, samples)
+    projected, squares, cross, gram, misfit = found.sums
+    return CandidateSums(projected, squares, cross if between else None, gram if inner else None, misfit)
 
 
 def _summed(
@@ -282,8 +288,9 @@ def _summed(
     task: Callable[..., list[RunSums]],
     arguments: tuple[Any, ...],
     vectors: Mapping[str, FloatArray | None],
+    samples: IndexArray | None = None,
 ) -> RunSums:
-    runs = runs_of(operator.context, vectors)
+    runs = runs_of(operator.context, vectors, samples)
     with single_threaded_blas():
         pending = operator.submit_sum(name, task, arguments, runs, added)
         result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
 __all__ = ["MOST_RUNS", "Run", "RunSums", "added", "piece_rows", "runs_of"]
@@ -34,24 +34,33 @@ class Run:
         Neighbours.
     rows : dict of str to (rows, ...) float64
         The run's rows of the n-vectors that its task wants, by name.
+    chosen : (rows,) int, optional
+        Samples of the blocks that are worked on, sorted; all of them by default.
     """
 
     blocks: list[int]
     rows: Mapping[str, FloatArray]
+    chosen: IndexArray | None = None
 
     def samples(self, context: BlockContext) -> int:
         """Number of its samples."""
+        if self.chosen is not None:
+            return len(self.chosen)
         return context.bounds(self.blocks[-1])[1] - context.bounds(self.blocks[0])[0]
 
     def pieces(self, context: BlockContext, precision: Precision, longest: int) -> Iterator[tuple[Features, slice]]:
         """Features of so many samples at a time, and which of the run's rows they are."""
-        first = context.bounds(self.blocks[0])[0]
+        done = 0
         for block in self.blocks:
             start, stop = context.bounds(block)
             features = context.block_features(block, precision)
-            for begin in range(0, stop - start, longest):
-                end = min(begin + longest, stop - start)
-                yield features.slice(begin, end), slice(start - first + begin, start - first + end)
+            if self.chosen is not None:
+                first, last = np.searchsorted(self.chosen, (start, stop))
+                features = features.take(self.chosen[first:last] - start)
+            for begin in range(0, features.n, longest):
+                end = min(begin + longest, features.n)
+                yield features.slice(begin, end), slice(done + begin, done + end)
+            done += features.n
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,17 @@ def piece_rows(prototypes: int) -> int:
     return int(np.clip(PIECE_ENTRIES // max(1, prototypes) // 64 * 64, SMALLEST_PIECE, LARGEST_PIECE))
 
 
-def runs_of(context: BlockContext, vectors: Mapping[str, FloatArray | None]) -> list[list[Run]]:
-    """Cut all samples into runs, one for each task, with their rows of the vectors that there are."""
+def runs_of(
+    context: BlockContext, vectors: Mapping[str, FloatArray | None], samples: IndexArray | None = None
+) -> list[list[Run]]:
+    """Cut all samples into runs, one for each task, with their rows of the vectors that there are.
+
+    `samples`, sorted, are those that are worked on, all by default; vectors have their rows alone.
+    """
     runs = []
     for blocks in split_evenly(range(context.n_blocks), MOST_RUNS):
-        where = slice(context.bounds(blocks[0])[0], context.bounds(blocks[-1])[1])
+        bounds = context.bounds(blocks[0])[0], context.bounds(blocks[-1])[1]
+        where = slice(*(bounds if samples is None else np.searchsorted(samples, bounds)))
         rows = {name: values[where] for name, values in vectors.items() if values is not None}
-        runs.append([Run(blocks, rows)])
+        runs.append([Run(blocks, rows, None if samples is None else samples[where])])
     return runs

@@ -148,32 +148,45 @@ def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, r
 
 @needs_one_arithmetic
 def candidates_task(
-    candidates: Prototypes, basis: Prototypes | None, precision: Precision, inner: bool, runs: list[Run]
+    candidates: Prototypes,
+    basis: Prototypes | None,
+    weights: FloatArray,
+    between: bool,
+    inner: bool,
+    runs: list[Run],
 ) -> list[RunSums]:
     """Sums that a greedy choice is made by, for candidates C (q) and a basis S (k), D as for `residual_task`.
 
-    K_C D r (q, t) for a run's `right` r, the squares k_c' D k_c (q,), K_S D K_C' (k, q), and, if `inner`, K_C D K_C'
-    (q, q). In single precision entries and products of a piece are float32.
+    K_C D r (q, t) for r = V - K(X_b, S) W, V a run's `right`; the squares k_c' D k_c (q,); K_S D K_C' (k, q) if
+    `between`; K_C D K_C' (q, q) if `inner`; and r' D r (t,).
     """
     context = candidates.context
-    evaluator, columns = context.evaluator(precision), candidates.features(precision)
-    others = None if basis is None else basis.features(precision)
+    evaluator, columns = context.evaluator("double"), candidates.features()
+    others = None if basis is None else basis.features()
     q, k = candidates.count, 0 if basis is None else basis.count
     results = []
     for run in runs:
-        right = run.rows["right"]
-        projected, squares = np.zeros((q, right.shape[1])), np.zeros(q)
-        cross, gram = np.zeros((k, q)), np.zeros((q, q) if inner else (0, 0))
-        for rows, where in run.pieces(context, precision, piece_rows(q + k)):
+        targets = run.rows["right"].shape[1]
+        projected, squares, misfit = np.zeros((q, targets)), np.zeros(q), np.zeros(targets)
+        cross, gram = np.zeros((k, q) if between else (0, 0)), np.zeros((q, q) if inner else (0, 0))
+        for rows, where in run.pieces(context, "double", piece_rows(q + k)):
             own = _columns(evaluator, columns, rows)
+            theirs = None if others is None else _columns(evaluator, others, rows)
+            residual = run.rows["right"][where]
+            if theirs is not None:
+                residual = residual - theirs.T @ weights
             weighted = own
             if "variances" in run.rows:
-                weighted = own * (1.0 / run.rows["variances"][where]).astype(own.dtype)
-            projected += weighted @ right[where].astype(own.dtype, copy=False)
+                scale = 1.0 / run.rows["variances"][where]
+                misfit += np.einsum("it,it,i->t", residual, residual, scale)
+                weighted = own * scale
+            else:
+                misfit += np.einsum("it,it->t", residual, residual)
+            projected += weighted @ residual
             squares += np.einsum("ij,ij->j", own.T, weighted.T)
-            if others is not None:
-                cross += _columns(evaluator, others, rows) @ weighted.T
+            if between and theirs is not None:
+                cross += theirs @ weighted.T
             if inner:
                 gram += own @ weighted.T
-        results.append(RunSums((projected, squares, cross, gram)))
+        results.append(RunSums((projected, squares, cross, gram, misfit)))
     return results
