@@ -1,0 +1,1 @@
+"""Greedy choice of basis samples: one engine, of which sparse greedy and matching pursuit are settings."""

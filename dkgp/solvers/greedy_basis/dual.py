@@ -1,0 +1,78 @@
+"""The other half of Smola and Bartlett's gap: samples S* whose own exact model bounds the least risk from below.
+
+Q*(a) = -y'a + a' Kbar a / 2 over a on S* has its minimum at the exact model of S* alone. S* grows by samples that
+lower it most, each the best of its own draw, judged after refitting.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
+
+__all__ = ["DualSubset"]
+
+# Apart from the draws of the basis itself.
+STREAM = 1 << 40
+
+
+class DualSubset:
+    """S*, its alpha, and the bound.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+    targets : (n, p) float64
+        y.
+    capacity : int
+        Samples at most.
+    candidates, seed : int
+        Of each draw.
+    """
+
+    def __init__(
+        self, operator: KernelOperator, targets: FloatArray, capacity: int, candidates: int, seed: int
+    ) -> None:
+        self._operator, self._targets = operator, targets
+        self._candidates, self._seed = candidates, seed
+        self._subproblem = Subproblem(operator, capacity, targets.shape[1], single=False)
+        self._taken = np.zeros(operator.n, dtype=bool)
+
+    @property
+    def chosen(self) -> IndexArray:
+        """S*, in the order of choice."""
+        return self._subproblem.indices.copy()
+
+    @property
+    def quadratic(self) -> FloatArray:
+        """Y' a on S*: by target at most y' Kbar^-1 y, but for roundings (p,)."""
+        active = self._subproblem
+        return np.asarray(np.sum(active.guide() * self._targets[active.indices], axis=0))
+
+    def take(self, indices: IndexArray) -> None:
+        """Add samples, one after the other, as a run did that is resumed."""
+        for index in indices:
+            self._append(np.asarray([index], dtype=np.intp))
+
+    def grow(self, size: int) -> None:
+        """Choose samples until there are so many."""
+        active, operator = self._subproblem, self._operator
+        while active.size < min(size, active.capacity):
+            draws = round_generator(self._seed + STREAM, active.size).integers(0, operator.n, self._candidates)
+            drawn = np.unique(draws.astype(np.intp))
+            error, curvature = -self._targets[drawn], operator.diagonal()[drawn]
+            if active.size:
+                rows, columns = operator.features(drawn, "double"), active.features
+                error = error + matmat_in_parallel(operator.double, rows, columns, active.guide())
+                curvature = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
+            scores = np.sum(error**2, axis=1) / curvature
+            picked = best_in_groups(scores, drawn, 1, self._taken)
+            if not len(picked):  # all that were drawn are there
+                picked = np.flatnonzero(~self._taken)[:1]
+            self._append(picked)
+
+    def _append(self, picked: IndexArray) -> None:
+        self._taken[picked] = True
+        self._subproblem.append(picked, -self._targets[picked])

@@ -1,0 +1,354 @@
+"""The engine of greedy bases: draw candidates, score them by sums over the samples, refit, and again.
+
+Every score is a function of four things: c_i, A_ii, A_Si and the factor of A_SS (see `scores`), where A = K_mn D K_nm +
+K_mm and D the inverse of the noise. Workers return sums over the samples, K_C D r, the squares and K_S D K_C, with the
+residual r of the weights at hand made where it is used; kernel entries between candidates and basis, and all of size
+m, are the coordinator's. A round of one choice is one pass over n (q + k) entries. One of several choices, or one whose
+score does not need A_SC, takes a second one for the chosen, whose sums over all samples are what the factor grows by.
+
+References
+----------
+A. J. Smola, P. Bartlett, Sparse greedy Gaussian process regression (2001), algorithm 1.
+S. S. Keerthi, W. Chu, A matching pursuit approach to sparse Gaussian process regression (2006).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import candidate_sums
+from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.greedy_basis.bordered import BorderedFactor
+from dkgp.solvers.greedy_basis.dual import DualSubset
+from dkgp.solvers.greedy_basis.scores import needs_basis_products, score
+from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.stopping import StopReason
+
+__all__ = ["GreedyEngine", "choose_greedily"]
+
+# Candidates whose products with the basis are found at a time.
+CANDIDATES_AT_ONCE = 2048
+# Rounds in a row whose candidates are all of the basis' span: the kernel's numerical rank, or so, is reached.
+MOST_EMPTY = 5
+ROWS_STREAM = 1 << 41
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A's entries for candidates, and their gradient."""
+
+    gradient: FloatArray
+    residual: FloatArray
+    diagonal: FloatArray
+    between: FloatArray | None
+    inner: FloatArray | None
+    misfit: FloatArray
+
+    @classmethod
+    def joined(cls, parts: list[_Sums]) -> _Sums:
+        between = None if parts[0].between is None else np.concatenate([p.between for p in parts], axis=1)
+        return cls(
+            np.concatenate([part.gradient for part in parts]),
+            np.concatenate([part.residual for part in parts]),
+            np.concatenate([part.diagonal for part in parts]),
+            between,
+            None,
+            parts[0].misfit,
+        )
+
+
+class GreedyEngine:
+    """A choice under way.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    targets : (n, p) float64
+        Standardised.
+    settings : GreedySettings
+
+    Attributes
+    ----------
+    round : int
+        Rounds done.
+    history : list of GreedyProgress
+    """
+
+    def __init__(self, operator: BlockedKernelOperator, targets: FloatArray, settings: GreedySettings) -> None:
+        if targets.ndim != 2 or len(targets) != operator.n:
+            raise InputError(f"expected targets of shape ({operator.n:,}, p); got {targets.shape}")
+        self._operator, self._targets = operator, targets
+        self.settings = settings.checked(operator.n)
+        size, p = settings.size, targets.shape[1]
+        noise = operator.noise
+        self._variances = None if isinstance(noise, float) else np.asarray(noise)
+        self._scale = 1.0 / noise if isinstance(noise, float) else 1.0
+        weighted = targets**2 * (self._scale if self._variances is None else 1.0 / self._variances[:, None])
+        self._square = float(weighted.sum())
+        self._factor = BorderedFactor(size, p)
+        self._rows: IndexArray | None = None
+        self._row_factor: BorderedFactor | None = None
+        if settings.score_rows is not None and settings.score_rows < operator.n:
+            drawn = round_generator(settings.seed + ROWS_STREAM, 0).choice(
+                operator.n, settings.score_rows, replace=False
+            )
+            self._rows = np.sort(drawn).astype(np.intp)
+            self._row_factor = BorderedFactor(size, p) if needs_basis_products(settings.score) else None
+        self._dual = (
+            DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
+        )
+        self._chosen: list[int] = []
+        self._out = np.zeros(operator.n, dtype=bool)  # chosen, or of the basis' span
+        self._kept = np.empty(0, dtype=np.intp)
+        self.round = 0
+        self.history: list[GreedyProgress] = []
+        self._empty = 0  # rounds that ended with nobody joining, one after the other
+
+    @property
+    def indices(self) -> IndexArray:
+        """The basis so far, in the order of choice."""
+        return np.asarray(self._chosen, dtype=np.intp)
+
+    @property
+    def weights(self) -> FloatArray:
+        """Beta: (k, p)."""
+        return self._factor.solution()
+
+    def advance(self) -> int:
+        """One round; return how many samples joined the basis."""
+        began, settings = time.perf_counter(), self.settings
+        with single_threaded_blas():
+            before = self._factor.size
+            wanted = min(settings.per_round, settings.size - before)
+            candidates, groups = self._candidates(wanted)
+            if not len(candidates):
+                self._empty = MOST_EMPTY
+                return 0
+            weights, inside = self.weights, ~self._out[candidates]
+            pool = np.unique(candidates[inside])
+            sums = self._in_parts(pool, weights)
+            schur = None
+            if sums.between is not None:
+                schur = (self._row_factor or self._factor).schur(sums.between, sums.diagonal)
+            found = score(settings.score, sums.gradient, sums.residual, sums.diagonal, schur)
+            values = np.full(len(candidates), -1.0)
+            values[inside] = found[np.searchsorted(pool, candidates[inside])]
+            picked = best_in_groups(values, candidates, groups, self._out)
+            self._keep(pool, found)
+            self._out[pool[found < 0.0]] = True
+            places = np.searchsorted(pool, picked)
+            gained, misfit = self._join(picked, places, sums, weights)
+            self.round += 1
+            self._empty = 0 if gained else self._empty + 1
+            self._record(weights, before, misfit, time.perf_counter() - began)
+        return gained
+
+    def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
+        """Candidates in equal runs, one for each choice, those that are out among them; and the number of runs."""
+        settings, n = self.settings, self._operator.n
+        if settings.exhaustive:
+            left = np.flatnonzero(~self._out).astype(np.intp)
+            return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
+        draws = round_generator(settings.seed, self.round).integers(0, n, wanted * settings.candidates, dtype=np.intp)
+        runs = draws.reshape(wanted, settings.candidates)
+        if self._out[draws].all():
+            # So many are chosen that a draw may hold nobody else: whoever is left then.
+            left = np.flatnonzero(~self._out)[: settings.candidates].astype(np.intp)
+            return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
+        kept = self._kept[~self._out[self._kept]]
+        return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
+
+    def _in_parts(self, pool: IndexArray, weights: FloatArray) -> _Sums:
+        """What candidates are scored by, a few thousand at a time."""
+        between, parts = needs_basis_products(self.settings.score), []
+        for start in range(0, len(pool), CANDIDATES_AT_ONCE):
+            some = pool[start : start + CANDIDATES_AT_ONCE]
+            parts.append(self._sums(some, weights, between=between, inner=False, samples=self._rows))
+        return _Sums.joined(parts)
+
+    def _sums(
+        self, which: IndexArray, weights: FloatArray, *, between: bool, inner: bool, samples: IndexArray | None
+    ) -> _Sums:
+        operator, basis = self._operator, self.indices
+        inputs, own = operator.inputs(which), operator.features(which, "double")
+        theirs = operator.features(basis, "double")
+        found = candidate_sums(
+            operator,
+            inputs,
+            self._targets,
+            (operator.inputs(basis), weights) if len(basis) else None,
+            self._variances,
+            between=between,
+            inner=inner,
+            samples=samples,
+        )
+        # A sample of rows stands for all of them.
+        scale = self._scale * (1.0 if samples is None else operator.n / len(samples))
+        image = np.zeros((len(which), weights.shape[1]))
+        if len(basis):
+            image = operator.double.matmat(own, theirs, weights)
+        products = None
+        if found.between is not None:
+            products = np.zeros((0, len(which)))
+            if len(basis):
+                products = scale * found.between + operator.double.tile(theirs, own)
+        return _Sums(
+            scale * found.projected - image,
+            self._targets[which] - image,
+            scale * found.squares + operator.kernel.diagonal(inputs),
+            products,
+            None if found.inner is None else scale * found.inner + operator.double.tile(own, own),
+            self._scale * found.misfit,
+        )
+
+    def _join(self, picked: IndexArray, places: IndexArray, sums: _Sums, weights: FloatArray) -> tuple[int, FloatArray]:
+        """Append to the factors what they can take; how many, and r' D r over all samples before."""
+        if not len(picked):
+            return 0, sums.misfit
+        exact = sums
+        if len(picked) == 1 and self._rows is None and sums.between is not None:
+            between, inner = sums.between[:, places], sums.diagonal[places][:, None]
+            gradient = sums.gradient[places]
+        else:
+            exact = self._sums(picked, weights, between=True, inner=True, samples=None)
+            assert exact.between is not None
+            assert exact.inner is not None
+            between, inner, gradient = exact.between, exact.inner, exact.gradient
+        joined = self._factor.append(between, inner, gradient)
+        self._out[np.delete(picked, joined)] = True  # of the others' span
+        if self._row_factor is not None:
+            self._join_rows(picked[joined], places[joined], sums, weights)
+        self._chosen += picked[joined].tolist()
+        return len(joined), exact.misfit
+
+    def _join_rows(self, picked: IndexArray, places: IndexArray, sums: _Sums, weights: FloatArray) -> None:
+        """Have the factor of the sampled rows grow by the same samples."""
+        assert self._row_factor is not None
+        assert sums.between is not None
+        if len(picked):
+            own = self._sums(picked, weights, between=False, inner=True, samples=self._rows)
+            assert own.inner is not None
+            joined = self._row_factor.append(sums.between[:, places], own.inner, own.gradient)
+            if len(joined) < len(picked):
+                raise InputError(
+                    f"{self.settings.score_rows} rows cannot tell the {self._factor.size} basis samples apart; raise "
+                    "`score_rows`"
+                )
+
+    def _keep(self, pool: IndexArray, found: FloatArray) -> None:
+        """Remember the best that were not chosen."""
+        if self.settings.kept:
+            order = np.argsort(-found, kind="stable")
+            self._kept = np.sort(pool[order[~self._out[pool[order]]][: self.settings.kept]])
+
+    def _record(self, weights: FloatArray, before: int, misfit: FloatArray, seconds: float) -> None:
+        """Note the risk after the round: that before it, by residuals, less the known fall."""
+        penalty = 0.0
+        if before:
+            features = self._operator.features(self.indices[:before], "double")
+            penalty = float(np.sum(weights * self._operator.double.matmat(features, features, weights)))
+        fall = float(np.sum(self._factor.half[:, before:] ** 2))
+        risk = 0.5 * (float(misfit.sum()) + penalty - fall)
+        least = gap = None
+        if self._dual is not None:
+            self._dual.grow(self._factor.size)
+            least = 0.5 * float(self._dual.quadratic.sum())
+            gap = 2.0 * (risk - least) / max(self._square - risk - least, np.finfo(float).tiny)
+        seconds += self.history[-1].seconds if self.history else 0.0
+        self.history.append(GreedyProgress(self.round, self._factor.size, risk, least, gap, round(seconds, 6)))
+
+    def stops(self) -> StopReason | None:
+        """Return the reason to stop, if there is one."""
+        settings, size = self.settings, self._factor.size
+        gap = self.history[-1].gap if self.history else None
+        if settings.gap is not None and gap is not None and gap <= settings.gap:
+            return StopReason("gap", True, f"duality gap {gap:.3g} <= {settings.gap:.3g} with {size:,} basis samples")
+        if size >= settings.size:
+            reached = settings.gap is None
+            told = "" if gap is None else f"; the duality gap is {gap:.3g}"
+            advice = "" if reached else "allow a larger basis, or a larger gap"
+            return StopReason("size", reached, f"{size:,} basis samples chosen{told}", advice)
+        if self._empty >= MOST_EMPTY:
+            reached = settings.gap is None
+            return StopReason("dependent", reached, f"no sample has anything to add to {size:,} basis samples")
+        return None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a checkpoint holds beside `metadata`."""
+        return {
+            "chosen": self.indices,
+            "out": np.flatnonzero(self._out),
+            "kept": self._kept,
+            "dual": np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen,
+            **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
+            **({} if self._row_factor is None else {f"rows_{k}": v for k, v in self._row_factor.arrays().items()}),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types."""
+        return {"round": self.round, "empty": self._empty, "history": [record.to_json() for record in self.history]}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same operator, targets and settings: to the same bits."""
+        self._chosen = [int(index) for index in arrays["chosen"]]
+        self._out[arrays["out"]] = True
+        self._kept = np.asarray(arrays["kept"], dtype=np.intp)
+        self._factor.restore(arrays["factor_lower"], arrays["factor_half"])
+        if self._row_factor is not None:
+            self._row_factor.restore(arrays["rows_lower"], arrays["rows_half"])
+        if self._dual is not None:
+            self._dual.take(np.asarray(arrays["dual"], dtype=np.intp))
+        self.round, self._empty = int(metadata["round"]), int(metadata["empty"])
+        self.history = [GreedyProgress(**record) for record in metadata["history"]]
+
+    def result(self, reason: StopReason) -> GreedyBasis:
+        """What was chosen."""
+        dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen
+        return GreedyBasis(self.indices, self.weights, dual, reason, self.history)
+
+
+def choose_greedily(
+    operator: BlockedKernelOperator,
+    targets: FloatArray,
+    settings: GreedySettings,
+    *,
+    callback: Callable[[GreedyProgress], None] | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> GreedyBasis:
+    """Choose basis samples for standardised targets (n, p) until the size, the gap, or the samples' span is reached.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    targets : (n, p) float64
+    settings : GreedySettings
+    callback : callable, optional
+        Called after every round.
+    interrupted : callable, optional
+        Asked between rounds; `InterruptedRunError` where it answers true.
+
+    Raises
+    ------
+    InputError
+        A basis larger than the data, or too few rows for scores.
+    """
+    engine = GreedyEngine(operator, targets, settings)
+    while True:
+        if interrupted is not None and interrupted():
+            raise InterruptedRunError(f"interrupted after {engine.round} rounds; nothing was saved", None)
+        engine.advance()
+        if callback is not None and engine.history:
+            callback(engine.history[-1])
+        reason = engine.stops()
+        if reason is not None:
+            return engine.result(reason)

@@ -1,0 +1,137 @@
+"""Settings of a greedy choice, what its rounds tell, and what it ends in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.greedy_basis.scores import SCORES, Score
+from dkgp.solvers.stopping import StopReason
+
+__all__ = ["GreedyBasis", "GreedyProgress", "GreedySettings"]
+
+# Best of so many drawn at random is one of the best 5 % with a probability of 95 %: ceil(log .05 / log .95).
+CANDIDATES = 59
+
+
+@dataclass(frozen=True)
+class GreedySettings:
+    """Settings that determine a choice.
+
+    Parameters
+    ----------
+    size : int
+        Basis samples at most, m.
+    score : {"refit", "single", "gradient", "residual"}
+    candidates : int, default 59
+        kappa: each choice is the best of its own random draw of this many.
+    per_round : int, default 1
+        Choices a round, each from its own draw by the weights before the round. 1 is the papers'; more spare rounds.
+    exhaustive : bool
+        Score every sample at every choice; for small n.
+    kept : int
+        Best of earlier candidates that were not chosen, scored again in every round.
+    score_rows : int, optional
+        Score by a fixed random sample of so many rows instead of all; what is chosen is summed over all.
+    gap : float, optional
+        Stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
+    dual : bool
+        Find the gap in any case.
+    seed : int
+    """
+
+    size: int
+    score: Score = "refit"
+    candidates: int = CANDIDATES
+    per_round: int = 1
+    exhaustive: bool = False
+    kept: int = 0
+    score_rows: int | None = None
+    gap: float | None = None
+    dual: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("size", "candidates", "per_round"):
+            if getattr(self, name) < 1:
+                raise InputError(f"`{name}` must be at least 1; got {getattr(self, name)}")
+        if self.score not in SCORES:
+            raise InputError(f"`score` must be one of {', '.join(SCORES)}; got {self.score!r}")
+        if self.kept < 0:
+            raise InputError(f"`kept` must be at least 0; got {self.kept}")
+        if self.score_rows is not None and self.score_rows < 1:
+            raise InputError(f"`score_rows` must be at least 1; got {self.score_rows}")
+        if self.gap is not None and not (np.isfinite(self.gap) and self.gap > 0.0):
+            raise InputError(f"the duality gap must be positive; got {self.gap}")
+
+    def checked(self, n: int) -> GreedySettings:
+        """Return the settings for n samples; `InputError` where the basis would have more."""
+        if self.size > n:
+            raise InputError(f"a basis of {self.size:,} samples was asked for; there are {n:,}")
+        return self
+
+    @property
+    def tracks_gap(self) -> bool:
+        """True if S* is chosen, too."""
+        return self.dual or self.gap is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class GreedyProgress:
+    """State after a round.
+
+    Attributes
+    ----------
+    round, size : int
+        Rounds done, basis samples.
+    risk : float
+        R of the refitted weights, summed over targets: what the data say of the weights before the round, less what
+        the round is known to take off. With rows that are sampled for scores alone it is that of all rows as well.
+    least : float or None
+        min R is at least this, by S*, but for roundings.
+    gap : float or None
+        Smola and Bartlett's.
+    seconds : float
+    """
+
+    round: int
+    size: int
+    risk: float
+    least: float | None
+    gap: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class GreedyBasis:
+    """A basis that was chosen.
+
+    Attributes
+    ----------
+    indices : (m,) int
+        In the order of choice: any first part is the basis that a smaller m would have had, if chosen one a round.
+    weights : (m, p) float64
+        By the factor that grew with it; a fit in whitened form is more accurate.
+    dual : (m*,) int
+        S*, empty where it was not asked for.
+    reason : StopReason
+    history : list of GreedyProgress
+    """
+
+    indices: IndexArray
+    weights: FloatArray
+    dual: IndexArray
+    reason: StopReason
+    history: list[GreedyProgress] = field(default_factory=list)

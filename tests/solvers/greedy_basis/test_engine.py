@@ -1,0 +1,273 @@
+"""The greedy engine against naive refits of every candidate, the papers' algorithms to the letter, and itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, Matern32, SquaredExponential
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.solvers.block_descent.selection import round_generator
+from dkgp.solvers.greedy_basis.engine import GreedyEngine, choose_greedily
+from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
+from tests.cluster.executors.test_sums import on_dask
+
+N, M = 55, 9
+KERNEL: Kernel = Matern32(gamma=(0.6, 0.9), variance=1.2)
+
+
+class Problem:
+    """A system A beta = b over all samples, densely: A = K D K + K, b = K D y."""
+
+    def __init__(self, n: int = N, p: int = 1, by_sample: bool = False, kernel: Kernel = KERNEL) -> None:
+        rng = np.random.default_rng(4)
+        self.X = rng.standard_normal((n, 2))
+        self.noise: Any = rng.uniform(0.02, 0.2, n) if by_sample else 0.07
+        wave = np.sin(2.0 * self.X[:, :1] + np.arange(p))
+        self.y = wave * self.X[:, 1:] + 0.2 * rng.standard_normal((n, p))
+        self.K = kernel(self.X, self.X)
+        self.D = np.diag(1.0 / np.broadcast_to(self.noise, (n,)))
+        self.A, self.b = self.K @ self.D @ self.K + self.K, self.K @ self.D @ self.y
+        self.kernel = kernel
+
+    def operator(self, executor: Any) -> BlockedKernelOperator:
+        return BlockedKernelOperator(self.kernel, self.noise, ArrayInputs(self.X), executor)
+
+    def beta(self, S: list[int]) -> np.ndarray:
+        return np.linalg.solve(self.A[np.ix_(S, S)], self.b[S]) if S else np.zeros((0, self.y.shape[1]))
+
+    def risk(self, S: list[int]) -> float:
+        """R of the best weights on S, by residuals."""
+        beta = self.beta(S)
+        r = self.y - self.K[:, S] @ beta
+        return float(0.5 * np.trace(r.T @ self.D @ r) + 0.5 * np.trace(beta.T @ self.K[np.ix_(S, S)] @ beta))
+
+    def value(self, kind: str, S: list[int], i: int) -> float:
+        """A candidate's score, naively."""
+        beta = self.beta(S)
+        c = self.b[i] - self.A[i, S] @ beta
+        if kind == "refit":
+            return 2.0 * (self.risk(S) - self.risk([*S, i]))
+        return {
+            "single": float(np.sum(c**2) / self.A[i, i]),
+            "gradient": float(np.sum(c**2)),
+            "residual": float(np.sum((self.y[i] - self.K[i, S] @ beta) ** 2)),
+        }[kind]
+
+    def naive(self, kind: str, size: int) -> list[int]:
+        """Exhaustive greedy choice by naive scores."""
+        S: list[int] = []
+        while len(S) < size:
+            left = [i for i in range(len(self.X)) if i not in S]
+            S.append(max(left, key=lambda i: self.value(kind, S, i)))
+        return S
+
+
+def chosen(problem: Problem, executor: Any, **settings: Any) -> GreedyBasis:
+    return choose_greedily(problem.operator(executor), problem.y, GreedySettings(**settings))
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("kind", ["refit", "single", "gradient", "residual"])
+def test_every_choice_is_the_best_of_naive_scores(
+    kind: Any, p: int, by_sample: bool, one_thread: LocalExecutor
+) -> None:
+    problem = Problem(p=p, by_sample=by_sample)
+    found = chosen(problem, one_thread, size=M, score=kind, exhaustive=True)
+    assert found.indices.tolist() == problem.naive(kind, M)
+    np.testing.assert_allclose(found.weights, problem.beta(found.indices.tolist()), rtol=1e-7, atol=1e-9)
+    for record in found.history:
+        assert record.risk == pytest.approx(problem.risk(found.indices[: record.size].tolist()), rel=1e-9)
+
+
+def test_random_draws_are_those_of_the_seed(one_thread: LocalExecutor) -> None:
+    """Algorithm 1 with its random subset: best of kappa by the risk after refitting, from I as drawn."""
+    problem, S = Problem(), []
+    for number in range(M):
+        drawn = round_generator(7, number).integers(0, N, 6)
+        left = [int(i) for i in drawn if i not in S]
+        S.append(min(left, key=lambda i: problem.risk([*S, i])))
+    assert chosen(problem, one_thread, size=M, candidates=6, seed=7).indices.tolist() == S
+
+
+def test_conjugate_directions_to_the_letter(one_thread: LocalExecutor) -> None:
+    """Algorithm 3 of sparse conjugate directions pursuit: directions conjugate to all before, w and g by recursion."""
+    problem = Problem()
+    A, b = problem.A, problem.b[:, 0]
+    w, g = np.zeros(N), -b.copy()
+    P: list[np.ndarray] = []
+    S: list[int] = []
+    for _ in range(M):
+        # s(k+1) by the gradient after the step; the direction has 1 there, and is conjugate to the others.
+        s = int(np.argmax(np.where(np.isin(np.arange(N), S), -1.0, np.abs(g))))
+        p = np.zeros(N)
+        p[s] = 1.0
+        for q in P:
+            p -= (q @ A[:, s]) / (q @ A @ q) * q
+        eta = -(g @ p) / (p @ A @ p)
+        w, g = w + eta * p, g + eta * (A @ p)
+        P.append(p)
+        S.append(s)
+    found = chosen(problem, one_thread, size=M, score="gradient", exhaustive=True)
+    assert found.indices.tolist() == S
+    np.testing.assert_allclose(found.weights[:, 0], w[S], rtol=1e-6, atol=1e-9)
+
+
+def test_it_is_orthogonal_matching_pursuit_on_the_gram(one_thread: LocalExecutor) -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    problem = Problem()
+    expected = linear_model.orthogonal_mp_gram(problem.A, problem.b[:, 0], n_nonzero_coefs=M)
+    found = chosen(problem, one_thread, size=M, score="gradient", exhaustive=True)
+    assert sorted(found.indices) == np.flatnonzero(expected).tolist()
+    np.testing.assert_allclose(found.weights[:, 0], expected[found.indices], rtol=1e-7)
+
+
+@pytest.mark.parametrize("per_round", [1, 6])
+def test_all_samples_chosen_give_the_exact_solution(per_round: int, one_thread: LocalExecutor) -> None:
+    problem = Problem()
+    found = chosen(problem, one_thread, size=N, per_round=per_round, candidates=8)
+    assert sorted(found.indices) == list(range(N))
+    alpha = np.empty((N, 1))
+    alpha[found.indices] = found.weights
+    np.testing.assert_allclose(
+        problem.K @ alpha, problem.K @ np.linalg.solve(problem.K + 0.07 * np.eye(N), problem.y), atol=1e-6
+    )
+    assert found.history[-1].risk == pytest.approx(
+        0.5 * (problem.y.T @ np.linalg.solve(problem.K + 0.07 * np.eye(N), problem.y)).item(), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("kind", ["refit", "single"])
+def test_several_choices_a_round_are_the_best_of_their_own_draws(kind: Any, one_thread: LocalExecutor) -> None:
+    problem, S = Problem(by_sample=True), []
+    for number in range(3):
+        runs = round_generator(0, number).integers(0, N, 3 * 7).reshape(3, 7)
+        taken: list[int] = []
+        for run in runs:
+            left = [int(i) for i in run if i not in S + taken]
+            taken.append(max(left, key=lambda i: problem.value(kind, S, i)))
+        S += taken
+    found = chosen(problem, one_thread, size=9, per_round=3, candidates=7, score=kind)
+    assert found.indices.tolist() == S
+    np.testing.assert_allclose(found.weights, problem.beta(S), rtol=1e-7, atol=1e-9)
+    assert [record.size for record in found.history] == [3, 6, 9]
+    assert found.history[-1].risk == pytest.approx(problem.risk(S), rel=1e-9)
+
+
+def test_candidates_that_were_kept_are_scored_again(one_thread: LocalExecutor) -> None:
+    problem, S = Problem(), []
+    kept: list[int] = []
+    for number in range(M):
+        drawn = [int(i) for i in round_generator(0, number).integers(0, N, 4)]
+        pool = sorted({i for i in drawn + kept if i not in S})
+        values = {i: problem.value("single", S, i) for i in pool}
+        S.append(max(pool, key=lambda i: values[i]))
+        kept = sorted((i for i in pool if i != S[-1]), key=lambda i: -values[i])[:5]
+    found = chosen(problem, one_thread, size=M, score="single", candidates=4, kept=5)
+    assert found.indices.tolist() == S
+
+
+def test_scores_by_a_sample_of_rows(one_thread: LocalExecutor) -> None:
+    """The system of the rows alone, times n over their number, scores; the weights are those of all rows."""
+    problem = Problem(n=300)
+    found = chosen(problem, one_thread, size=8, exhaustive=True, score_rows=200)
+    rows = GreedyEngine(problem.operator(one_thread), problem.y, GreedySettings(8, score_rows=200))._rows
+    assert rows is not None
+    K = problem.K[rows]
+    A = 1.5 / 0.07 * K.T @ K + problem.K
+    S: list[int] = []
+    for _ in range(8):
+        beta = problem.beta(S)
+        r = problem.y[rows] - K[:, S] @ beta
+        c = (1.5 / 0.07 * K.T @ r - problem.K[:, S] @ beta)[:, 0]
+        d = np.diag(A) - (np.sum(A[:, S] * np.linalg.solve(A[np.ix_(S, S)], A[S]).T, axis=1) if S else 0.0)
+        values = np.where(d > 1e-10 * np.diag(A), c**2 / np.where(d > 0, d, 1.0), -1.0)
+        values[S] = -1.0
+        S.append(int(np.argmax(values)))
+    assert found.indices.tolist() == S
+    np.testing.assert_allclose(found.weights, problem.beta(S), rtol=1e-6, atol=1e-9)
+    assert found.history[-1].risk == pytest.approx(problem.risk(S), rel=1e-9)
+
+
+def test_the_gap_closes_and_ends_the_choice(one_thread: LocalExecutor) -> None:
+    problem = Problem()
+    found = chosen(problem, one_thread, size=N, candidates=20, gap=0.05)
+    gaps = [record.gap for record in found.history]
+    assert found.reason.rule == "gap"
+    assert found.reason.converged
+    assert len(found.indices) < N
+    assert gaps[-1] is not None
+    assert gaps[-1] <= 0.05
+    assert all(before > 0.05 for before in gaps[:-1] if before is not None)
+    S, dual = found.indices.tolist(), found.dual.tolist()
+    least = 0.5 * float(
+        problem.y[dual, 0]
+        @ np.linalg.solve(problem.K[np.ix_(dual, dual)] + 0.07 * np.eye(len(dual)), problem.y[dual, 0])
+    )
+    square = float(problem.y[:, 0] @ problem.y[:, 0]) / 0.07
+    assert gaps[-1] == pytest.approx(2.0 * (problem.risk(S) - least) / (square - problem.risk(S) - least), rel=1e-8)
+    assert all(later.risk <= before.risk for before, later in pairwise(found.history))
+    short = chosen(problem, one_thread, size=3, candidates=20, gap=1e-6)
+    assert not short.reason.converged
+    assert "the duality gap is" in short.reason.message
+    assert "larger basis" in short.reason.advice
+
+
+@pytest.mark.parametrize("kind", ["refit", "single"])
+def test_duplicates_join_once(kind: Any, one_thread: LocalExecutor) -> None:
+    problem = Problem(kernel=SquaredExponential(gamma=(0.5, 0.5)))
+    problem.X = np.repeat(problem.X[:11], 5, axis=0)
+    found = chosen(problem, one_thread, size=N, score=kind, candidates=10)
+    assert len(np.unique(problem.X[found.indices], axis=0)) == len(found.indices) == 11
+    assert found.reason.rule == "dependent"
+    assert "11 basis samples" in found.reason.message
+
+
+@pytest.mark.parametrize("more", [{}, {"per_round": 3, "score_rows": 40}, {"score": "single", "kept": 4, "dual": True}])
+def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], one_thread: LocalExecutor) -> None:
+    problem, settings = Problem(by_sample=True), GreedySettings(12, candidates=8, **more)
+    whole = choose_greedily(problem.operator(one_thread), problem.y, settings)
+    first = GreedyEngine(problem.operator(one_thread), problem.y, settings)
+    first.advance()
+    first.advance()
+    second = GreedyEngine(problem.operator(one_thread), problem.y, settings)
+    second.restore(first.arrays(), first.metadata())
+    while (reason := second.stops()) is None:
+        second.advance()
+    found = second.result(reason)
+    np.testing.assert_array_equal(found.indices, whole.indices)
+    np.testing.assert_array_equal(found.weights, whole.weights)
+    np.testing.assert_array_equal(found.dual, whole.dual)
+    assert [record.risk for record in found.history] == [record.risk for record in whole.history]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalExecutor) -> None:
+    problem, settings = Problem(n=900, p=2), {"size": 12, "per_round": 4, "dual": True, "score_rows": 500}
+    mine = chosen(problem, one_thread, **settings)
+    with on_dask(workers, processes=False) as (executor, _):
+        theirs = chosen(problem, executor, **settings)
+    np.testing.assert_array_equal(mine.indices, theirs.indices)
+    np.testing.assert_array_equal(mine.weights, theirs.weights)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"size": N + 1}, "a basis of 56 samples was asked for; there are 55"),
+        ({"size": 0}, "`size` must be at least 1; got 0"),
+        ({"size": 3, "score": "best"}, "`score` must be one of refit, single, gradient, residual; got 'best'"),
+        ({"size": 3, "gap": 0.0}, "the duality gap must be positive; got 0.0"),
+        ({"size": 3, "score_rows": 0}, "`score_rows` must be at least 1"),
+        ({"size": 3, "kept": -1}, "`kept` must be at least 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: Any, words: str, one_thread: LocalExecutor) -> None:
+    with pytest.raises(InputError, match=words):
+        chosen(Problem(), one_thread, **settings)
