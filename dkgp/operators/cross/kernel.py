@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,7 @@ class CrossKernel:
     def project(self, vectors: FloatArray) -> FloatArray:
         """K_mn V for V (n, t): (m, t)."""
         _require(vectors, self.n, "vectors")
-        return self._sum("kcrossproject", "projection", project_task, (), {"right": vectors}).sums[0]
+        return self.sums("kcrossproject", "projection", project_task, (), {"right": vectors}).sums[0]
 
     def normal(self, weights: FloatArray, variances: FloatArray | None = None) -> FloatArray:
         """K_mn D K_nm W for W (m, t), D the inverse of `variances` (n,) or I: (m, t). Each entry is evaluated once."""
@@ -188,7 +189,7 @@ class CrossKernel:
         """
         _require(weights, self.m, "weights")
         vectors = self._vectors(right, variances)
-        found = self._sum("kresidual", "residual", residual_task, (weights, returned), vectors)
+        found = self.sums("kresidual", "residual", residual_task, (weights, returned), vectors)
         projected, squares = found.sums
         return CrossResidual(projected, squares, found.rows)
 
@@ -209,7 +210,7 @@ class CrossKernel:
         return self._gram("factor", True, fitc, vectors)
 
     def _gram(self, phase: str, whitened: bool, fitc: bool, vectors: Mapping[str, FloatArray | None]) -> CrossGram:
-        found = self._sum("kcrossgram", phase, gram_task, (whitened, fitc), vectors)
+        found = self.sums("kcrossgram", phase, gram_task, (whitened, fitc), vectors)
         matrix, projected = found.sums
         for column in range(self.m):
             matrix[column, column:] = matrix[column:, column]
@@ -223,14 +224,15 @@ class CrossKernel:
             raise InputError(f"expected one variance for each of {self.n:,} samples; got shape {variances.shape}")
         return {"right": right, "variances": variances}
 
-    def _sum(
+    def sums(
         self,
         name: str,
         phase: str,
         task: Callable[..., list[RunSums]],
-        arguments: tuple[Any, ...],
-        vectors: Mapping[str, FloatArray | None],
+        arguments: tuple[Any, ...] = (),
+        vectors: Mapping[str, FloatArray | None] = MappingProxyType({}),
     ) -> RunSums:
+        """Sum what a task of the prototypes, the arguments, and runs with their rows of the vectors returns."""
         return _summed(self._operator, name, phase, task, (self._prototypes, *arguments), vectors)
 
 
