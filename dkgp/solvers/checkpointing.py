@@ -5,15 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InterruptedRunError
-from dkgp.solvers.state import SolverState
 
-__all__ = ["Checkpointing", "Checkpoints", "Interruption"]
+__all__ = ["Checkpointing", "Checkpoints", "Interruption", "Saved"]
+
+
+class Saved(Protocol):
+    """What a checkpoint is of: a solver's state, or a choice under way."""
+
+    @property
+    def iteration(self) -> int:
+        """Rounds done."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint."""
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types; `iteration` is part of it."""
 
 
 @dataclass
@@ -96,7 +111,7 @@ class Checkpoints:
         self.saved_iteration = int(found.metadata["state"]["iteration"])
         return found
 
-    def save(self, state: SolverState) -> None:
+    def save(self, state: Saved) -> None:
         """Save the state."""
         if self._settings is None:
             return
@@ -111,7 +126,7 @@ class Checkpoints:
         self._settings.store.save(state.iteration, state.arrays(), metadata)
         self._saved, self.saved_iteration = time.perf_counter(), state.iteration
 
-    def save_if_due(self, state: SolverState) -> None:
+    def save_if_due(self, state: Saved) -> None:
         """Save the state where the last time is long enough ago."""
         if self._settings is not None and time.perf_counter() - self._saved >= self._settings.every_seconds:
             self.save(state)
@@ -126,9 +141,9 @@ class Interruption:
 
     def __init__(self, wanted: Callable[[], bool] | None, checkpoints: Checkpoints) -> None:
         self._wanted, self._checkpoints = wanted, checkpoints
-        self._state: SolverState | None = None
+        self._state: Saved | None = None
 
-    def heed(self, state: SolverState) -> None:
+    def heed(self, state: Saved) -> None:
         """Save the state and raise `InterruptedRunError` where the wish was uttered."""
         self._state = state
         if self._wanted is not None and self._wanted():

@@ -23,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.data.types import ProgressCallback
+from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import candidate_sums
 from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
 from dkgp.solvers.greedy_basis.scores import needs_basis_products, score
@@ -79,7 +81,7 @@ class GreedyEngine:
 
     Attributes
     ----------
-    round : int
+    iteration : int
         Rounds done.
     history : list of GreedyProgress
     """
@@ -110,7 +112,7 @@ class GreedyEngine:
         self._chosen: list[int] = []
         self._out = np.zeros(operator.n, dtype=bool)  # chosen, or of the basis' span
         self._kept = np.empty(0, dtype=np.intp)
-        self.round = 0
+        self.iteration = 0
         self.history: list[GreedyProgress] = []
         self._empty = 0  # rounds that ended with nobody joining, one after the other
 
@@ -148,7 +150,7 @@ class GreedyEngine:
             self._out[pool[found < 0.0]] = True
             places = np.searchsorted(pool, picked)
             gained, misfit = self._join(picked, places, sums, weights)
-            self.round += 1
+            self.iteration += 1
             self._empty = 0 if gained else self._empty + 1
             self._record(weights, before, misfit, time.perf_counter() - began)
         return gained
@@ -159,7 +161,9 @@ class GreedyEngine:
         if settings.exhaustive:
             left = np.flatnonzero(~self._out).astype(np.intp)
             return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
-        draws = round_generator(settings.seed, self.round).integers(0, n, wanted * settings.candidates, dtype=np.intp)
+        draws = round_generator(settings.seed, self.iteration).integers(
+            0, n, wanted * settings.candidates, dtype=np.intp
+        )
         runs = draws.reshape(wanted, settings.candidates)
         if self._out[draws].all():
             # So many are chosen that a draw may hold nobody else: whoever is left then.
@@ -265,7 +269,7 @@ class GreedyEngine:
             least = 0.5 * float(self._dual.quadratic.sum())
             gap = 2.0 * (risk - least) / max(self._square - risk - least, np.finfo(float).tiny)
         seconds += self.history[-1].seconds if self.history else 0.0
-        self.history.append(GreedyProgress(self.round, self._factor.size, risk, least, gap, round(seconds, 6)))
+        self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
 
     def stops(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
@@ -296,7 +300,8 @@ class GreedyEngine:
 
     def metadata(self) -> dict[str, Any]:
         """The rest, in plain JSON types."""
-        return {"round": self.round, "empty": self._empty, "history": [record.to_json() for record in self.history]}
+        history = [record.to_json() for record in self.history]
+        return {"iteration": self.iteration, "empty": self._empty, "history": history}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of the same operator, targets and settings: to the same bits."""
@@ -308,7 +313,7 @@ class GreedyEngine:
             self._row_factor.restore(arrays["rows_lower"], arrays["rows_half"])
         if self._dual is not None:
             self._dual.take(np.asarray(arrays["dual"], dtype=np.intp))
-        self.round, self._empty = int(metadata["round"]), int(metadata["empty"])
+        self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
         self.history = [GreedyProgress(**record) for record in metadata["history"]]
 
     def result(self, reason: StopReason) -> GreedyBasis:
@@ -323,6 +328,8 @@ def choose_greedily(
     settings: GreedySettings,
     *,
     callback: Callable[[GreedyProgress], None] | None = None,
+    within: ProgressCallback | None = None,
+    checkpointing: Checkpointing | None = None,
     interrupted: Callable[[], bool] | None = None,
 ) -> GreedyBasis:
     """Choose basis samples for standardised targets (n, p) until the size, the gap, or the samples' span is reached.
@@ -334,21 +341,32 @@ def choose_greedily(
     settings : GreedySettings
     callback : callable, optional
         Called after every round.
-    interrupted : callable, optional
-        Asked between rounds; `InterruptedRunError` where it answers true.
+    within, checkpointing, interrupted
+        See `dkgp.solvers.solve`. A choice that is resumed ends in the same bits.
 
     Raises
     ------
     InputError
         A basis larger than the data, or too few rows for scores.
+    CheckpointError
+        The checkpoint belongs to another run.
+    InterruptedRunError
+        As was wished; the rounds so far are saved where there are checkpoints.
     """
-    engine = GreedyEngine(operator, targets, settings)
-    while True:
-        if interrupted is not None and interrupted():
-            raise InterruptedRunError(f"interrupted after {engine.round} rounds; nothing was saved", None)
-        engine.advance()
-        if callback is not None and engine.history:
-            callback(engine.history[-1])
-        reason = engine.stops()
-        if reason is not None:
-            return engine.result(reason)
+    checkpoints = Checkpoints(checkpointing, settings.to_json(), dict)
+    interruption = Interruption(interrupted, checkpoints)
+    with operator.watched(interruption.heed_within, within):
+        engine = GreedyEngine(operator, targets, settings)
+        found = checkpoints.latest()
+        if found is not None:
+            engine.restore(found.arrays, found.metadata["state"])
+        while (reason := engine.stops()) is None:
+            interruption.heed(engine)
+            engine.advance()
+            if callback is not None and engine.history:
+                callback(engine.history[-1])
+            checkpoints.save_if_due(engine)
+        # What comes after a choice may take as long as it.
+        if checkpoints.saved_iteration != engine.iteration:
+            checkpoints.save(engine)
+        return engine.result(reason)

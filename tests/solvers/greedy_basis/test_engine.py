@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.selection import round_generator
 from dkgp.solvers.greedy_basis.engine import GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
@@ -245,6 +249,32 @@ def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], on
     np.testing.assert_array_equal(found.weights, whole.weights)
     np.testing.assert_array_equal(found.dual, whole.dual)
     assert [record.risk for record in found.history] == [record.risk for record in whole.history]
+
+
+def test_an_interrupted_choice_is_resumed_from_its_checkpoint(one_thread: LocalExecutor, tmp_path: Path) -> None:
+    problem, settings = Problem(), GreedySettings(9, candidates=8)
+    whole = choose_greedily(problem.operator(one_thread), problem.y, settings)
+    seen: list[int] = []
+
+    def run(settings: GreedySettings, stop: int, resume: bool) -> GreedyBasis:
+        return choose_greedily(
+            problem.operator(one_thread),
+            problem.y,
+            settings,
+            callback=lambda progress: seen.append(progress.round),
+            checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), identity={"of": "this"}, resume=resume),
+            interrupted=lambda: len(seen) >= stop,
+        )
+
+    with pytest.raises(InterruptedRunError, match=r"interrupted after 4 rounds; state saved in"):
+        run(settings, 4, False)
+    found = run(settings, 100, True)
+    assert seen == list(range(1, 10))
+    np.testing.assert_array_equal(found.weights, whole.weights)
+    np.testing.assert_array_equal(run(settings, 100, True).weights, whole.weights)
+    assert len(seen) == 9
+    with pytest.raises(CheckpointError, match="belongs to another run: its solver"):
+        run(replace(settings, seed=5), 100, True)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
