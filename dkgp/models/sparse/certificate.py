@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,8 +142,9 @@ class SparseCertificate:
 
     def with_bound(self, name: str, least_quadratic: FloatArray) -> SparseCertificate:
         """The same with one more lower bound, on y' Kbar^-1 y: (p,)."""
-        known = {**self.least_risk, name: tuple((0.5 * least_quadratic).tolist())}
-        return SparseCertificate(**{**self.__dict__, "least_risk": known})
+        before = np.asarray(self.least_risk.get(name, np.zeros(len(self.risk))))
+        known = {**self.least_risk, name: tuple(np.maximum(before, 0.5 * least_quadratic).tolist())}
+        return replace(self, least_risk=known)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""

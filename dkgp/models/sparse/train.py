@@ -1,0 +1,312 @@
+"""Training of a sparse model: choose the basis, fit, certify; each step says in the summary what it took and proved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset
+from dkgp.data.types import ProgressCallback
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, fold_white
+from dkgp.models.sparse.bases import blind_basis, given_basis
+from dkgp.models.sparse.certificate import SparseCertificate, certify
+from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
+from dkgp.models.sparse.memory import SparseMemory, plan_sparse
+from dkgp.models.sparse.methods import SparseMethod, method_named
+from dkgp.models.sparse.model import SparseModel
+from dkgp.models.sparse.risk import descent_bound, subset_bound
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
+from dkgp.solvers.greedy_basis.engine import choose_greedily
+from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
+
+__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
+
+# Choices a round unless a user says otherwise: a hundred rounds, whatever m.
+ROUNDS = 100
+# Of matching pursuit: earlier candidates that are scored again.
+KEPT = 59
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """Settings of a sparse model.
+
+    Parameters
+    ----------
+    method : str, default "vfe"
+        See `dkgp.models.sparse.methods.METHODS`.
+    basis_size : int, default 1000
+        m, at most.
+    basis : str, optional
+        See `dkgp.models.sparse.bases`; the method's own by default.
+    gap : float, optional
+        Choose greedily until the duality gap is this.
+    candidates, per_round, exhaustive, score_rows
+        Of a greedy basis; see `GreedySettings`. `per_round` is a hundredth of the basis by default; 1 is the papers'.
+    certify_passes : float, default 0
+        Column passes of block coordinate descent that tighten what is proven.
+    seed : int
+    """
+
+    method: str = "vfe"
+    basis_size: int = 1000
+    basis: str | None = None
+    gap: float | None = None
+    candidates: int = CANDIDATES
+    per_round: int | None = None
+    exhaustive: bool = False
+    score_rows: int | None = None
+    certify_passes: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        method_named(self.method)
+        if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
+            raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
+        if self.gap is not None and self.chosen_basis != "greedy":
+            raise InputError(
+                f"a duality gap is reached by a greedy basis; this one is {self.chosen_basis}. Choose `basis` greedy, "
+                "or leave out the gap"
+            )
+
+    @property
+    def sparse_method(self) -> SparseMethod:
+        """The method."""
+        return method_named(self.method)
+
+    @property
+    def chosen_basis(self) -> str:
+        """The basis' name, the method's own unless a user said otherwise."""
+        return self.basis or self.sparse_method.basis
+
+    def greedy(self) -> GreedySettings:
+        """Settings of the greedy choice: by the risk after refitting, or for matching pursuit with the others held."""
+        pursuit = self.method == "mpgp"
+        return GreedySettings(
+            self.basis_size,
+            "single" if pursuit else "refit",
+            self.candidates,
+            self.per_round or max(1, self.basis_size // ROUNDS),
+            self.exhaustive,
+            KEPT if pursuit else 0,
+            self.score_rows,
+            self.gap,
+            seed=self.seed,
+        )
+
+    def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
+        """Project what training takes."""
+        greedy = self.greedy() if self.chosen_basis == "greedy" else None
+        return plan_sparse(
+            n,
+            d,
+            min(self.basis_size, n),
+            p,
+            threads=executor.threads_per_process,
+            shares_process=executor.shares_memory,
+            cache_bytes=cache_bytes,
+            width=width,
+            candidates=0 if greedy is None else min(2048, n, greedy.per_round * greedy.candidates + greedy.kept),
+            greedy_factors=0 if greedy is None else 1 + (greedy.score_rows is not None) + greedy.tracks_gap,
+        )
+
+
+@dataclass(frozen=True)
+class TrainedSparse:
+    """A sparse model, what is proven of it, and how it came about.
+
+    Attributes
+    ----------
+    model : SparseModel
+    noise_variance : float
+        White noise that was part of the kernel included.
+    basis : Basis
+    certificate : SparseCertificate
+    greedy : GreedyBasis or None
+        The choice, where it was greedy.
+    summary : dict
+        n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
+        decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
+    """
+
+    model: SparseModel
+    noise_variance: float
+    basis: Basis
+    certificate: SparseCertificate
+    greedy: GreedyBasis | None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def converged(self) -> bool:
+        """True unless a gap was asked for and not met."""
+        return self.greedy is None or self.greedy.reason.converged
+
+
+def train_sparse(
+    dataset: Dataset,
+    kernel: Kernel,
+    noise_variance: float,
+    executor: BlockExecutor,
+    settings: SparseSettings,
+    *,
+    given: IndexArray | FloatArray | None = None,
+    callback: Callable[[GreedyProgress], None] | None = None,
+    within: ProgressCallback | None = None,
+    checkpointing: Checkpointing | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+) -> TrainedSparse:
+    """Train a sparse model of a dataset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Standardised inputs and targets are read from it by whoever needs them.
+    kernel : Kernel
+        White noise in it is folded into the noise variance.
+    noise_variance : float
+        s2, on the standardised scale.
+    executor : BlockExecutor
+    settings : SparseSettings
+    given : (m,) int or (m, d) float64, optional
+        A basis of the user's own, samples or standardised inputs.
+    callback : callable, optional
+        Called after every round of a greedy choice.
+    within, checkpointing, interrupted
+        See `dkgp.solvers.solve`; checkpoints are of the greedy choice.
+    coordinator_input_bytes : int
+        See `BlockedKernelOperator`.
+
+    Raises
+    ------
+    InputError
+        No targets, a basis that is larger than the data, or one that is none.
+    NumericalError
+        Rounding exceeds the noise variance: nothing is added to make it fit.
+    """
+    if dataset.n_targets == 0:
+        raise InputError(
+            f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
+        )
+    kernel, noise_variance = fold_white(kernel, noise_variance)
+    targets, timings, began = dataset.all_targets(), {}, time.perf_counter()
+
+    def lap(part: str) -> None:
+        nonlocal began
+        timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
+
+    options = {"coordinator_input_bytes": coordinator_input_bytes}
+    with BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator:
+        with operator.watched(within):
+            basis, greedy = _basis(operator, targets, settings, given, callback, within, checkpointing, interrupted)
+            lap("choice")
+            fit = fit_sparse(operator, targets, basis, settings.sparse_method)
+            lap("fit")
+            certificate = certify(operator, fit, targets, subset=basis.indices)
+            lap("certificate")
+        if greedy is not None and len(greedy.dual):
+            # As large as the basis, and chosen for this.
+            certificate = certificate.with_bound("subset", subset_bound(operator, greedy.dual, targets))
+        if settings.certify_passes:
+            certificate = certify_by_descent(
+                operator, fit, certificate, targets, settings.certify_passes, within=within, interrupted=interrupted
+            )
+            lap("passes")
+        entries = operator.kernel_evaluations
+    summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
+    summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
+    return TrainedSparse(fit.model, operator.noise_variance, basis, certificate, greedy, summary)
+
+
+def certify_by_descent(
+    operator: BlockedKernelOperator,
+    fit: SparseFit,
+    certificate: SparseCertificate,
+    targets: FloatArray,
+    passes: float,
+    *,
+    within: ProgressCallback | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> SparseCertificate:
+    """Tighten a certificate by column passes of block coordinate descent from zero, and a float64 product."""
+    solution = solve(
+        operator,
+        targets,
+        solver=GreedyBlockCoordinateDescent(),
+        stopping=MaxPasses(passes),
+        within=within,
+        interrupted=interrupted,
+    )
+    errors = SampleErrors.of(operator, fit.model.prototypes)
+    return certificate.with_bound("descent", descent_bound(operator, solution, targets, errors))
+
+
+def _basis(
+    operator: BlockedKernelOperator,
+    targets: FloatArray,
+    settings: SparseSettings,
+    given: IndexArray | FloatArray | None,
+    callback: Callable[[GreedyProgress], None] | None,
+    within: ProgressCallback | None,
+    checkpointing: Checkpointing | None,
+    interrupted: Callable[[], bool] | None,
+) -> tuple[Basis, GreedyBasis | None]:
+    if given is not None:
+        return given_basis(operator, given), None
+    if settings.chosen_basis != "greedy":
+        return blind_basis(operator, settings.chosen_basis, settings.basis_size, settings.seed), None
+    found = choose_greedily(
+        operator,
+        targets,
+        settings.greedy(),
+        callback=callback,
+        within=within,
+        checkpointing=checkpointing,
+        interrupted=interrupted,
+    )
+    return Basis(operator.inputs(found.indices), found.indices), found
+
+
+def _summary(
+    dataset: Dataset,
+    settings: SparseSettings,
+    given: bool,
+    fit: SparseFit,
+    basis: Basis,
+    greedy: GreedyBasis | None,
+    certificate: SparseCertificate,
+) -> dict[str, Any]:
+    """What was done and proven, in plain JSON types."""
+    found = fit.regressors
+    return {
+        "n": dataset.n_samples,
+        "d": dataset.n_features,
+        "p": dataset.n_targets,
+        "method": settings.method,
+        "basis": "given" if given else settings.chosen_basis,
+        "basis_size": len(basis.inputs),
+        "converged": greedy is None or greedy.reason.converged,
+        "reason": f"{len(basis.inputs):,} basis samples" if greedy is None else greedy.reason.message,
+        "advice": "" if greedy is None else greedy.reason.advice,
+        "rounds": 0 if greedy is None else greedy.history[-1].round if greedy.history else 0,
+        "passes": 0 if found is None else found.passes,
+        "decrement": None if found is None else found.decrement.tolist(),
+        "excess": certificate.excess.tolist(),
+        "rms_bound": certificate.rms_bound.tolist(),
+        "best": list(certificate.best),
+        "gap": certificate.gap.tolist(),
+        "elbo": None if certificate.evidence is None else certificate.evidence.lower,
+        "evidence_upper": certificate.evidence_upper,
+        "divergence": certificate.divergence,
+        **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
+    }
