@@ -51,7 +51,7 @@ class SparseSettings:
         See `dkgp.models.sparse.bases`; the method's own by default.
     gap : float, optional
         Choose greedily until the duality gap is this.
-    candidates, per_round, exhaustive, score_rows
+    candidates, per_round, exhaustive, screen, score_rows
         Of a greedy basis; see `GreedySettings`. `per_round` is a hundredth of the basis by default; 1 is the papers'.
     certify_passes : float, default 0
         Column passes of block coordinate descent that tighten what is proven.
@@ -65,6 +65,7 @@ class SparseSettings:
     candidates: int = CANDIDATES
     per_round: int | None = None
     exhaustive: bool = False
+    screen: int = 0
     score_rows: int | None = None
     certify_passes: float = 0.0
     seed: int = 0
@@ -99,6 +100,7 @@ class SparseSettings:
             self.per_round or max(1, self.basis_size // ROUNDS),
             self.exhaustive,
             KEPT if pursuit else 0,
+            self.screen,
             self.score_rows,
             self.gap,
             seed=self.seed,
@@ -117,7 +119,7 @@ class SparseSettings:
             cache_bytes=cache_bytes,
             width=width,
             candidates=0 if greedy is None else min(2048, n, greedy.per_round * greedy.candidates + greedy.kept),
-            greedy_factors=0 if greedy is None else 1 + (greedy.score_rows is not None) + greedy.tracks_gap,
+            greedy_factors=0 if greedy is None else 1 + greedy.tracks_gap,
         )
 
 

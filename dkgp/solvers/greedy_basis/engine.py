@@ -38,8 +38,9 @@ from dkgp.solvers.stopping import StopReason
 
 __all__ = ["GreedyEngine", "choose_greedily"]
 
-# Candidates whose products with the basis are found at a time.
+# Candidates whose products with the basis are found at a time; with each other, where there are no more than this.
 CANDIDATES_AT_ONCE = 2048
+MOST_JOINED = 128
 # Rounds in a row whose candidates are all of the basis' span: the kernel's numerical rank, or so, is reached.
 MOST_EMPTY = 5
 ROWS_STREAM = 1 << 41
@@ -98,14 +99,6 @@ class GreedyEngine:
         weighted = targets**2 * (self._scale if self._variances is None else 1.0 / self._variances[:, None])
         self._square = float(weighted.sum())
         self._factor = BorderedFactor(size, p)
-        self._rows: IndexArray | None = None
-        self._row_factor: BorderedFactor | None = None
-        if settings.score_rows is not None and settings.score_rows < operator.n:
-            drawn = round_generator(settings.seed + ROWS_STREAM, 0).choice(
-                operator.n, settings.score_rows, replace=False
-            )
-            self._rows = np.sort(drawn).astype(np.intp)
-            self._row_factor = BorderedFactor(size, p) if needs_basis_products(settings.score) else None
         self._dual = (
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
@@ -136,20 +129,16 @@ class GreedyEngine:
             if not len(candidates):
                 self._empty = MOST_EMPTY
                 return 0
-            weights, inside = self.weights, ~self._out[candidates]
-            pool = np.unique(candidates[inside])
-            sums = self._in_parts(pool, weights)
-            schur = None
-            if sums.between is not None:
-                schur = (self._row_factor or self._factor).schur(sums.between, sums.diagonal)
-            found = score(settings.score, sums.gradient, sums.residual, sums.diagonal, schur)
-            values = np.full(len(candidates), -1.0)
-            values[inside] = found[np.searchsorted(pool, candidates[inside])]
+            weights = self.weights
+            looked_at, first_values = candidates, None
+            if settings.screen:
+                first_values = self._screening(candidates, weights)
+                order = np.argsort(-first_values.reshape(groups, -1), axis=1, kind="stable")[:, : settings.screen]
+                candidates = np.take_along_axis(candidates.reshape(groups, -1), order, axis=1).ravel()
+            pool, sums, values = self._scored(candidates, weights)
             picked = best_in_groups(values, candidates, groups, self._out)
-            self._keep(pool, found)
-            self._out[pool[found < 0.0]] = True
-            places = np.searchsorted(pool, picked)
-            gained, misfit = self._join(picked, places, sums, weights)
+            self._keep(looked_at, values if first_values is None else first_values)
+            gained, misfit = self._join(picked, np.searchsorted(pool, picked), sums, weights)
             self.iteration += 1
             self._empty = 0 if gained else self._empty + 1
             self._record(weights, before, misfit, time.perf_counter() - began)
@@ -172,17 +161,47 @@ class GreedyEngine:
         kept = self._kept[~self._out[self._kept]]
         return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
 
-    def _in_parts(self, pool: IndexArray, weights: FloatArray) -> _Sums:
-        """What candidates are scored by, a few thousand at a time."""
-        between, parts = needs_basis_products(self.settings.score), []
-        for start in range(0, len(pool), CANDIDATES_AT_ONCE):
+    def _screening(self, candidates: IndexArray, weights: FloatArray) -> FloatArray:
+        """Scores by `single`, on a fresh sample of rows where one is asked for; -1 of candidates that are out."""
+        settings, n = self.settings, self._operator.n
+        rows = None
+        if settings.score_rows is not None and settings.score_rows < n:
+            generator = round_generator(settings.seed + ROWS_STREAM, self.iteration)
+            rows = np.sort(generator.choice(n, settings.score_rows, replace=False)).astype(np.intp)
+        inside = ~self._out[candidates]
+        pool, values = np.unique(candidates[inside]), np.full(len(candidates), -1.0)
+        sums = self._sums(pool, weights, samples=rows)
+        found = score("single", sums.gradient, sums.residual, sums.diagonal, None)
+        values[inside] = found[np.searchsorted(pool, candidates[inside])]
+        return values
+
+    def _scored(self, candidates: IndexArray, weights: FloatArray) -> tuple[IndexArray, _Sums, FloatArray]:
+        """Candidates that are not out, once each, their sums, and the scores of all."""
+        kind, inside = self.settings.score, ~self._out[candidates]
+        pool = np.unique(candidates[inside])
+        few = len(pool) <= MOST_JOINED
+        between, parts = few or needs_basis_products(kind), []
+        for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE):
             some = pool[start : start + CANDIDATES_AT_ONCE]
-            parts.append(self._sums(some, weights, between=between, inner=False, samples=self._rows))
-        return _Sums.joined(parts)
+            parts.append(self._sums(some, weights, between=between, inner=few))
+        sums = parts[0] if len(parts) == 1 else _Sums.joined(parts)
+        schur = None if sums.between is None else self._factor.schur(sums.between, sums.diagonal)
+        found = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
+        self._out[pool[found < 0.0]] = True
+        values = np.full(len(candidates), -1.0)
+        values[inside] = found[np.searchsorted(pool, candidates[inside])]
+        return pool, sums, values
 
     def _sums(
-        self, which: IndexArray, weights: FloatArray, *, between: bool, inner: bool, samples: IndexArray | None
+        self,
+        which: IndexArray,
+        weights: FloatArray,
+        *,
+        between: bool = False,
+        inner: bool = False,
+        samples: IndexArray | None = None,
     ) -> _Sums:
+        """What candidates are scored by; of `samples` an estimate, all but the rows of the candidates themselves."""
         operator, basis = self._operator, self.indices
         inputs, own = operator.inputs(which), operator.features(which, "double")
         theirs = operator.features(basis, "double")
@@ -196,64 +215,60 @@ class GreedyEngine:
             inner=inner,
             samples=samples,
         )
-        # A sample of rows stands for all of them.
-        scale = self._scale * (1.0 if samples is None else operator.n / len(samples))
         image = np.zeros((len(which), weights.shape[1]))
         if len(basis):
             image = operator.double.matmat(own, theirs, weights)
-        products = None
+        residual, prior = self._targets[which] - image, np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
+        scale, products = self._scale, None
         if found.between is not None:
             products = np.zeros((0, len(which)))
             if len(basis):
                 products = scale * found.between + operator.double.tile(theirs, own)
+        projected, squares = scale * found.projected, scale * found.squares
+        if samples is not None:
+            # A candidate's own row is the largest term of its sums: known, and the others' are estimated.
+            own_scale = scale if self._variances is None else 1.0 / self._variances[which]
+            term, square = (own_scale * prior)[:, None] * residual, own_scale * prior**2
+            there = np.isin(which, samples)
+            share = (operator.n - 1.0) / (len(samples) - there)
+            projected = share[:, None] * (projected - np.where(there[:, None], term, 0.0)) + term
+            squares = share * (squares - np.where(there, square, 0.0)) + square
         return _Sums(
-            scale * found.projected - image,
-            self._targets[which] - image,
-            scale * found.squares + operator.kernel.diagonal(inputs),
+            projected - image,
+            residual,
+            squares + prior,
             products,
             None if found.inner is None else scale * found.inner + operator.double.tile(own, own),
-            self._scale * found.misfit,
+            scale * found.misfit,
         )
 
     def _join(self, picked: IndexArray, places: IndexArray, sums: _Sums, weights: FloatArray) -> tuple[int, FloatArray]:
-        """Append to the factors what they can take; how many, and r' D r over all samples before."""
+        """Append to the factor what it can take; how many, and r' D r over all samples before."""
         if not len(picked):
             return 0, sums.misfit
-        exact = sums
-        if len(picked) == 1 and self._rows is None and sums.between is not None:
-            between, inner = sums.between[:, places], sums.diagonal[places][:, None]
-            gradient = sums.gradient[places]
+        gradient, between, inner = sums.gradient[places], sums.between, sums.inner
+        if between is not None and inner is not None:
+            between, inner = between[:, places], inner[np.ix_(places, places)]
+        elif between is not None and len(picked) == 1:
+            between, inner = between[:, places], sums.diagonal[places][:, None]
         else:
-            exact = self._sums(picked, weights, between=True, inner=True, samples=None)
-            assert exact.between is not None
-            assert exact.inner is not None
-            between, inner, gradient = exact.between, exact.inner, exact.gradient
+            exact = self._sums(picked, weights, between=True, inner=True)
+            gradient, between, inner = exact.gradient, exact.between, exact.inner
+        assert between is not None
+        assert inner is not None
         joined = self._factor.append(between, inner, gradient)
         self._out[np.delete(picked, joined)] = True  # of the others' span
-        if self._row_factor is not None:
-            self._join_rows(picked[joined], places[joined], sums, weights)
         self._chosen += picked[joined].tolist()
-        return len(joined), exact.misfit
+        return len(joined), sums.misfit
 
-    def _join_rows(self, picked: IndexArray, places: IndexArray, sums: _Sums, weights: FloatArray) -> None:
-        """Have the factor of the sampled rows grow by the same samples."""
-        assert self._row_factor is not None
-        assert sums.between is not None
-        if len(picked):
-            own = self._sums(picked, weights, between=False, inner=True, samples=self._rows)
-            assert own.inner is not None
-            joined = self._row_factor.append(sums.between[:, places], own.inner, own.gradient)
-            if len(joined) < len(picked):
-                raise InputError(
-                    f"{self.settings.score_rows} rows cannot tell the {self._factor.size} basis samples apart; raise "
-                    "`score_rows`"
-                )
-
-    def _keep(self, pool: IndexArray, found: FloatArray) -> None:
+    def _keep(self, candidates: IndexArray, values: FloatArray) -> None:
         """Remember the best that were not chosen."""
         if self.settings.kept:
-            order = np.argsort(-found, kind="stable")
-            self._kept = np.sort(pool[order[~self._out[pool[order]]][: self.settings.kept]])
+            order = np.argsort(-values, kind="stable")
+            best = candidates[order]
+            _, first = np.unique(best, return_index=True)
+            best = best[np.sort(first)]
+            self._kept = np.sort(best[~self._out[best]][: self.settings.kept])
 
     def _record(self, weights: FloatArray, before: int, misfit: FloatArray, seconds: float) -> None:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
@@ -295,7 +310,6 @@ class GreedyEngine:
             "kept": self._kept,
             "dual": np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen,
             **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
-            **({} if self._row_factor is None else {f"rows_{k}": v for k, v in self._row_factor.arrays().items()}),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -309,8 +323,6 @@ class GreedyEngine:
         self._out[arrays["out"]] = True
         self._kept = np.asarray(arrays["kept"], dtype=np.intp)
         self._factor.restore(arrays["factor_lower"], arrays["factor_half"])
-        if self._row_factor is not None:
-            self._row_factor.restore(arrays["rows_lower"], arrays["rows_half"])
         if self._dual is not None:
             self._dual.take(np.asarray(arrays["dual"], dtype=np.intp))
         self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])

@@ -35,8 +35,10 @@ class GreedySettings:
         Score every sample at every choice; for small n.
     kept : int
         Best of earlier candidates that were not chosen, scored again in every round.
+    screen : int, default 0
+        Of each draw, score no more than this many, the best by `single`, which takes no products with the basis.
     score_rows : int, optional
-        Score by a fixed random sample of so many rows instead of all; what is chosen is summed over all.
+        Screen by a fresh random sample of so many rows instead of all; `screen` is one at least then.
     gap : float, optional
         Stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
     dual : bool
@@ -50,6 +52,7 @@ class GreedySettings:
     per_round: int = 1
     exhaustive: bool = False
     kept: int = 0
+    screen: int = 0
     score_rows: int | None = None
     gap: float | None = None
     dual: bool = False
@@ -61,10 +64,13 @@ class GreedySettings:
                 raise InputError(f"`{name}` must be at least 1; got {getattr(self, name)}")
         if self.score not in SCORES:
             raise InputError(f"`score` must be one of {', '.join(SCORES)}; got {self.score!r}")
-        if self.kept < 0:
-            raise InputError(f"`kept` must be at least 0; got {self.kept}")
+        for name in ("kept", "screen"):
+            if getattr(self, name) < 0:
+                raise InputError(f"`{name}` must be at least 0; got {getattr(self, name)}")
         if self.score_rows is not None and self.score_rows < 1:
             raise InputError(f"`score_rows` must be at least 1; got {self.score_rows}")
+        if self.score_rows is not None and not self.screen:
+            object.__setattr__(self, "screen", 1)
         if self.gap is not None and not (np.isfinite(self.gap) and self.gap > 0.0):
             raise InputError(f"the duality gap must be positive; got {self.gap}")
 
@@ -94,7 +100,7 @@ class GreedyProgress:
         Rounds done, basis samples.
     risk : float
         R of the refitted weights, summed over targets: what the data say of the weights before the round, less what
-        the round is known to take off. With rows that are sampled for scores alone it is that of all rows as well.
+        the round is known to take off.
     least : float or None
         min R is at least this, by S*, but for roundings.
     gap : float or None

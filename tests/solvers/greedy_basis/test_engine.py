@@ -17,7 +17,7 @@ from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.selection import round_generator
-from dkgp.solvers.greedy_basis.engine import GreedyEngine, choose_greedily
+from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
 from tests.cluster.executors.test_sums import on_dask
 
@@ -177,23 +177,33 @@ def test_candidates_that_were_kept_are_scored_again(one_thread: LocalExecutor) -
     assert found.indices.tolist() == S
 
 
-def test_scores_by_a_sample_of_rows(one_thread: LocalExecutor) -> None:
-    """The system of the rows alone, times n over their number, scores; the weights are those of all rows."""
-    problem = Problem(n=300)
-    found = chosen(problem, one_thread, size=8, exhaustive=True, score_rows=200)
-    rows = GreedyEngine(problem.operator(one_thread), problem.y, GreedySettings(8, score_rows=200))._rows
-    assert rows is not None
-    K = problem.K[rows]
-    A = 1.5 / 0.07 * K.T @ K + problem.K
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("rows", [None, 120])
+def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thread: LocalExecutor) -> None:
+    """Of each draw the best three by `single`, on a sample of rows and the candidate's own, go on to `refit`."""
+    problem, n = Problem(n=200, by_sample=by_sample), 200
+    noise = np.broadcast_to(problem.noise, (n,))
+
+    def screening(S: list[int], i: int, number: int) -> float:
+        if rows is None:
+            return problem.value("single", S, i)
+        drawn = round_generator(ROWS_STREAM, number).choice(n, rows, replace=False)
+        others, beta = np.setdiff1d(drawn, [i]), problem.beta(S)
+        r = problem.y - problem.K[:, S] @ beta
+        share = (n - 1.0) / len(others)
+        term, square = problem.K[:, i : i + 1] * r / noise[:, None], problem.K[:, i] ** 2 / noise
+        c = share * term[others].sum(axis=0) + term[i] - problem.K[i, S] @ beta
+        return float(np.sum(c**2) / (share * square[others].sum() + square[i] + problem.K[i, i]))
+
     S: list[int] = []
-    for _ in range(8):
-        beta = problem.beta(S)
-        r = problem.y[rows] - K[:, S] @ beta
-        c = (1.5 / 0.07 * K.T @ r - problem.K[:, S] @ beta)[:, 0]
-        d = np.diag(A) - (np.sum(A[:, S] * np.linalg.solve(A[np.ix_(S, S)], A[S]).T, axis=1) if S else 0.0)
-        values = np.where(d > 1e-10 * np.diag(A), c**2 / np.where(d > 0, d, 1.0), -1.0)
-        values[S] = -1.0
-        S.append(int(np.argmax(values)))
+    for number in range(4):
+        taken: list[int] = []
+        for run in round_generator(0, number).integers(0, n, 2 * 9).reshape(2, 9):
+            best = sorted((int(i) for i in run), key=lambda i: -screening(S, i, number) if i not in S else 1.0)[:3]
+            left = [i for i in best if i not in S + taken]
+            taken.append(max(left, key=lambda i: problem.value("refit", S, i)))
+        S += taken
+    found = chosen(problem, one_thread, size=8, per_round=2, candidates=9, screen=3, score_rows=rows)
     assert found.indices.tolist() == S
     np.testing.assert_allclose(found.weights, problem.beta(S), rtol=1e-6, atol=1e-9)
     assert found.history[-1].risk == pytest.approx(problem.risk(S), rel=1e-9)
@@ -296,6 +306,7 @@ def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalE
         ({"size": 3, "gap": 0.0}, "the duality gap must be positive; got 0.0"),
         ({"size": 3, "score_rows": 0}, "`score_rows` must be at least 1"),
         ({"size": 3, "kept": -1}, "`kept` must be at least 0"),
+        ({"size": 3, "screen": -1}, "`screen` must be at least 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, words: str, one_thread: LocalExecutor) -> None:
