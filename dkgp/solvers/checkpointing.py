@@ -18,7 +18,7 @@ __all__ = ["Checkpointing", "Checkpoints", "Interruption", "Saved"]
 
 
 class Saved(Protocol):
-    """What a checkpoint is of: a solver's state, or a choice under way."""
+    """The thing that a checkpoint is of: a solver's state, or a choice under way."""
 
     @property
     def iteration(self) -> int:

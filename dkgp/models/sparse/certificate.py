@@ -256,7 +256,7 @@ def _certify(
 
 @dataclass(frozen=True)
 class _Whitened:
-    """What F proves, where L is well enough conditioned to prove something."""
+    """Proofs by F, where L is well enough conditioned to prove something."""
 
     operator: BlockedKernelOperator
     fit: RegressorFit
@@ -301,7 +301,7 @@ class _Whitened:
 
     @property
     def normal_share(self) -> float:
-        """What C C' may differ by from I + F'DF: as summed and factored, and by what the rows of F are off."""
+        """Bound on the distance of C C' from I + F'DF: as summed and factored, and by what the rows of F are off."""
         off = self.row_error
         own = normal_error(self.fit.normal, self.operator.n)
         length = float(np.linalg.norm(self.fit.normal)) * (1.0 + own)

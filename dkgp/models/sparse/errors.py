@@ -43,7 +43,7 @@ class Points:
 
     @cached_property
     def highest(self) -> FloatArray:
-        """What k(x, x) is at most: (r,)."""
+        """Upper bounds on k(x, x): (r,)."""
         return np.asarray(self.prior * (1.0 + EVALUATION * 2.0 * EPS * self.errors))
 
     @cached_property
@@ -85,12 +85,12 @@ class SampleErrors:
         return len(self.prototypes.prior)
 
     def products(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """What K_nm W may be off by for W (m, t), as a(t) s + b(t) s e over the samples: (t,) and (t,)."""
+        """Bound on errors of K_nm W for W (m, t), as a(t) s + b(t) s e over the samples: (t,) and (t,)."""
         size, spread = self.prototypes.size(weights), self.prototypes.spread(weights)
         return EVALUATION * ((self.m + 4) * UNIT * size + EPS * spread), EVALUATION * EPS * size
 
     def projections(self, vectors: FloatArray) -> FloatArray:
-        """What K_mn V may be off by for V (n, t), over s of each prototype: (t,)."""
+        """Bound on errors of K_mn V for V (n, t), over s of each prototype: (t,)."""
         size, spread = self.samples.size(vectors), self.samples.spread(vectors)
         own = float(self.prototypes.errors.max())
         relative = sample_sum_roundings(len(vectors)) * UNIT + EPS * own

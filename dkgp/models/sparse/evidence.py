@@ -69,7 +69,7 @@ class Evidence:
 
 
 def normal_error(normal: FloatArray, n: int) -> float:
-    """What C C' may differ by from I + F^'DF^ of the rows F^ as computed, in norm: (m, m) C.
+    """Bound on the distance in norm of C C' from I + F^'DF^, of the rows F^ as computed: (m, m) C.
 
     C C' is off by (m + 2) u |C||C|' (Higham 2002, theorem 10.3), of norm at most (m + 2) u tr(C C'); F^'DF^ was summed
     over n samples, with a few roundings of each row's scale.

@@ -288,7 +288,7 @@ def _summary(
     greedy: GreedyBasis | None,
     certificate: SparseCertificate,
 ) -> dict[str, Any]:
-    """What was done and proven, in plain JSON types."""
+    """The run and its proofs, in plain JSON types."""
     found = fit.regressors
     return {
         "n": dataset.n_samples,

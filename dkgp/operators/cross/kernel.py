@@ -51,7 +51,7 @@ class CrossGram:
 
 @dataclass(frozen=True)
 class CrossResidual:
-    """What weights leave of right-hand sides, r = V - K_nm W.
+    """Residual of right-hand sides, r = V - K_nm W.
 
     Attributes
     ----------

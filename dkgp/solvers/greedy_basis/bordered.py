@@ -104,7 +104,7 @@ class BorderedFactor:
         return kept
 
     def arrays(self) -> dict[str, FloatArray]:
-        """What `restore` takes."""
+        """Arrays that `restore` takes."""
         return {"lower": self.lower, "half": self.half}
 
     def restore(self, lower: FloatArray, half: FloatArray) -> None:

@@ -201,7 +201,7 @@ class GreedyEngine:
         inner: bool = False,
         samples: IndexArray | None = None,
     ) -> _Sums:
-        """What candidates are scored by; of `samples` an estimate, all but the rows of the candidates themselves."""
+        """Sums that candidates are scored by; of `samples` an estimate, but for the candidates' own rows."""
         operator, basis = self._operator, self.indices
         inputs, own = operator.inputs(which), operator.features(which, "double")
         theirs = operator.features(basis, "double")
@@ -303,7 +303,7 @@ class GreedyEngine:
         return None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint holds beside `metadata`."""
+        """Arrays of a checkpoint."""
         return {
             "chosen": self.indices,
             "out": np.flatnonzero(self._out),
@@ -329,7 +329,7 @@ class GreedyEngine:
         self.history = [GreedyProgress(**record) for record in metadata["history"]]
 
     def result(self, reason: StopReason) -> GreedyBasis:
-        """What was chosen."""
+        """Return the choice."""
         dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen
         return GreedyBasis(self.indices, self.weights, dual, reason, self.history)
 
