@@ -282,7 +282,7 @@ class GreedyEngine:
         if self._dual is not None:
             self._dual.grow(self._factor.size)
             least = 0.5 * float(self._dual.quadratic.sum())
-            gap = 2.0 * (risk - least) / max(self._square - risk - least, np.finfo(float).tiny)
+            gap = self.settings.gap_between(risk, least, self._square)
         seconds += self.history[-1].seconds if self.history else 0.0
         self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
 

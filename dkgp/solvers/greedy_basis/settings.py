@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,10 @@ class GreedySettings:
         Screen by a fresh random sample of so many rows instead of all; `screen` is one at least then.
     gap : float, optional
         Stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
+    gap_of : {"posterior", "risk"}
+        Over what the two bounds' difference is taken: Smola and Bartlett's gap, over the log posterior's size, or over
+        the mean of the bounds on the least risk. That is half of y' Kbar^-1 y, what is taken off a variance where y is
+        a kernel column: their error bars are judged by it.
     dual : bool
         Find the gap in any case.
     seed : int
@@ -55,6 +59,7 @@ class GreedySettings:
     screen: int = 0
     score_rows: int | None = None
     gap: float | None = None
+    gap_of: Literal["posterior", "risk"] = "posterior"
     dual: bool = False
     seed: int = 0
 
@@ -64,6 +69,8 @@ class GreedySettings:
                 raise InputError(f"`{name}` must be at least 1; got {getattr(self, name)}")
         if self.score not in SCORES:
             raise InputError(f"`score` must be one of {', '.join(SCORES)}; got {self.score!r}")
+        if self.gap_of not in ("posterior", "risk"):
+            raise InputError(f"`gap_of` must be posterior or risk; got {self.gap_of!r}")
         for name in ("kept", "screen"):
             if getattr(self, name) < 0:
                 raise InputError(f"`{name}` must be at least 0; got {getattr(self, name)}")
@@ -79,6 +86,11 @@ class GreedySettings:
         if self.size > n:
             raise InputError(f"a basis of {self.size:,} samples was asked for; there are {n:,}")
         return self
+
+    def gap_between(self, risk: float, least: float, square: float) -> float:
+        """The gap of bounds on the least risk, for y' D y = `square`."""
+        middle = square - risk - least if self.gap_of == "posterior" else risk + least
+        return 2.0 * (risk - least) / max(middle, float(np.finfo(float).tiny))
 
     @property
     def tracks_gap(self) -> bool:
@@ -104,7 +116,7 @@ class GreedyProgress:
     least : float or None
         min R is at least this, by S*, but for roundings.
     gap : float or None
-        Smola and Bartlett's.
+        See `GreedySettings.gap_of`.
     seconds : float
     """
 

@@ -233,6 +233,20 @@ def test_the_gap_closes_and_ends_the_choice(one_thread: LocalExecutor) -> None:
     assert "larger basis" in short.reason.advice
 
 
+def test_the_gap_of_an_error_bar_bounds_what_is_taken_off_a_variance(one_thread: LocalExecutor) -> None:
+    """Equation (10) with y := k_x: both ends of Theorem 1, apart by no more than the gap asked for."""
+    problem = Problem()
+    problem.y = problem.kernel(problem.X, np.array([[0.2, -0.4]]))
+    found = chosen(problem, one_thread, size=N, candidates=20, gap=0.02, gap_of="risk")
+    assert found.reason.rule == "gap"
+    last = found.history[-1]
+    assert last.least is not None
+    taken = float(problem.y[:, 0] @ np.linalg.solve(problem.K + 0.07 * np.eye(N), problem.y[:, 0]))
+    assert 2.0 * last.least <= taken <= 2.0 * last.risk
+    assert last.risk - last.least <= 0.01 * (last.risk + last.least) * (1.0 + 1e-12)
+    assert len(found.indices) < N
+
+
 @pytest.mark.parametrize("kind", ["refit", "single"])
 def test_duplicates_join_once(kind: Any, one_thread: LocalExecutor) -> None:
     problem = Problem(kernel=SquaredExponential(gamma=(0.5, 0.5)))
@@ -306,6 +320,7 @@ def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalE
         ({"size": 3, "gap": 0.0}, "the duality gap must be positive; got 0.0"),
         ({"size": 3, "score_rows": 0}, "`score_rows` must be at least 1"),
         ({"size": 3, "kept": -1}, "`kept` must be at least 0"),
+        ({"size": 3, "gap_of": "mean"}, "`gap_of` must be posterior or risk; got 'mean'"),
         ({"size": 3, "screen": -1}, "`screen` must be at least 0"),
     ],
 )
