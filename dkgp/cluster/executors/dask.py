@@ -166,7 +166,7 @@ class DaskExecutor:
     ) -> PendingSum:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
-            return SumHere(self.submit, name, task, arguments, groups, combine)
+            return SumHere(self.submit, name, task, arguments, groups, combine, InProcessRound.look)
         label = self._label(name, task, arguments)
         return DaskSum(self._client, label, task, arguments, groups, self._deadline, combine)
 

@@ -280,6 +280,7 @@ class InProcessRound(_Round):
     """
 
     def _start(self) -> list[Future[Any]]:
+        self._until = 0.0  # the deadline's moment, once somebody waits
         self._mailbox = Mailbox(self._task, self._arguments, self._groups)
         count = min(self._threads, len(self._groups))
         return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
@@ -291,18 +292,20 @@ class InProcessRound(_Round):
     def result(self) -> list[Any]:
         """Wait for all groups; return one result for each block, in block order."""
         try:
-            until = time.monotonic() + self._deadline_seconds
             while not self._mailbox.wait(WATCH_SECONDS):
-                failed = next(
-                    (future for future in self._futures if future.status in ("error", "cancelled", "lost")), None
-                )
-                if failed is not None:  # the scheduler gave the task up before it could deliver anything
-                    raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
-                if time.monotonic() > until:
-                    raise ClusterError(
-                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
-                    )
+                self.look()
             return [value for part in self._mailbox.take() for value in part]
         finally:
             self._mailbox.close()
             self._release()
+
+    def look(self) -> None:
+        """Raise `ClusterError` where the scheduler has given the round up, or its deadline has passed."""
+        self._until = self._until or time.monotonic() + self._deadline_seconds
+        failed = next((future for future in self._futures if future.status in ("error", "cancelled", "lost")), None)
+        if failed is not None and not self._mailbox.done():  # before it could deliver anything
+            raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
+        if time.monotonic() > self._until:
+            raise ClusterError(
+                f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+            )

@@ -102,6 +102,8 @@ class SumHere:
         Of the executor whose rounds run here.
     name, task, arguments, groups, combine
         See `BlockExecutor.submit_sum`.
+    look : callable, optional
+        Raises where the round that it is given will not end.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class SumHere:
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         combine: Combine,
+        look: Callable[[Any], None] | None = None,
     ) -> None:
+        self._look = look
         self._tree = _Tree(len(groups), combine)
         leaves = [[(leaf, group)] for leaf, group in enumerate(groups)]
         self._pending = submit(name, _put_leaf, (self._tree, task, arguments), leaves)
@@ -123,6 +127,8 @@ class SumHere:
         try:
             while not self._pending.done():
                 tree.wait(seen)
+                if self._look is not None:
+                    self._look(self._pending)
                 if told is not None and tree.done > seen:
                     seen = tree.done
                     told(seen, tree.leaves)

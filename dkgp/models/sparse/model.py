@@ -58,12 +58,12 @@ class SparseModel:
 
     def mean(self, inputs: FloatArray) -> FloatArray:
         """k_m(x)' beta for standardised inputs (r, d): (r, p)."""
-        evaluator = self._evaluator()
+        evaluator = self.evaluator()
         return evaluator.matmat(self._rows(evaluator, inputs), evaluator.prepare(self.prototypes), self.weights)
 
     def variance(self, inputs: FloatArray) -> FloatArray:
         """The method's own variance of the function at inputs (r, d): (r,); an observation's has its noise besides."""
-        evaluator = self._evaluator()
+        evaluator = self.evaluator()
         prototypes, rows = evaluator.prepare(self.prototypes), self._rows(evaluator, inputs)
         result = np.empty(len(inputs))
         longest = piece_rows(self.m)
@@ -85,7 +85,8 @@ class SparseModel:
         prior = np.asarray(self.kernel.diagonal(inputs), dtype=np.float64)
         return np.asarray(np.maximum(prior - np.einsum("mr,mr->r", phi, phi), 0.0) + explained)
 
-    def _evaluator(self) -> TileEvaluator:
+    def evaluator(self) -> TileEvaluator:
+        """The kernel's tiles in float64, about the model's centre."""
         return TileEvaluator(self.kernel, "double", centre=self.centre)
 
     def _rows(self, evaluator: TileEvaluator, inputs: FloatArray) -> Features:

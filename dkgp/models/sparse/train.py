@@ -11,8 +11,8 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
-from dkgp.data.types import ProgressCallback
-from dkgp.errors import InputError
+from dkgp.data.types import Progress, ProgressCallback
+from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.sparse.bases import blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
@@ -195,6 +195,8 @@ def train_sparse(
         No targets, a basis that is larger than the data, or one that is none.
     NumericalError
         Rounding exceeds the noise variance: nothing is added to make it fit.
+    InterruptedRunError
+        As was wished.
     """
     if dataset.n_targets == 0:
         raise InputError(
@@ -209,7 +211,15 @@ def train_sparse(
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
     with BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator:
-        with operator.watched(within):
+
+        def heed(progress: Progress) -> None:
+            if interrupted is not None and interrupted():
+                where = None if greedy is None or checkpointing is None else checkpointing.store.url
+                kept = "nothing was saved" if where is None else f"the basis is saved in {where}"
+                raise InterruptedRunError(f"interrupted in the {progress.phase}; {kept}", where)
+
+        greedy: GreedyBasis | None = None
+        with operator.watched(heed, within):
             basis, greedy = _basis(operator, targets, settings, given, callback, within, checkpointing, interrupted)
             lap("choice")
             fit = fit_sparse(operator, targets, basis, settings.sparse_method)

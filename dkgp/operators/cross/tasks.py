@@ -161,8 +161,10 @@ def candidates_task(
     `between`; K_C D K_C' (q, q) if `inner`; and r' D r (t,).
     """
     context = candidates.context
-    evaluator, columns = context.evaluator("double"), candidates.features()
-    others = None if basis is None else basis.features()
+    evaluator = context.evaluator("double")
+    # Not cached: those of the next round are others.
+    columns = evaluator.prepare(candidates.inputs)
+    others = None if basis is None else evaluator.prepare(basis.inputs)
     q, k = candidates.count, 0 if basis is None else basis.count
     results = []
     for run in runs:

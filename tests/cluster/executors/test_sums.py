@@ -21,7 +21,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.executors.sums import nodes_of
-from dkgp.errors import StoreError
+from dkgp.errors import ClusterError, StoreError
 
 
 def by_hand(leaves: list[str]) -> str:
@@ -162,6 +162,21 @@ def test_on_processes_and_nothing_is_left_on_the_scheduler() -> None:
         while left and time.monotonic() < until:
             left = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
         assert left == 0
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_sum_that_hangs_is_an_error_by_its_deadline(processes: bool) -> None:
+    with on_dask(1, processes) as (executor, _):
+        executor._deadline = 0.5
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match=r"did not finish within [01] s"):
+            executor.submit_sum("sum", hanging, (), groups_of(3), added).result()
+        assert time.monotonic() - began < 10.0
+
+
+def hanging(group: list[int]) -> list[str]:
+    time.sleep(3.0)
+    return [""]
 
 
 def slow(group: list[int]) -> list[str]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.data.types import Progress
-from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32, White
 from dkgp.models.sparse.memory import plan_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
+from dkgp.solvers import Checkpointing
 
 N = 500
 KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.2)
@@ -107,6 +110,38 @@ def test_progress_is_told(one_thread: LocalExecutor) -> None:
     )
     assert rounds == [4, 8, 12]
     assert {progress.phase for progress in told} >= {"candidates", "factor", "residual"}
+
+
+@pytest.mark.parametrize("phase", ["candidates", "factor", "residual"])
+def test_it_is_interrupted_in_any_phase_and_resumed(phase: str, one_thread: LocalExecutor, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    dataset = memory_dataset(rng.standard_normal((N, 2)), rng.standard_normal((N, 1)))
+    reached, rounds = False, []
+
+    def note(progress: Progress) -> None:
+        nonlocal reached
+        reached = reached or progress.phase == phase
+
+    def run(resume: bool, stop: bool) -> TrainedSparse:
+        return train_sparse(
+            dataset,
+            KERNEL,
+            0.1,
+            one_thread,
+            SparseSettings("sggp", 12, per_round=4),
+            callback=lambda progress: rounds.append(progress.size),
+            within=note,
+            checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), resume=resume),
+            interrupted=lambda: stop and reached,
+        )
+
+    with pytest.raises(InterruptedRunError, match="interrupted"):
+        run(resume=False, stop=True)
+    before = len(rounds)
+    found = run(resume=True, stop=False)
+    # Nothing that was chosen and saved is chosen again.
+    assert phase == "candidates" or before == len(rounds) == 3
+    np.testing.assert_array_equal(found.model.weights, run(resume=False, stop=False).model.weights)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Predictions of a sparse model at rows in memory: the method's own mean and variance, beside what is proven.
+
+The mean comes with a bound on its distance from the exact model's, the variance with a proven interval of the exact
+one, all from the sparse model alone. Results do not depend on how many threads share the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.models.prediction.predictor import standardised
+from dkgp.models.rounding import mean_in_units, outward, variance_in_units
+from dkgp.models.sparse.errors import Points
+from dkgp.models.sparse.stored import OpenedSparse
+from dkgp.operators.base import FloatArray
+
+__all__ = ["SparsePredicted", "SparsePredictor"]
+
+PIECE_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class SparsePredicted:
+    """Predictions in the targets' own units, float64.
+
+    Attributes
+    ----------
+    mean, mean_error : (r, p)
+        And by how much the mean can miss that of the exact model.
+    variance : (r, p) or None
+        The method's own; None where variances were not asked for.
+    variance_lower, variance_upper : (r, p) or None
+        The proven interval of the exact model's.
+    """
+
+    mean: FloatArray
+    mean_error: FloatArray
+    variance: FloatArray | None = None
+    variance_lower: FloatArray | None = None
+    variance_upper: FloatArray | None = None
+
+    @property
+    def outside(self) -> float | None:
+        """Share of samples whose own variance is proven to be too small, or too large; None without variances."""
+        if self.variance is None or self.variance_lower is None or self.variance_upper is None:
+            return None
+        wrong = (self.variance < self.variance_lower) | (self.variance > self.variance_upper)
+        return float(np.mean(wrong.any(axis=1))) if len(wrong) else 0.0
+
+
+class SparsePredictor:
+    """Predicts rows in memory.
+
+    Parameters
+    ----------
+    opened : OpenedSparse
+    variance : bool
+        Predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of k(x, x).
+    latent : bool
+        Variances of the function, without the noise.
+    threads : int, optional
+        All cores by default.
+    """
+
+    def __init__(
+        self, opened: OpenedSparse, *, variance: bool = False, latent: bool = False, threads: int | None = None
+    ) -> None:
+        self._opened, self._threads = opened, threads
+        self._interval = opened.interval() if variance else None
+        self._noise = 0.0 if latent else opened.record.noise_variance
+
+    def __call__(self, inputs: FloatArray) -> SparsePredicted:
+        """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
+
+        Raises
+        ------
+        InputError
+            Another number of features, or values that are not finite.
+        """
+        rows = standardised(self._opened.record, inputs)
+        r, p = len(rows), self._opened.record.n_targets
+        mean, bound = np.empty((r, p)), np.empty((r, p))
+        own, lower, upper = np.empty(r), np.empty(r), np.empty(r)
+
+        def work(piece: int) -> None:
+            where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
+            self._predict(rows[where], mean[where], bound[where], own[where], lower[where], upper[where])
+
+        with single_threaded_blas():
+            in_parallel(work, -(-r // PIECE_ROWS), self._threads)
+        to = self._opened.record.standardisation
+        means = mean_in_units(mean, bound, to.target_std, to.target_mean)
+        if self._interval is None:
+            return SparsePredicted(*means)
+        low, high = outward(lower + self._noise, upper + self._noise)
+        variance = (own + self._noise)[:, None] * np.asarray(to.target_std) ** 2
+        return SparsePredicted(*means, variance, *variance_in_units(np.maximum(low, 0.0), high, to.target_std))
+
+    def _predict(
+        self,
+        rows: FloatArray,
+        mean: FloatArray,
+        bound: FloatArray,
+        own: FloatArray,
+        lower: FloatArray,
+        upper: FloatArray,
+    ) -> None:
+        """Fill in what is found for standardised rows."""
+        model, certificate = self._opened.model, self._opened.certificate
+        points = Points.of(model.kernel, model.evaluator(), rows)
+        mean[:] = model.mean(rows)
+        upper[:] = points.highest
+        if self._interval is not None:
+            lower[:], upper[:] = self._interval(rows)
+            own[:] = model.variance(rows)
+        bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
