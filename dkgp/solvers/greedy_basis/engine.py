@@ -103,6 +103,8 @@ class GreedyEngine:
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
         self._chosen: list[int] = []
+        # Of the basis: fetched once where the coordinator does not hold all inputs.
+        self._inputs = np.empty((size, operator.kernel.n_features))
         self._out = np.zeros(operator.n, dtype=bool)  # chosen, or of the basis' span
         self._kept = np.empty(0, dtype=np.intp)
         self.iteration = 0
@@ -202,14 +204,13 @@ class GreedyEngine:
         samples: IndexArray | None = None,
     ) -> _Sums:
         """Sums that candidates are scored by; of `samples` an estimate, but for the candidates' own rows."""
-        operator, basis = self._operator, self.indices
-        inputs, own = operator.inputs(which), operator.features(which, "double")
-        theirs = operator.features(basis, "double")
+        operator, basis, inputs = self._operator, self._inputs[: len(self._chosen)], self._operator.inputs(which)
+        own, theirs = operator.double.prepare(inputs), operator.double.prepare(basis)
         found = candidate_sums(
             operator,
             inputs,
             self._targets,
-            (operator.inputs(basis), weights) if len(basis) else None,
+            (basis, weights) if len(basis) else None,
             self._variances,
             between=between,
             inner=inner,
@@ -258,8 +259,15 @@ class GreedyEngine:
         assert inner is not None
         joined = self._factor.append(between, inner, gradient)
         self._out[np.delete(picked, joined)] = True  # of the others' span
-        self._chosen += picked[joined].tolist()
+        self._take(picked[joined])
         return len(joined), sums.misfit
+
+    def _take(self, joined: IndexArray) -> None:
+        """Note samples that joined the basis."""
+        before = len(self._chosen)
+        self._chosen += joined.tolist()
+        if len(joined):
+            self._inputs[before : len(self._chosen)] = self._operator.inputs(joined)
 
     def _keep(self, candidates: IndexArray, values: FloatArray) -> None:
         """Remember the best that were not chosen."""
@@ -274,7 +282,7 @@ class GreedyEngine:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
         penalty = 0.0
         if before:
-            features = self._operator.features(self.indices[:before], "double")
+            features = self._operator.double.prepare(self._inputs[:before])
             penalty = float(np.sum(weights * self._operator.double.matmat(features, features, weights)))
         fall = float(np.sum(self._factor.half[:, before:] ** 2))
         risk = 0.5 * (float(misfit.sum()) + penalty - fall)
@@ -319,7 +327,7 @@ class GreedyEngine:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of the same operator, targets and settings: to the same bits."""
-        self._chosen = [int(index) for index in arrays["chosen"]]
+        self._take(np.asarray(arrays["chosen"], dtype=np.intp))
         self._out[arrays["out"]] = True
         self._kept = np.asarray(arrays["kept"], dtype=np.intp)
         self._factor.restore(arrays["factor_lower"], arrays["factor_half"])

@@ -74,8 +74,8 @@ class GreedySettings:
         for name in ("kept", "screen"):
             if getattr(self, name) < 0:
                 raise InputError(f"`{name}` must be at least 0; got {getattr(self, name)}")
-        if self.score_rows is not None and self.score_rows < 1:
-            raise InputError(f"`score_rows` must be at least 1; got {self.score_rows}")
+        if self.score_rows is not None and self.score_rows < 2:
+            raise InputError(f"`score_rows` must be at least 2; got {self.score_rows}")
         if self.score_rows is not None and not self.screen:
             object.__setattr__(self, "screen", 1)
         if self.gap is not None and not (np.isfinite(self.gap) and self.gap > 0.0):

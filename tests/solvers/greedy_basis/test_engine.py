@@ -318,7 +318,7 @@ def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalE
         ({"size": 0}, "`size` must be at least 1; got 0"),
         ({"size": 3, "score": "best"}, "`score` must be one of refit, single, gradient, residual; got 'best'"),
         ({"size": 3, "gap": 0.0}, "the duality gap must be positive; got 0.0"),
-        ({"size": 3, "score_rows": 0}, "`score_rows` must be at least 1"),
+        ({"size": 3, "score_rows": 0}, "`score_rows` must be at least 2; got 0"),
         ({"size": 3, "kept": -1}, "`kept` must be at least 0"),
         ({"size": 3, "gap_of": "mean"}, "`gap_of` must be posterior or risk; got 'mean'"),
         ({"size": 3, "screen": -1}, "`screen` must be at least 0"),
