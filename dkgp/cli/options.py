@@ -26,10 +26,10 @@ __all__ = [
     "record_options",
     "seed_option",
     "solver_and_its_options",
+    "together",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 CLUSTER_NAMES = (
     "scheduler",
@@ -55,7 +55,9 @@ def examples(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return the decorators as one, the first of them the outermost."""
+
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -66,7 +68,7 @@ def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 
 def output_options(function: F) -> F:
     """`--json`, `--quiet`, `--debug`: what every command has."""
-    return _together(
+    return together(
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
         click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
@@ -99,7 +101,7 @@ def _cluster_option() -> list[click.Option]:
 
 def cluster_options(function: F) -> F:
     """Add the options that say where the work runs; `cluster_from` takes the values."""
-    return _together(
+    return together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
         declared_options(_cluster_option),
@@ -190,7 +192,7 @@ def solver_and_its_options() -> list[click.Option]:
 
 def limit_options(function: F) -> F:
     """Add the options that say when to stop."""
-    return _together(
+    return together(
         click.option(
             "--tol",
             "tolerance",
@@ -206,7 +208,7 @@ def limit_options(function: F) -> F:
 
 def checkpoint_options(function: F) -> F:
     """Checkpoints and resuming."""
-    return _together(
+    return together(
         click.option(
             "--checkpoint",
             metavar="DIR",
@@ -227,7 +229,7 @@ def checkpoint_options(function: F) -> F:
 
 def record_options(function: F) -> F:
     """Plot and log files."""
-    return _together(
+    return together(
         click.option("--plot", metavar="FILE", help="Draw the convergence into a .png, .pdf or .svg."),
         click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
     )(function)

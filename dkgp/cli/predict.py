@@ -12,11 +12,10 @@ from dkgp.cli.options import (
     cluster_from,
     cluster_options,
     examples,
-    output_options,
     overwrite_option,
     seed_option,
 )
-from dkgp.cli.running import execute
+from dkgp.cli.running import runs
 from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ VARIANCE_OPTIONS = {
 @cluster_options
 @seed_option
 @overwrite_option
-@output_options
-def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def predict(reporter: Reporter, **options: Any) -> Document:
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
 
     With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
@@ -117,14 +116,10 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     The proofs are of the Gaussian process with the model's hyperparameters; of a user() function in its kernel they
     take for granted that it is positive definite.
     """
+    from dkgp.commands.predict import run_predict
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.predict import run_predict
-
-        cluster = cluster_from(options)
-        return run_predict(replace(predict_job(options), cluster=cluster), reporter)
-
-    execute("predict", job, as_json=as_json, quiet=quiet, debug=debug)
+    cluster = cluster_from(options)
+    return run_predict(replace(predict_job(options), cluster=cluster), reporter)
 
 
 def predict_job(options: dict[str, Any]) -> PredictJob:
@@ -151,19 +146,15 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
     help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg.",
 )
 @overwrite_option
-@output_options
-def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def evaluate(reporter: Reporter, **options: Any) -> Document:
     """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.
 
     With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps.
     """
+    from dkgp.commands.evaluate import run_evaluate
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.evaluate import run_evaluate
-
-        return run_evaluate(evaluate_job(options), reporter)
-
-    execute("evaluate", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_evaluate(evaluate_job(options), reporter)
 
 
 def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
@@ -175,13 +166,9 @@ def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
 
 @click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))
 @click.argument("location", required=False)
-@output_options
-def info(as_json: bool, quiet: bool, debug: bool, location: str | None) -> None:
+@runs()
+def info(reporter: Reporter, location: str | None) -> Document:
     """Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation."""
+    from dkgp.commands.info import InfoJob, run_info
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.info import InfoJob, run_info
-
-        return run_info(InfoJob(location), reporter)
-
-    execute("info", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_info(InfoJob(location), reporter)
