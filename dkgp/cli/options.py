@@ -21,7 +21,6 @@ __all__ = [
     "cluster_options",
     "examples",
     "limit_options",
-    "output_options",
     "overwrite_option",
     "record_options",
     "seed_option",
@@ -64,15 +63,6 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
         return function
 
     return decorate
-
-
-def output_options(function: F) -> F:
-    """`--json`, `--quiet`, `--debug`: what every command has."""
-    return together(
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
-        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-    )(function)
 
 
 def setting(value: str) -> tuple[str, Any]:

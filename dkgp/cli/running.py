@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.flags import wording
-from dkgp.cli.options import output_options
 from dkgp.errors import DkgpError, ExitCode
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["execute", "print_parts", "runs"]
+__all__ = ["execute", "output_options", "print_parts", "runs"]
 
 UNEXPECTED = 1
 
@@ -97,6 +96,17 @@ def execute(
         sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
     _print_failure(command, failure, as_json)
     sys.exit(failure[2])
+
+
+def output_options(run: Callable[..., None]) -> Callable[..., None]:
+    """`--json`, `--quiet`, `--debug`: what every command has."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
+    ):
+        run = option(run)
+    return run
 
 
 def runs(

@@ -149,7 +149,7 @@ def test_solvers_run_the_best_of_each_repeat_again() -> None:
 def test_scaling_gives_the_first_number_of_workers_a_second_turn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seconds, rates = iter([10.0, 6.0, 11.0]), iter([1.0, 1.9, 1.1])
+    seconds, spans = iter([10.0, 6.0, 11.0]), iter([1.0, 1.25, 0.5])
     asked: list[int] = []
 
     def run(description: dict[str, Any], module: str) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(
         return {"seconds": next(seconds)}
 
     monkeypatch.setattr("dkgp.bench.scaling.study.run_contender", run)
-    monkeypatch.setattr("dkgp.bench.scaling.study.entry_seconds", lambda kernel, precision, count: count / next(rates))
+    monkeypatch.setattr("dkgp.bench.scaling.study.entry_seconds", lambda kernel, precision, count: next(spans))
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05]}, "noise_variance": 0.04}))
     prepared = PreparedProblem("", None, "", str(hyper), 10, 1)
@@ -165,4 +165,4 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(
     assert asked == [1, 2, 1]
     speedup, ceiling = scaling.ratio(2, 1, "seconds"), scaling.ceiling(2, 1)
     assert (speedup, speedup.null) == (10.0 / 6.0, (1.1, 1.1))
-    assert (ceiling, ceiling.null) == (1.9, (1.1, 1.1))
+    assert (ceiling, ceiling.null) == (1.6, (2.0, 2.0))

@@ -14,7 +14,7 @@ import pytest
 import scipy.spatial
 from threadpoolctl import threadpool_limits
 
-from dkgp.bench.papers.data import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
+from dkgp.bench.library import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp.bench.papers.figures import gradient_correlations, growth_figure
 from dkgp.bench.papers.kernel_cg import RiskDistance, kernel_cg_figure, risks
 from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers

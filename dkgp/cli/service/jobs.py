@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.options import examples, output_options
-from dkgp.cli.running import execute, print_parts, runs
+from dkgp.cli.options import examples
+from dkgp.cli.running import execute, output_options, print_parts, runs
 from dkgp.cli.service.options import client_from, service_options
 
 if TYPE_CHECKING:
