@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -29,20 +28,6 @@ from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from tests.engine.helpers import opened
 from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits, solved
 from tests.solvers.problems import smooth_problem
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where folders that nobody named are made, for a test to look into."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
-    return Writes(monkeypatch)
 
 
 @pytest.mark.parametrize("done", [0, 1, 5, 7, 12, 14])

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from tests.models.variance.variance_world import World, make_world
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[BlockExecutor]:
+    local = LocalExecutor(2)
+    yield local
+    local.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, executor: BlockExecutor) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), executor)
