@@ -14,8 +14,10 @@ from dkgp.registry import Option, byte_budget, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
+    from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = [
+    "VARIANCE_OPTIONS",
     "checkpoint_options",
     "cluster_from",
     "cluster_options",
@@ -26,6 +28,8 @@ __all__ = [
     "seed_option",
     "solver_and_its_options",
     "together",
+    "variance_given",
+    "variance_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +51,18 @@ CLUSTER_NAMES = (
     "settings",
     "config_file",
 )
+
+# The option of each setting of the variances.
+VARIANCE_OPTIONS = {
+    "gap": "--variance-gap",
+    "max_passes": "--max-passes",
+    "latent": "--latent",
+    "rank": "--variance-rank",
+    "halo": "--variance-halo",
+    "batch_size": "--variance-batch",
+    "memory_bytes": "--variance-memory",
+    "keep_factor": "--keep-factor",
+}
 
 
 def examples(*lines: str) -> str:
@@ -223,3 +239,70 @@ def record_options(function: F) -> F:
         click.option("--plot", metavar="FILE", help="Draw the convergence into a .png, .pdf or .svg."),
         click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
     )(function)
+
+
+def variance_options(
+    prefix: str = "", wanted: str = "Predict variances too, each with a proven interval."
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of variances, their parameters by the settings' names with a prefix."""
+    return _together(
+        click.option("--variance", is_flag=True, help=wanted),
+        click.option(
+            "--variance-gap",
+            prefix + "gap",
+            type=float,
+            metavar="GAP",
+            help="How narrow a variance's interval is to be, relative to its upper end.  [default: 0.02]",
+        ),
+        click.option(
+            "--latent",
+            prefix + "latent",
+            is_flag=True,
+            help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
+        ),
+        click.option(
+            "--max-passes",
+            prefix + "max_passes",
+            type=float,
+            help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, "
+            "and reported. 0: the factor alone.  [default: 20]",
+        ),
+        click.option(
+            "--variance-rank",
+            prefix + "rank",
+            type=int,
+            metavar="R",
+            help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
+        ),
+        click.option(
+            "--variance-halo",
+            prefix + "halo",
+            type=int,
+            metavar="S",
+            help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor."
+            "  [default: by the problem and memory]",
+        ),
+        click.option(
+            "--variance-batch",
+            prefix + "batch_size",
+            type=int,
+            metavar="SAMPLES",
+            help="Test samples solved together.  [default: by memory]",
+        ),
+        click.option(
+            "--variance-memory",
+            prefix + "memory_bytes",
+            type=click_type(byte_count),
+            metavar="SIZE",
+            help="Working memory of a worker process, such as 2GiB.  "
+            "[default: 704MiB, more for more than 45,000 samples]",
+        ),
+    )
+
+
+def variance_given(options: dict[str, Any], prefix: str = "") -> VarianceSettings | None:
+    """Return the settings that the options of a command describe; None where no variances are wanted."""
+    from dkgp.commands.predict import variance_settings
+
+    given = {name: (option, options.get(prefix + name)) for name, option in VARIANCE_OPTIONS.items()}
+    return variance_settings(options["variance"], options["seed"], given)

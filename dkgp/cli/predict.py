@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_type
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
+    VARIANCE_OPTIONS,
     cluster_from,
     cluster_options,
     examples,
     overwrite_option,
     seed_option,
+    variance_given,
+    variance_options,
 )
 from dkgp.cli.running import runs
-from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.evaluate import EvaluateJob
@@ -25,19 +27,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
-
-
-# The option of each setting of the variances.
-VARIANCE_OPTIONS = {
-    "gap": "--variance-gap",
-    "max_passes": "--max-passes",
-    "latent": "--latent",
-    "rank": "--variance-rank",
-    "halo": "--variance-halo",
-    "batch_size": "--variance-batch",
-    "memory_bytes": "--variance-memory",
-    "keep_factor": "--keep-factor",
-}
 
 
 @click.command(
@@ -51,54 +40,7 @@ VARIANCE_OPTIONS = {
 @click.argument("model")
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the predictions go.")
-@click.option("--variance", is_flag=True, help="Predict variances too, each with a proven interval.")
-@click.option(
-    "--variance-gap",
-    "gap",
-    type=float,
-    metavar="GAP",
-    help="How narrow a variance's interval is to be, relative to its upper end.  [default: 0.02]",
-)
-@click.option(
-    "--latent",
-    is_flag=True,
-    help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
-)
-@click.option(
-    "--max-passes",
-    type=float,
-    help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, and "
-    "reported. 0: the factor alone.  [default: 20]",
-)
-@click.option(
-    "--variance-rank",
-    "rank",
-    type=int,
-    metavar="R",
-    help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
-)
-@click.option(
-    "--variance-halo",
-    "halo",
-    type=int,
-    metavar="S",
-    help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor.  "
-    "[default: by the problem and memory]",
-)
-@click.option(
-    "--variance-batch",
-    "batch_size",
-    type=int,
-    metavar="SAMPLES",
-    help="Test samples solved together.  [default: by memory]",
-)
-@click.option(
-    "--variance-memory",
-    "memory_bytes",
-    type=click_type(byte_count),
-    metavar="SIZE",
-    help="Working memory of a worker process, such as 2GiB.  [default: 704MiB, more for more than 45,000 samples]",
-)
+@variance_options()
 @click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
 @click.option(
     "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192; with variances a batch or several]"
@@ -124,10 +66,9 @@ def predict(reporter: Reporter, **options: Any) -> Document:
 
 def predict_job(options: dict[str, Any]) -> PredictJob:
     """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
-    from dkgp.commands.predict import PredictJob, variance_settings
+    from dkgp.commands.predict import PredictJob
 
-    given = {name: (option, options[name]) for name, option in VARIANCE_OPTIONS.items()}
-    variance = variance_settings(options["variance"], options["seed"], given)
+    variance = variance_given(options)
     others = {name: value for name, value in options.items() if name not in (*VARIANCE_OPTIONS, "variance", "seed")}
     return PredictJob(variance=variance, **others)
 

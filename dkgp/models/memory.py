@@ -53,7 +53,7 @@ class MemoryPlan:
 
     def worker_process_bytes(self, resident_bytes: int) -> int:
         """Projected peak of a worker that is a process of its own and held so much before any work."""
-        return resident_bytes + RUNTIME_BYTES + self.worker_bytes
+        return resident_bytes + RUNTIME_BYTES + self.worker_bytes + self.tiles_bytes
 
     def require(self, budget_bytes: int) -> None:
         """Refuse the run when the projection exceeds the budget.

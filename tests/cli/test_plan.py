@@ -89,7 +89,7 @@ def test_the_solver_is_the_one_that_train_would_take(
     options: tuple[Any, ...], solver: str, phases: set[str], run: Run, document: Run, problem: tuple[Path, Path]
 ) -> None:
     train, hyper = problem
-    given = options or ("--solver", "auto")
+    given = (*(options or ("--solver", "auto")), "--cache-tiles", "none")
     found = document(run("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", 1, *given, "--json"))
     assert found["solver"] == solver
     assert (found["auto"] is not None) == (not options)

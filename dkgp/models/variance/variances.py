@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import choose_landmarks, is_enough
+from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -165,6 +165,8 @@ class VarianceRun:
         Plan of the prediction that is resumed; the regions still missing are computed as the first ones were.
     n_test : int, optional
         Test samples in all, where `test` is a part of them; see `at`.
+    landmarks : Landmarks, optional
+        Those of another run of this model and these settings, so that they need not be drawn again.
 
     Attributes
     ----------
@@ -192,6 +194,7 @@ class VarianceRun:
         stored: dict[str, Any] | None = None,
         *,
         n_test: int | None = None,
+        landmarks: Landmarks | None = None,
     ) -> None:
         executor.require_one_arithmetic()
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
@@ -216,7 +219,8 @@ class VarianceRun:
         landmarks = (
             landmarks_of(kept)
             if kept
-            else choose_landmarks(
+            else landmarks
+            or choose_landmarks(
                 model,
                 kernel,
                 gap=value_error_goal(settings.gap),
@@ -294,6 +298,16 @@ class VarianceRun:
         other._gap_sum = other._gap_max = other._passes = 0.0
         other._tally = ProductTally()
         return other
+
+    @property
+    def landmarks(self) -> Landmarks:
+        """The training samples that the factor is built on."""
+        return self._landmarks
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of a worker's process, as it was planned."""
+        return self._memory
 
     @property
     def region_rows(self) -> int:
