@@ -109,7 +109,7 @@ def run(
             precision.resume(found.metadata["loop"])
         progress = record.measure(state)
         if found is None:
-            precision.begin(progress)
+            precision.begin(state, progress)
         del found  # its arrays are the state's, or have served
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")

@@ -47,14 +47,15 @@ class PrecisionPolicy:
         self.refreshes = 0
         self._operator = operator
         self._typical_entry: float | None = None
-        self._single_failed = False
+        self._single_failed = self._all_double = False
         self._verified = math.inf
         self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
 
-    def begin(self, start: Progress) -> None:
-        """Note the objective that no round may exceed."""
+    def begin(self, state: SolverState, start: Progress) -> None:
+        """Note the objective that no round may exceed, and whether any round is to be float32's."""
         self._start_objective = self._true_objective = start.objective
+        self._all_double = state.precision == "double"
 
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
         """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
@@ -67,15 +68,15 @@ class PrecisionPolicy:
         Raises
         ------
         NumericalError
-            It was float64 that broke down.
+            There was no round in float32 that it could be blamed on, since the start.
         """
-        if state.precision == "double":
+        if self._all_double:
             raise NumericalError(
                 f"the solve broke down in float64 after {state.iteration} rounds (max|g| = "
                 f"{progress.gradient_inf_norm:.3g}, objective {progress.objective:.3g}). Raise the noise variance, and "
                 "check that inputs and targets are standardised"
             )
-        self._single_failed = True
+        self._single_failed = self._all_double = True
         fresh = start()
         fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
         return fresh
@@ -152,6 +153,7 @@ class PrecisionPolicy:
         return {
             "refreshes": self.refreshes,
             "single_failed": self._single_failed,
+            "all_double": self._all_double,
             "verified": self._verified if math.isfinite(self._verified) else None,
             "foresight": self._foresight,
             "start_objective": self._start_objective,
@@ -162,7 +164,7 @@ class PrecisionPolicy:
     def resume(self, found: dict[str, Any]) -> None:
         """Go on from what a checkpoint tells."""
         self.refreshes = found["refreshes"]
-        self._single_failed = found["single_failed"]
+        self._single_failed, self._all_double = found["single_failed"], found.get("all_double", False)
         self._verified = math.inf if found.get("verified") is None else found["verified"]
         self._foresight = found.get("foresight", True)
         self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]

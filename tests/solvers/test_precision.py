@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.errors import NumericalError
+from dkgp.kernels.expression import parse_kernel
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
     ConjugateGradient,
     FactorPreconditioning,
@@ -61,6 +64,61 @@ def test_a_solve_that_is_stopped_short_is_verified_where_it_stands(executor: Loc
     assert (solution.converged, solution.progress.iteration) == (False, 2)
     assert products == [("single", 2), ("single", 2), ("double", 2)]
     assert not solution.stepped.size
+
+
+@pytest.mark.parametrize(
+    ("kernel", "noise", "every"),
+    [
+        # Steps along float32 tiles that are not positive definite have come to worse than the start.
+        ("polynomial(degree=3)", 1e-6, 2),
+        ("rbf", 1e-7, 2),
+        ("1e6 * rbf", 1e-2, 1),
+    ],
+)
+def test_float32_that_led_astray_is_begun_again_in_float64(
+    executor: LocalExecutor, kernel: str, noise: float, every: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((400, 3)), np.random.default_rng(5).standard_normal((400, 1))
+    X = np.repeat(X[: 400 // every], every, axis=0)
+    parsed, seen = parse_kernel(kernel, 3), []
+    solver = ConjugateGradient(
+        FactorPreconditioning(40, 20, 10),
+        observe=lambda state: seen.append((state.precision, bool(state.alpha.any()))),
+    )
+    operator = BlockedKernelOperator(parsed, noise, ArrayInputs(X), executor)
+    found = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200))
+    assert found.converged
+    K = parsed(X, X) + noise * np.eye(400)
+    assert np.abs(K @ found.alpha - y).max() <= 1.1e-4
+    expected = np.linalg.solve(K, y)
+    np.testing.assert_allclose(found.alpha, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    assert seen.count(("double", False)) == 1
+    assert seen[1] == ("single", True)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_float64_that_breaks_down_is_an_error_in_words(precision: str) -> None:
+    operator, products = PROBLEM.dense(), []
+    exact = operator.matmat
+
+    def breaking(V: np.ndarray, precision: str = "double") -> np.ndarray:
+        products.append(precision)
+        return np.full(V.shape, np.nan) if len(products) > 3 else exact(V, precision)
+
+    operator.matmat = breaking
+    with pytest.raises(NumericalError, match="(broke down in|rounds the kernel matrix, in) float64.*Raise the noise"):
+        solve(operator, PROBLEM.y, solver=ConjugateGradient(None, precision))
+    # Once begun again, where it began in float32; not again and again.
+    assert len(products) < 10
+
+
+def test_a_matrix_without_curvature_is_an_error_in_words() -> None:
+    operator = PROBLEM.dense()
+    operator.matmat = lambda V, precision="double": -V
+    for precision in ("mixed", "double"):
+        with pytest.raises(NumericalError, match="no curvature along the gradient: it is not positive definite"):
+            solve(operator, PROBLEM.y, solver=ConjugateGradient(None, precision))
 
 
 def state(moved: float, left: float) -> ConjugateGradientState:

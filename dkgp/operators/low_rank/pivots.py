@@ -8,7 +8,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.errors import NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 
@@ -34,6 +34,8 @@ LEAST_JITTER = 1e-9
 ENTRY_ERROR = 64.0
 # Where k(x, x) varies, it counts for this share of the largest at least: no division by zero.
 LEAST_COUNTED = 1e-20
+# Where no k(x, x) is above this, the kernel is zero: its shares would underflow.
+LEAST_PRIOR = 1e-250
 
 
 def jitter(rank: int, largest_diagonal: float, entry_error: float = ENTRY_ERROR) -> float:
@@ -58,9 +60,9 @@ def jittered(matrix: FloatArray, entry_error: float = ENTRY_ERROR) -> FloatArray
     return matrix
 
 
-def counted(diagonal: FloatArray) -> FloatArray:
-    """Values of k(x, x), raised to a tiny share of the largest where they vanish beside it."""
-    values: FloatArray = np.maximum(diagonal, LEAST_COUNTED * diagonal.max())
+def counted(diagonal: FloatArray, largest: float | None = None) -> FloatArray:
+    """Values of k(x, x), raised to a tiny share of the largest, of these or of all, where they vanish beside it."""
+    values: FloatArray = np.maximum(diagonal, LEAST_COUNTED * (diagonal.max() if largest is None else largest))
     return values
 
 
@@ -122,6 +124,11 @@ class RandomlyPivotedCholesky:
         Pivots at most.
     rng : numpy.random.Generator
 
+    Raises
+    ------
+    InputError
+        The kernel is zero at all samples, or not finite at some.
+
     Attributes
     ----------
     residual : (m,) float64
@@ -143,6 +150,12 @@ class RandomlyPivotedCholesky:
         self._evaluator, self._features, self._rng = evaluator, features, rng
         self._largest_rank = largest_rank
         self._largest_prior = float(prior.max())
+        if not LEAST_PRIOR < self._largest_prior < np.inf:
+            raise InputError(
+                f"k(x, x) comes to {self._largest_prior:.3g} at most at {len(prior):,} samples, which is "
+                f"{'zero' if self._largest_prior < 1.0 else 'not finite'} for a factor's purposes. Scale the inputs, "
+                "or choose another kernel"
+            )
         # What is left is judged by each sample's own k(x, x): errors go with it. Ones where it is the same everywhere.
         self._relative = np.sqrt(counted(prior) / self._largest_prior)
         self.residual = prior.copy()

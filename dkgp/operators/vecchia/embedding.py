@@ -58,11 +58,12 @@ def embed(context: BlockContext, landmarks: FloatArray | None) -> NDArray[np.flo
         return np.concatenate([rows.values[:, : rows.n].T for rows in features])
     evaluator = context.evaluator("double")
     triangle = LandmarkTriangle.of(evaluator, landmarks)
+    largest = float(context.kernel.diagonal(landmarks).max())
     points = np.empty((context.n, len(landmarks)), np.float32)
     for block in blocks:
         start, stop = context.bounds(block)
         inputs = context.source.inputs(start, stop)
-        prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64))
+        prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64), largest)
         columns = triangle.columns(evaluator, context.block_features(block, "double"))
         points[start:stop] = (columns / np.sqrt(prior)).T
     return points

@@ -29,6 +29,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
+from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 
@@ -159,13 +160,18 @@ def iterate(
     ----------
     preconditioned : (n, p) float64
         Overwritten.
+
+    Raises
+    ------
+    NumericalError
+        The matrix has no curvature along the true gradient, in float64.
     """
-    started, seconds = time.perf_counter(), 0.0
+    started, seconds, multiplied = time.perf_counter(), 0.0, False
     directions, residual, p = state.directions, -state.gradient, state.gradient.shape[1]
 
     def product(vectors: NDArray[Any]) -> FloatArray:
-        nonlocal seconds
-        before = time.perf_counter()
+        nonlocal seconds, multiplied
+        before, multiplied = time.perf_counter(), True
         if not renewing:
             images = operator.matmat(vectors, state.precision)
         else:
@@ -176,14 +182,22 @@ def iterate(
         seconds = time.perf_counter() - before
         return images
 
+    # What came of the true gradient alone, in float64, would come of it again.
+    last_resort = state.precision == "double" and state.exact and not directions.vectors.size
     step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
     if not renewing:
         state.columns += operator.n
-    elif not state.exact:  # there was no direction to go
-        state.renew_gradient(operator)
     if not len(step):
-        # Tiles in float32 need not form a positive definite matrix; those in float64 may do.
+        if last_resort and multiplied:
+            raise NumericalError(
+                f"after {state.iteration} rounds the kernel matrix, in float64, has no curvature along the gradient: it "
+                "is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
+            )
+        # Tiles in float32 need not form a positive definite matrix; those in float64 may do. What steps along such
+        # tiles have come to, the recursion does not know: it may be worse than the start.
+        if not state.exact:
+            state.renew_gradient(operator)
         state.precision = "double"
     else:
         add_product(state.alpha, directions.vectors, step)

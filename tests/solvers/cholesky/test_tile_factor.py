@@ -161,7 +161,7 @@ from tests.solvers.cholesky.tiles import SOLVER, solved
 replace_file, left = os.replace, [8]
 
 def dies(*arguments):
-    left[0] -= 1
+    left[0] -= str(arguments[1]).startswith(sys.argv[1])  # and not where compiled code is kept
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     replace_file(*arguments)
