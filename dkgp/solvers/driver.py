@@ -109,7 +109,7 @@ def run(
             precision.resume(found.metadata["loop"])
         progress = record.measure(state)
         if found is None:
-            precision.begin(progress)
+            precision.begin(state, progress)
         del found  # its arrays are the state's, or have served
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
@@ -141,6 +141,11 @@ def run(
             if moving:
                 record.add(progress)
             precision.note_renewal(state, progress)
+            if not stopped_short and precision.broke_down(state, progress):
+                state = precision.start_over(state, progress, start)
+                progress, reason = record.measure(state), None
+                checkpoints.save_if_due(state)
+                continue
             claimed = reason is not None
             reason = rule.check(progress) or (
                 reason if stopped_short else precision.stalled(state, progress, believed, claimed)
