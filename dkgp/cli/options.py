@@ -245,7 +245,7 @@ def variance_options(
     prefix: str = "", wanted: str = "Predict variances too, each with a proven interval."
 ) -> Callable[[F], F]:
     """Return a decorator that adds the options of variances, their parameters by the settings' names with a prefix."""
-    return _together(
+    return together(
         click.option("--variance", is_flag=True, help=wanted),
         click.option(
             "--variance-gap",

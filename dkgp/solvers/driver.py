@@ -141,6 +141,11 @@ def run(
             if moving:
                 record.add(progress)
             precision.note_renewal(state, progress)
+            if not stopped_short and precision.broke_down(state, progress):
+                state = precision.start_over(state, progress, start)
+                progress, reason = record.measure(state), None
+                checkpoints.save_if_due(state)
+                continue
             claimed = reason is not None
             reason = rule.check(progress) or (
                 reason if stopped_short else precision.stalled(state, progress, believed, claimed)

@@ -51,11 +51,12 @@ class PrecisionPolicy:
         self._verified = math.inf
         self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
+        self._in_double = False
 
     def begin(self, state: SolverState, start: Progress) -> None:
-        """Note the objective that no round may exceed, and whether any round is to be float32's."""
+        """Note the objective that no round may exceed, and whether any round is to be one of float32."""
         self._start_objective = self._true_objective = start.objective
-        self._all_double = state.precision == "double"
+        self._in_double = state.precision == "double"
 
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
         """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
@@ -68,15 +69,15 @@ class PrecisionPolicy:
         Raises
         ------
         NumericalError
-            There was no round in float32 that it could be blamed on, since the start.
+            Since it began, all was float64.
         """
-        if self._all_double:
+        if self._in_double:
             raise NumericalError(
                 f"the solve broke down in float64 after {state.iteration} rounds (max|g| = "
                 f"{progress.gradient_inf_norm:.3g}, objective {progress.objective:.3g}). Raise the noise variance, and "
                 "check that inputs and targets are standardised"
             )
-        self._single_failed = self._all_double = True
+        self._single_failed = self._in_double = True
         fresh = start()
         fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
         return fresh
@@ -84,10 +85,14 @@ class PrecisionPolicy:
     def is_due(self, state: SolverState, progress: Progress, lefts: Sequence[float]) -> bool:
         """True if the gradient is to be computed anew before a rule is met: it has drifted, or the end is foreseen.
 
+        Where float32 rounds were given up it is, before any of float64: they may have led anywhere.
+
         `lefts` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
         compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
         should meet the tolerance, by what the last ones gained, is to be such a round.
         """
+        if state.precision == "double" and state.moved.any():
+            return True
         drift, norm, self._foreseen = self._drift(state), progress.gradient_inf_norm, False
         if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
             return True
@@ -153,9 +158,9 @@ class PrecisionPolicy:
         return {
             "refreshes": self.refreshes,
             "single_failed": self._single_failed,
-            "all_double": self._all_double,
             "verified": self._verified if math.isfinite(self._verified) else None,
             "foresight": self._foresight,
+            "in_double": self._in_double,
             "start_objective": self._start_objective,
             "true_objective": self._true_objective,
             "typical_entry": self._typical_entry,
@@ -164,8 +169,9 @@ class PrecisionPolicy:
     def resume(self, found: dict[str, Any]) -> None:
         """Go on from what a checkpoint tells."""
         self.refreshes = found["refreshes"]
-        self._single_failed, self._all_double = found["single_failed"], found.get("all_double", False)
+        self._single_failed = found["single_failed"]
         self._verified = math.inf if found.get("verified") is None else found["verified"]
         self._foresight = found.get("foresight", True)
+        self._in_double = found.get("in_double", False)
         self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
         self._typical_entry = found.get("typical_entry")
