@@ -47,7 +47,7 @@ class PrecisionPolicy:
         self.refreshes = 0
         self._operator = operator
         self._typical_entry: float | None = None
-        self._single_failed = self._all_double = False
+        self._single_failed = False
         self._verified = math.inf
         self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
