@@ -178,7 +178,7 @@ def foresee(
     options.stopping()
     named, choice = options.decided(dataset, found, memory_bytes=memory_bytes)
     solver = named.build(n, d, p, reporter)
-    double = options.precision == "double"
+    double = named.precision == "double"
     sizes = Sizes(n, d, p, double, BlockContext("plan", dataset, found.kernel, n).n_blocks)
     width = feature_width(found.kernel)
     return Foreseen(
