@@ -268,8 +268,10 @@ def _decided(
 ) -> tuple[TrainJob, Choice | None]:
     """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    pruned, limit = job.tree_error is not None, job.memory_limit_bytes
-    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=limit, one_arithmetic=alike)
+    limit = job.memory_limit_bytes
+    solver, choice = job.solver.decided(
+        dataset, found, tree_error=job.tree_error, memory_bytes=limit, one_arithmetic=alike
+    )
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice

@@ -220,7 +220,7 @@ def foresee(
     options.stopping()
     named, choice = options.decided(dataset, found, memory_bytes=memory_bytes)
     solver = named.build(n, d, p, reporter)
-    double = options.precision == "double"
+    double = named.precision == "double"
     context = BlockContext("plan", dataset, found.kernel, n)
     sizes = Sizes(n, d, p, double, context.n_blocks)
     width = feature_width(found.kernel)

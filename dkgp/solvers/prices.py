@@ -122,6 +122,8 @@ class Sizes:
         Whether all kernel entries are evaluated in float64.
     blocks
         Of samples: products come in pairs of them.
+    evaluated
+        What products with all of K take, in units of evaluating all entries; less where a tree prunes.
     """
 
     n: int
@@ -129,6 +131,7 @@ class Sizes:
     p: int = 1
     double: bool = False
     blocks: int = 1
+    evaluated: float = 1.0
 
     def product(self, rows: float, columns: float, uses: int = 1, *, double: bool = False) -> Work:
         """Entries of a product with all right-hand sides; `uses` is 2 where an entry serves its row and its column."""
@@ -139,7 +142,7 @@ class Sizes:
 
     def whole(self, *, double: bool = False) -> Work:
         """A product with all of K."""
-        return self.product(self.n, self.n / 2.0, 2, double=double)
+        return self.product(self.n, self.evaluated * self.n / 2.0, 2, double=double)
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,8 @@ def _independent(z: NDArray[Any], dtype: np.dtype[Any], threads: int) -> NDArray
     scale = 1.0 / np.sqrt(np.maximum(lengths, np.finfo(np.float64).tiny))
     if z.dtype == np.float32:
         scale[lengths < SHORTEST_SINGLE**2] = 0.0
-    values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
+    scaled = scale[:, None] * gram * scale
+    values, vectors = (scaled[0], np.ones((1, 1))) if len(scaled) == 1 else np.linalg.eigh(scaled)
     dependent = DEPENDENT_SINGLE if z.dtype == np.float32 else DEPENDENT
     kept = values > dependent**2 * values[-1]
     mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])

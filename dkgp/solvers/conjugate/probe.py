@@ -28,6 +28,7 @@ seed comes to the same counts, but for what another processor's roundings change
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,8 @@ RANK_SHARE = 0.25
 LEAST_HALO = 12
 # Targets that are solved for: with more, iterations hardly get fewer.
 MOST_TARGETS = 8
+# Who has less than this share of the digits half-way gets no further than to the end; runs of fewer iterations do.
+HOPELESS, LEAST_GIVEN_UP = 0.25, 10
 # Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
 # .005).
 FELT, MOST_GROWTH = 0.12, 16.0
@@ -170,12 +173,16 @@ class _Subset:
         apply = self._preconditioner(halo, leaf, rank, noise)
 
         def product(vectors: NDArray[Any]) -> FloatArray:
-            return (self.matrix @ vectors.astype(self.matrix.dtype)).astype(np.float64) + noise * vectors
+            return np.asarray((self.matrix @ vectors.astype(self.matrix.dtype)).astype(np.float64) + noise * vectors)
 
         directions = BlockDirections()
+        started = float(np.abs(residual).max())
         for count in range(most + 1):
-            if np.abs(residual).max() <= tolerance:
+            left = float(np.abs(residual).max())
+            if left <= tolerance:
                 return count
+            if 2 * count >= most >= LEAST_GIVEN_UP and left > started * (tolerance / started) ** HOPELESS:
+                return None
             step = directions.advance(apply(residual), residual, product)
             if not len(step):
                 return None
@@ -185,21 +192,21 @@ class _Subset:
     def _preconditioner(self, halo: int, leaf: int, rank: int, noise: float) -> Callable[[FloatArray], FloatArray]:
         """M^-1 of a factor with a halo, or of F F' + noise without one."""
         rows = self.landmarks.rows[:rank]
+        triangle: Any = 1.0 / math.sqrt(noise)
         if halo:
             triangle = self._triangle(halo, leaf, rows, noise)
-        else:
-            triangle = scipy.sparse.identity(self.m, format="csr") / math.sqrt(noise)
+        transposed, times = (triangle.T, operator.matmul) if halo else (triangle, operator.mul)
         if not len(rows):
-            return lambda residual: np.asarray(triangle.T @ (triangle @ residual))
-        images = np.asarray(triangle @ rows.T)
+            return lambda residual: np.asarray(times(transposed, times(triangle, residual)))
+        images = np.asarray(times(triangle, rows.T))
         gram = images.T @ images
         gram[np.diag_indices(len(gram))] += 1.0
         small = scipy.linalg.cho_factor(gram, lower=True, overwrite_a=True)
 
         def apply(residual: FloatArray) -> FloatArray:
-            forward = triangle @ residual
-            forward -= images @ scipy.linalg.cho_solve(small, images.T @ forward)
-            return np.asarray(triangle.T @ forward)
+            forward = times(triangle, residual)
+            forward -= images @ scipy.linalg.cho_solve(small, images.T @ forward, check_finite=False)
+            return np.asarray(times(transposed, forward))
 
         return apply
 
@@ -218,7 +225,7 @@ class _Subset:
             lower = scipy.linalg.lapack.dpotrf(block, lower=1, clean=1)[0]
             ours = np.zeros((len(samples), own))
             ours[np.arange(len(samples) - own, len(samples)), np.arange(own)] = 1.0
-            ours = scipy.linalg.solve_triangular(lower, ours, lower=True, trans="T", check_finite=False)
+            ours = scipy.linalg.lapack.dtrtrs(lower, ours, lower=1, trans=1)[0]
             data.append(ours.T.ravel())
             columns.append(np.tile(samples, own))
             lengths += [len(samples)] * own
@@ -295,6 +302,10 @@ class Probe:
         """True where float32 rounds would not do, and counts are those of float64."""
         return self._whole.double
 
+    def share_above(self, least: float) -> float:
+        """Share of the kernel's entries that are larger."""
+        return float(np.mean(self._whole.matrix > least))
+
     @property
     def largest_rank(self) -> int:
         """The largest rank of which anything can be told."""
@@ -340,8 +351,10 @@ class Probe:
             count = min((each for each in found if each is not None), default=None)
             return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
-        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most / self._growth))
-        return math.inf if count is None else count * self._growth
+        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most))
+        if count is None or count * self._growth > most:
+            return math.inf
+        return count * self._growth
 
     @cached_property
     def _growth(self) -> float:
