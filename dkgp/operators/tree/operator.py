@@ -174,6 +174,9 @@ class TreeKernelOperator(BlockedKernelOperator):
     N. Ratliff and J. A. Bagnell (2007), section 6; A. Gray and A. Moore, N-body problems in statistical learning.
     """
 
+    # An entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit.
+    overlaps = False
+    overlap_evaluations = 0
     approximate = True
 
     def __init__(
@@ -201,16 +204,6 @@ class TreeKernelOperator(BlockedKernelOperator):
         require_room(self.n, active)
         # What is far away is taken by the C library's exponential.
         executor.require_one_arithmetic()
-
-    @property
-    def overlaps(self) -> bool:
-        """False: an entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit."""
-        return False
-
-    @property
-    def overlap_evaluations(self) -> int:
-        """None, then."""
-        return 0
 
     def announce(self, indices: IndexArray) -> None:
         """Nothing: no round brings inputs."""
