@@ -200,7 +200,7 @@ def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executo
     for _ in range(3):
         operator.matmat(np.ones((N, 1)))
     assert sorted((start, stop) for _, start, stop in source.reads) == [
-        operator._context.bounds(block) for block in range(operator._context.n_blocks)
+        operator.context.bounds(block) for block in range(operator.context.n_blocks)
     ]
     assert worker_cache().nbytes > before
     operator.close()
@@ -208,7 +208,7 @@ def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executo
 
 
 def test_what_travels_with_a_task_is_small(inputs: np.ndarray, executor: LocalExecutor) -> None:
-    assert len(pickle.dumps(blocked(inputs, executor)._context)) < 1000
+    assert len(pickle.dumps(blocked(inputs, executor).context)) < 1000
 
 
 def test_two_operators_do_not_mix_their_blocks(executor: LocalExecutor, rng: np.random.Generator) -> None:

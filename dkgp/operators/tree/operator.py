@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.program import Profile
@@ -249,16 +249,9 @@ class TreeKernelOperator(BlockedKernelOperator):
             "ktree",
             tree_task,
             (self.context, None if len(active) == self.n else active, ordered, errors, precision),
-            self._tasks(forest.n_groups, self.n * len(indices)),
+            self._cut(forest.n_groups, TASKS_PER_THREAD[self.executor.shares_memory], self.n * len(indices)),
         ).result()
         result[forest.tree.order] = np.concatenate([rows for rows, _ in found])
         result[:, ~finite] = np.nan
         self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in found))
         return result
-
-    def _tasks(self, n_groups: int, evaluations: int) -> list[list[int]]:
-        parts = self._executor.parallelism * TASKS_PER_THREAD[self._executor.shares_memory]
-        least = self._executor.least_task_evaluations
-        if least:
-            parts = min(parts, max(1, round(evaluations / least)))
-        return split_evenly(range(n_groups), parts)
