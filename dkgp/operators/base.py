@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
@@ -100,6 +99,7 @@ class KernelOperator(ABC):
         self.entries = EntryCount()
         self.single = TileEvaluator(kernel, "single", entries=self.entries, centre=centre)
         self.double = TileEvaluator(kernel, "double", entries=self.entries, centre=centre)
+        self._typical_entries: dict[int, float] = {}
 
     @property
     def kernel_evaluations(self) -> int:
@@ -168,16 +168,15 @@ class KernelOperator(ABC):
         block[row, column] += noise_at(self.noise, rows[row])
         return block
 
-    @cached_property
-    def _typical_entry(self) -> float:
-        chosen = np.random.default_rng(0).choice(self.n, min(1024, self.n), replace=False).astype(np.intp)
+    def typical_entry(self, sample: int = 512) -> float:
+        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns; found once."""
+        if sample in self._typical_entries:
+            return self._typical_entries[sample]
+        chosen = np.random.default_rng(0).choice(self.n, min(2 * sample, self.n), replace=False).astype(np.intp)
         half = max(1, len(chosen) // 2)
         entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
-        return float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
-
-    def typical_entry(self) -> float:
-        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns; found once."""
-        return self._typical_entry
+        self._typical_entries[sample] = float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
+        return self._typical_entries[sample]
 
     @contextmanager
     def watched(self, *watchers: ProgressCallback | None) -> Iterator[None]:

@@ -47,6 +47,7 @@ class CachedColumnsOperator(KernelOperator):
         self.kernel, self.n = operator.kernel, operator.n
         self.noise, self.noise_variance = operator.noise, operator.noise_variance
         self.entries, self.single, self.double = operator.entries, operator.single, operator.double
+        self._typical_entries = operator._typical_entries
         # Room for all of them, which takes memory only as it is written to.
         self._columns = np.empty((self.n, self.n), np.float32)
         self._slots = np.full(self.n, -1, dtype=np.intp)
@@ -63,10 +64,6 @@ class CachedColumnsOperator(KernelOperator):
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`."""
         return self._operator.features(indices, precision)
-
-    def typical_entry(self) -> float:
-        """Root mean square of K's off-diagonal entries, found once by the other operator."""
-        return self._operator.typical_entry()
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
         """Kbar @ V, by the other operator."""
