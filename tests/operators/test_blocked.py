@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,23 +20,10 @@ from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import coordinator_input_bytes_needed
+from tests.operators.recording import RecordingExecutor
 
 N, D, NOISE_VARIANCE = 1500, 4, 0.05
 KERNEL = SquaredExponential(gamma=(0.3, 0.2, 0.5, 0.1), variance=1.2)
-
-
-class RecordingExecutor(LocalExecutor):
-    """Notes the name and the number of groups of every round."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self.rounds: list[tuple[str, int]] = []
-
-    def submit(
-        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
-    ) -> Any:
-        self.rounds.append((name, len(groups)))
-        return super().submit(name, task, arguments, groups, *hints)
 
 
 class RecordingInputs(ArrayInputs):

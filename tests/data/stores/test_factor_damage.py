@@ -28,7 +28,6 @@ from tests.data.stores.factors import (
 )
 
 
-
 def test_a_torn_factor_does_not_count_and_goes_when_the_next_is_begun(model: str, factor: Factor) -> None:
     torn = begin(model)
     torn.write_columns(0, factor["columns"][:260])
