@@ -1,4 +1,4 @@
-"""What the machine allows: the time of kernel entries in pairs of blocks, while all cores are at it."""
+"""Time of kernel entries in pairs of blocks while all cores are at it: what the machine allows."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = [
-    "VARIANCE_OPTIONS",
     "checkpoint_options",
     "cluster_from",
     "cluster_options",
@@ -53,16 +53,6 @@ CLUSTER_NAMES = (
 )
 
 # The option of each setting of the variances.
-VARIANCE_OPTIONS = {
-    "gap": "--variance-gap",
-    "max_passes": "--max-passes",
-    "latent": "--latent",
-    "rank": "--variance-rank",
-    "halo": "--variance-halo",
-    "batch_size": "--variance-batch",
-    "memory_bytes": "--variance-memory",
-    "keep_factor": "--keep-factor",
-}
 
 
 def examples(*lines: str) -> str:
@@ -303,6 +293,8 @@ def variance_options(
 def variance_given(options: dict[str, Any], prefix: str = "") -> VarianceSettings | None:
     """Return the settings that the options of a command describe; None where no variances are wanted."""
     from dkgp.commands.predict import variance_settings
+    from dkgp.models.variance.variances import VarianceSettings
 
-    given = {name: (option, options.get(prefix + name)) for name, option in VARIANCE_OPTIONS.items()}
-    return variance_settings(options["variance"], options["seed"], given)
+    own = {each.name for each in fields(VarianceSettings)} - {"seed"}
+    given = {name: options.get(prefix + name) for name in own}
+    return variance_settings(options["variance"], options["seed"], given, prefix)

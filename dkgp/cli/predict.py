@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
-    VARIANCE_OPTIONS,
     cluster_from,
     cluster_options,
     examples,
@@ -68,9 +67,8 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
     """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
     from dkgp.commands.predict import PredictJob
 
-    variance = variance_given(options)
-    others = {name: value for name, value in options.items() if name not in (*VARIANCE_OPTIONS, "variance", "seed")}
-    return PredictJob(variance=variance, **others)
+    own = {each.name for each in fields(PredictJob)} & options.keys() - {"variance"}
+    return PredictJob(variance=variance_given(options), **{name: options[name] for name in own})
 
 
 @click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))

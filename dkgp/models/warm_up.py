@@ -26,7 +26,7 @@ import numpy as np
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
+from dkgp.kernels import Features, Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.stages import stage_address, stage_names
@@ -84,7 +84,8 @@ def compile_piece(piece: str) -> float:
     if name in stage_names():
         stage_address(name, np.float32 if precision == "single" else np.float64)
     elif name in _LOOPS:
-        _LOOPS[name](TileEvaluator(_KERNEL, cast(Precision, precision)))
+        evaluator = TileEvaluator(_KERNEL, cast(Precision, precision))
+        _LOOPS[name](evaluator, evaluator.prepare(_points()))
     elif name in _OTHERS:
         _OTHERS[name]()
     elif name.startswith(_SOLVER) and piece in all_pieces():
@@ -119,25 +120,6 @@ def _mark(piece: str) -> Path | None:
 
 def _points(rows: int = _ROWS) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, 2))
-
-
-def _matmat(evaluator: TileEvaluator) -> None:
-    features = evaluator.prepare(_points())
-    evaluator.matmat(features, features, np.ones((_ROWS, 1)))
-
-
-def _pair(evaluator: TileEvaluator) -> None:
-    features = evaluator.prepare(_points())
-    evaluator.pair(features, features, np.ones((_ROWS, 1)), np.ones((_ROWS, 1)))
-
-
-def _tile(evaluator: TileEvaluator) -> None:
-    features = evaluator.prepare(_points())
-    evaluator.tile(features, features)
-
-
-def _take(evaluator: TileEvaluator) -> None:
-    evaluator.prepare(_points()).take(np.arange(3, dtype=np.intp))
 
 
 def _vectors() -> None:
@@ -182,7 +164,12 @@ def _tree() -> None:
         operator.matmat(points[:, :1], "single")
 
 
-_LOOPS: dict[str, Callable[[TileEvaluator], None]] = {"matmat": _matmat, "pair": _pair, "tile": _tile, "take": _take}
+_LOOPS: dict[str, Callable[[TileEvaluator, Features], object]] = {
+    "matmat": lambda evaluator, rows: evaluator.matmat(rows, rows, np.ones((_ROWS, 1))),
+    "pair": lambda evaluator, rows: evaluator.pair(rows, rows, np.ones((_ROWS, 1)), np.ones((_ROWS, 1))),
+    "tile": lambda evaluator, rows: evaluator.tile(rows, rows),
+    "take": lambda evaluator, rows: rows.take(np.arange(3, dtype=np.intp)),
+}
 _OTHERS: dict[str, Callable[[], None]] = {
     "vectors": _vectors,
     "factor": _factor,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from dkgp.bench import references as bench_references
 from dkgp.bench.problem import BenchProblem
@@ -28,13 +26,6 @@ from dkgp.models.variance.variances import VarianceSettings
 NOISE_VARIANCE = 0.04
 KERNEL = SquaredExponential(gamma=(0.05,) * 10)
 TINY = BenchProblem(n=150, n_test=20, subset=60)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from dkgp.cluster.threads import available_cores
 from dkgp.cluster.tile_budget import TileBudget
 
-__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
+__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "LocalRound", "PendingRound", "Rounds", "split_evenly"]
 
 BlockTask: TypeAlias = Callable[..., list[Any]]
 
@@ -28,8 +28,26 @@ class PendingRound(Protocol):
         """Wait for all groups; return one result for each block, in block order."""
 
 
-class BlockExecutor(Protocol):
-    """Runs rounds; `tiles` is what workers may keep of a kernel matrix, and may be set."""
+class Rounds(Protocol):
+    """Runs rounds of tasks: an executor, or whoever counts what its tasks evaluate."""
+
+    def submit(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
+    ) -> PendingRound:
+        """Start one round; `name` labels its tasks on a dashboard.
+
+        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
+        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+        """
+
+
+class BlockExecutor(Rounds, Protocol):
+    """Runs rounds on threads or workers; `tiles` is what workers may keep of a kernel matrix, and may be set."""
 
     tiles: TileBudget
 
@@ -65,20 +83,6 @@ class BlockExecutor(Protocol):
     def workers(self) -> Mapping[str, int]:
         """Threads by worker process that keeps things of its own between rounds; one, by any name, in one process."""
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
-        """Start one round; `name` labels its tasks on a dashboard.
-
-        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
-        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
-        """
-
     def require_one_arithmetic(self) -> None:
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
 
@@ -98,14 +102,18 @@ def split_evenly(items: Sequence[Any], parts: int) -> list[list[Any]]:
     return [group for group in groups if group]
 
 
-class _LocalRound:
+class LocalRound:
+    """A round of this process's threads."""
+
     def __init__(self, futures: list[Future[list[Any]]]) -> None:
         self._futures = futures
 
     def done(self) -> bool:
+        """True if `result` would return without waiting."""
         return all(future.done() for future in self._futures)
 
     def result(self) -> list[Any]:
+        """Wait for all groups; return one result for each block, in block order."""
         return [value for future in self._futures for value in future.result()]
 
 
@@ -155,7 +163,7 @@ class LocalExecutor:
         owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start one round on the pool."""
-        return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+        return LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""
