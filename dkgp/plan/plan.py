@@ -291,7 +291,7 @@ def _row(
         "phases": expected.seconds,
         "limit": expected.limit,
         "spilled_share": spilled,
-        "tiles": {**asdict(tiles), "saved_seconds": evaluated - read},
+        "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
         "worker_memory_bytes": replace(memory, tiles_bytes=tiles.bytes).worker_process_bytes(
             cluster.worker_resident_bytes
         ),

@@ -1,12 +1,12 @@
 """Predictive variances foreseen: factors and batches as a prediction would lay them out, and the products they take.
 
 The layout is the prediction's own, for workers that are only planned. How many products a batch takes is counted in
-small: a random subset of m of the n samples, with halos of s m / n, a rank of R sqrt(m / n) and the same noise, takes
-about as many to the same gap, in float32 and in float64.
+small: a random subset of m of the n samples, with halos of s m / n, a rank of R sqrt(m / n) and noise s2 (n / m)^1/4,
+takes about as many to the same gap. Of fewer samples less is known, and as gaps are relative to what is not known and
+the noise together, there is more of both.
 
-Measured (docs/experiments.md) on kin40k, also with a tenth of its noise, a gap of 10 %, and latent, and on california,
-n from 6,000 to 12,000: of 1 to 9 products in float32 all were told but for one; 1.0 to 1.1 in float64, told as up to
-1.3.
+Measured (docs/experiments.md) on kin40k, also with a tenth of its noise and latent, n from 6,000 to 30,000: of 2 to 9
+products in float32 all were told within two, and within a factor of two.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from dkgp.models.variance.search import local_samples
 from dkgp.models.variance.sizes import precision_of
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers.auto import PROBE_SAMPLES, SPREAD, Expected
+from dkgp.solvers.auto import PROBE_SAMPLES, Expected
 from dkgp.solvers.prices import Batches, Phase, Sizes, variance_phases
 
 __all__ = ["ForeseenVariances", "PlannedWorkers", "foresee_variances"]
 
-RANK_POWER = 0.5
+# Powers of m / n.
+RANK_POWER, NOISE_POWER = 0.5, -0.25
+# Of counts foretold, in most cases.
+SPREAD = 2.0
 PROBE_TESTS = 64
 
 
@@ -185,7 +188,7 @@ def _counted(
     rng = np.random.default_rng([settings.seed, 5])
     inputs = dataset.input_rows(rng.permutation(draw_subset(n, m + tests, settings.seed)))
     few = standardised_inputs(inputs[:m], dataset.feature_names)
-    rank = max(1, round(plan["rank"] * (m / n) ** RANK_POWER))
+    rank, noise_variance = max(1, round(plan["rank"] * (m / n) ** RANK_POWER)), noise_variance * (m / n) ** NOISE_POWER
     model = memory_model(few, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=np.zeros((m, 1)))
     landmarks = choose_landmarks(
         model, kernel, gap=settings.gap, largest_rank=rank, latent=settings.latent, fixed=True, seed=settings.seed

@@ -21,7 +21,7 @@ from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
 from dkgp.cluster.executors.base import BlockTask, PendingRound
-from dkgp.cluster.executors.mailbox import Mailbox, deliver
+from dkgp.cluster.executors.mailbox import Desk, Mailbox, serve
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
@@ -90,6 +90,7 @@ class DaskExecutor:
         batch = getattr(client, "scheduler_comm", None)
         if batch is not None and hasattr(batch, "interval"):
             batch.interval = min(batch.interval, CLIENT_BATCH_SECONDS)
+        self._calls = _Calls(client)  # where workers share this process
         # Where all workers are this process, they compute alike.
         self._one_arithmetic = in_process
         if not in_process:
@@ -173,11 +174,14 @@ class DaskExecutor:
             self.require_one_arithmetic()
         label = (name, self._run, number)
         if self.shares_memory:
-            return _InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
+            mailbox = Mailbox(task, arguments, groups)
+            self._calls.post(label, mailbox, min(self.parallelism, len(groups)))
+            return _InProcessRound(self._calls, mailbox, number, self._deadline)
         return _DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
 
     def close(self) -> None:
         """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""
+        self._calls.close()
         if self._client.status == "running":
             with suppress(Exception):  # a cluster that is lost has nothing to be taken off
                 forget: Any = partial(self._client._unregister_worker_plugin, name=self._setup.name)
@@ -203,9 +207,8 @@ class _Round:
         groups: Sequence[Sequence[Any]],
         owners: Sequence[str] | None,
         deadline_seconds: float,
-        threads: int = 1,
     ) -> None:
-        self._client, self._label, self._threads = client, label, threads
+        self._client, self._label = client, label
         self._task, self._arguments, self._groups = task, arguments, groups
         self._owners = None if owners is None else list(owners)
         self._deadline_seconds = deadline_seconds
@@ -331,16 +334,12 @@ class _DaskRound(_Round):
             return "an unknown number of"
 
 
-class _InProcessRound(_Round):
-    """A round whose results come back through memory; the cluster cannot be lost without this process.
+class _InProcessRound:
+    """A round whose results come back through memory; the cluster cannot be lost without this process."""
 
-    Its tasks on the cluster are one for each thread, and share those of the round.
-    """
-
-    def _start(self) -> list[Future[Any]]:
-        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
-        count = min(self._threads, len(self._groups))
-        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
+    def __init__(self, calls: _Calls, mailbox: Mailbox, number: int, deadline_seconds: float) -> None:
+        self._calls, self._mailbox = calls, mailbox
+        self._number, self._deadline_seconds = number, deadline_seconds
 
     def done(self) -> bool:
         return self._mailbox.done()
@@ -349,16 +348,47 @@ class _InProcessRound(_Round):
         try:
             until = time.monotonic() + self._deadline_seconds
             while not self._mailbox.wait(WATCH_SECONDS):
-                failed = next(
-                    (future for future in self._futures if future.status in ("error", "cancelled", "lost")), None
-                )
-                if failed is not None:  # the scheduler gave the task up before it could deliver anything
-                    raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
+                failed = self._calls.failed()
+                if failed is not None:  # the scheduler gave a task up before it could deliver anything
+                    raise ClusterError(f"round {self._number} was given up: a task is {failed}; {RESUMABLE}")
                 if time.monotonic() > until:
                     raise ClusterError(
-                        f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+                        f"round {self._number} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
                     )
             return [value for part in self._mailbox.take() for value in part]
         finally:
             self._mailbox.close()
-            self._release()
+
+
+class _Calls:
+    """The tasks on an in-process cluster that work on an executor's rounds, one for each thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._desk = client, Desk()
+        self._futures: list[Future[Any]] = []
+        self._lock = threading.Lock()
+
+    def post(self, label: tuple[str, str, int], mailbox: Mailbox, threads: int) -> None:
+        """Have so many threads work on a round, those that are there and others that are called."""
+        missing = self._desk.post(mailbox, threads)
+        called = [
+            self._client.submit(serve, self._desk.number, key=(*label, index), pure=False) for index in range(missing)
+        ]
+        with self._lock:
+            if called:
+                self._futures = [future for future in self._futures if future.status != "finished"]
+            self._futures += called
+
+    def failed(self) -> str | None:
+        """Status of a task that will not work on anything any more; whoever asks next is told of the others."""
+        with self._lock:
+            for future in self._futures:
+                if future.status in ("error", "cancelled", "lost"):
+                    self._futures.remove(future)
+                    self._desk.forget()
+                    return str(future.status)
+        return None
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._desk.close()

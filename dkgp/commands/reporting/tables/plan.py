@@ -14,9 +14,9 @@ __all__ = ["plan_tables"]
 
 
 def plan_tables(document: Document) -> list[RenderableType]:
-    """Return the tables of a plan: the problem, the workers, variances, and what a validation found."""
+    """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
     tables = [_summary(document), _workers(document), Text(_sentence(document))]
-    return [*tables, *_variances(document), *_validation(document)]
+    return [*tables, *_kept(document), *_variances(document), *_validation(document)]
 
 
 def _summary(document: Document) -> RenderableType:
@@ -41,8 +41,7 @@ def _milliseconds(*seconds: float) -> str:
 def _workers(document: Document) -> RenderableType:
     phases = _phases(document)
     table = Table()
-    headings = ("workers", "time", "between", *phases, "K kept", "saved a product", "memory of each", "worker-hours")
-    for heading in (*headings, "limit"):
+    for heading in ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit"):
         table.add_column(heading, justify="left" if heading == "limit" else "right")
     for row in document["workers"]:
         table.add_row(
@@ -50,7 +49,6 @@ def _workers(document: Document) -> RenderableType:
             duration(row["seconds"]),
             f"{duration(row['seconds_low'])} and {duration(row['seconds_high'])}",
             *(duration(row["phases"].get(name, 0.0)) for name in phases),
-            *_kept(row["tiles"]),
             size(row["worker_memory_bytes"]),
             f"{row['worker_hours']:.3g}",
             row["limit"],
@@ -63,11 +61,18 @@ def _phases(document: Document) -> list[str]:
     return max((list(row["phases"]) for row in document["workers"]), key=len)
 
 
-def _kept(tiles: Document) -> tuple[str, str]:
-    """What workers keep of K, and the time that it saves."""
-    if not tiles["share"]:
-        return "none", "-"
-    return f"{tiles['share']:.0%}, {size(tiles['bytes'])} each", duration(tiles["saved_seconds"])
+def _kept(document: Document) -> list[RenderableType]:
+    """Tiles that workers keep, and the time that they save; no table where there are none."""
+    if not any(row["tiles"]["share"] for row in document["workers"]):
+        return []
+    table = Table()
+    for heading in ("workers", "K kept", "memory of each", "a product", "saved"):
+        table.add_column(heading, justify="right")
+    for row in document["workers"]:
+        tiles = row["tiles"]
+        seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
+        table.add_row(f"{row['workers']:,}", f"{tiles['share']:.0%}", size(tiles["bytes"]), *seconds)
+    return [Text("Kept between products", style="bold"), table]
 
 
 def _variances(document: Document) -> list[RenderableType]:
