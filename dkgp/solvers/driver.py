@@ -136,9 +136,10 @@ def run(
                 interruption.heed(state)
             elif not precision.must_verify(state):
                 break
-            believed, moving = progress, renews and not stopped_short
+            believed, claimed = progress, reason is not None
+            moving = partial(_short_of, rule if claimed else None) if renews and not stopped_short else None
             progress = record.measure(state, method.renew(operator, state, moving))
-            if moving:
+            if moving is not None:
                 record.add(progress)
             precision.note_renewal(state, progress)
             if not stopped_short and precision.broke_down(state, progress):
@@ -146,7 +147,6 @@ def run(
                 progress, reason = record.measure(state), None
                 checkpoints.save_if_due(state)
                 continue
-            claimed = reason is not None
             reason = rule.check(progress) or (
                 reason if stopped_short else precision.stalled(state, progress, believed, claimed)
             )
@@ -169,3 +169,9 @@ def run(
             # Of the last product, which was with alpha.
             operator.error_bound,
         ), state
+
+
+def _short_of(rule: StoppingRule | None, stands: Progress) -> bool:
+    """True unless the rule is met where the solve stands: then a step may take max|g| above the tolerance again."""
+    reason = None if rule is None else rule.check(stands)
+    return reason is None or not reason.converged

@@ -53,6 +53,23 @@ def test_a_quick_solve_is_verified_by_its_last_round(executor: LocalExecutor) ->
     assert solution.history[-2].gradient_inf_norm > 1e-4
 
 
+def test_an_answer_is_not_stepped_away_from(executor: LocalExecutor) -> None:
+    """The step that comes with the last product would take max|g| above the tolerance again, twice, and be the end."""
+    rng = np.random.default_rng([150, 3])
+    X, kernel = np.repeat(rng.standard_normal((150, 3)), 2, axis=0), parse_kernel("rbf * linear", 3)
+    y = np.random.default_rng(300).standard_normal((300, 1))
+    operator = BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor)
+    solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
+    found = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(300))
+    assert found.converged
+    true = (kernel(X, X) + 1e-6 * np.eye(300)) @ found.alpha - y
+    assert np.abs(true).max() <= 1e-4
+    np.testing.assert_allclose(found.gradient, true, rtol=0, atol=1e-6)
+    # Its last round has looked at what the one before believed, and left alpha as it was.
+    assert "check" in found.history[-1].timings
+    assert not found.stepped.size
+
+
 def test_float64_throughout_takes_no_product_more(executor: LocalExecutor) -> None:
     solver = ConjugateGradient(QUICK.preconditioner, "double")
     solution, products = watched(executor, solver=solver, stopping=GradientInfNorm(1e-4))

@@ -32,6 +32,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
 
@@ -149,12 +150,16 @@ class BlockState(SolverState):
 
 
 def iterate(
-    operator: KernelOperator, state: BlockState, preconditioned: FloatArray, *, renewing: bool = False
+    operator: KernelOperator,
+    state: BlockState,
+    preconditioned: FloatArray,
+    moving: Callable[[Progress], bool] | None = None,
 ) -> dict[str, float]:
     """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
 
-    `renewing`, its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
-    and the step along P is exact for it, so that the gradient after it is exact, too.
+    With `moving` its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
+    and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
+    of where the solve stands before it.
 
     Parameters
     ----------
@@ -166,17 +171,18 @@ def iterate(
     NumericalError
         The matrix has no curvature along the true gradient, in float64.
     """
-    started, seconds, multiplied = time.perf_counter(), 0.0, False
+    started, seconds, multiplied, onward = time.perf_counter(), 0.0, False, True
     directions, residual, p = state.directions, -state.gradient, state.gradient.shape[1]
 
     def product(vectors: NDArray[Any]) -> FloatArray:
-        nonlocal seconds, multiplied
+        nonlocal seconds, multiplied, onward
         before, multiplied = time.perf_counter(), True
-        if not renewing:
+        if moving is None:
             images = operator.matmat(vectors, state.precision)
         else:
             both = operator.matmat(np.hstack([state.alpha, vectors]))
             state.take_gradient(operator, both[:, :p] - state.rhs)
+            onward = moving(state.verified or state.measured(operator))
             np.negative(state.gradient, out=residual)
             images = np.ascontiguousarray(both[:, p:])
         seconds = time.perf_counter() - before
@@ -186,7 +192,7 @@ def iterate(
     last_resort = state.precision == "double" and state.exact and not directions.vectors.size
     step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
-    if not renewing:
+    if moving is None:
         state.columns += operator.n
     elif not state.exact:  # there was no direction to go
         state.renew_gradient(operator)
@@ -198,16 +204,16 @@ def iterate(
             )
         # Tiles in float32 need not form a positive definite matrix; those in float64 may do.
         state.precision = "double"
-    else:
+    elif onward:
         add_product(state.alpha, directions.vectors, step)
         add_product(state.gradient, directions.images, step)
-        if not renewing:
+        if moving is None:
             state.note_step(np.einsum("kt,kt->t", step, step))
         else:
             state.stepped = np.zeros_like(state.alpha)
             add_product(state.stepped, np.abs(directions.vectors), np.abs(step))
     return {
-        "check" if renewing else "product": seconds,
+        "product" if moving is None else "check": seconds,
         "update": time.perf_counter() - started - seconds,
     }
 
