@@ -168,10 +168,13 @@ def test_noise_beyond_float64_is_never_called_solved(executor: LocalExecutor, va
     X, y = np.repeat(drawn(N // 2), 2, axis=0), targets(N)
     operator = BlockedKernelOperator(rbf(), variance, ArrayInputs(X), executor)
     stopping = GradientInfNorm(1e-4) | MaxIterations(100)
+    refusal = ""
     try:
         found = solve(operator, y, solver=ConjugateGradient(FACTOR), stopping=stopping)
     except ArithmeticError as error:
-        assert "Raise the noise variance" in str(error)
+        refusal = str(error)
+    if refusal:
+        assert "Raise the noise variance" in refusal
     else:
         assert not found.converged
         assert np.abs((rbf()(X, X) + variance * np.eye(N)) @ found.alpha - y).max() > 1e-4
