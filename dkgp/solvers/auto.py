@@ -2,9 +2,10 @@
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
 them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected
-time taken further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a
-low-rank factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about
-the best of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third.
+time taken further; none goes on for longer than what it stands for could still be the best, or, far behind, beyond
+half of that. So a smooth problem gets a low-rank factor alone, a rough one a halo, and most of what lies between a halo
+with some landmarks. Time is flat about the best of them, and a run that proves harder than foreseen grows its halo: a
+look needs to be right within a third. Where float32 would not do, counts, prices and what is chosen are of float64.
 
 The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
 factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
