@@ -86,8 +86,8 @@ def test_unlike_workers_get_a_solver_that_may_mix_them() -> None:
 
 
 def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
-    short = SquaredExponential(gamma=(40.0, 40.0))
-    whole, pruned = choice(short, 30_000, noise=0.01), choice(short, 30_000, noise=0.01, tree_error=1e-5)
+    short = SquaredExponential(gamma=(200.0, 200.0))
+    whole, pruned = (choice(short, 30_000, noise=0.001, tree_error=error) for error in (None, 1e-5))
     assert (pruned.solver, pruned.projected.keys()) == ("pcg", {"pcg"})
     assert pruned.projected["pcg"] < whole.projected["pcg"]
     assert sum(pruned.options.values()) < sum(whole.options.values())
