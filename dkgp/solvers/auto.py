@@ -2,9 +2,10 @@
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
 them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected
-time taken further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a
-low-rank factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about
-the best of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third.
+time taken further; none goes on for longer than what it stands for could still be the best, or, far behind, beyond
+half of that. So a smooth problem gets a low-rank factor alone, a rough one a halo, and most of what lies between a halo
+with some landmarks. Time is flat about the best of them, and a run that proves harder than foreseen grows its halo: a
+look needs to be right within a third. Where float32 would not do, counts, prices and what is chosen are of float64.
 
 The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
 factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
@@ -93,7 +94,7 @@ class Choice:
     halo, leaf, rank : int or None
         Of the preconditioner, for "pcg"; no leaf where the halo is 0.
     precision : {"mixed", "double"}
-        "double" where float32 rounds would not do.
+        "double" where float32 rounds would not do; of no matter for "cholesky".
     reason : str
         One sentence.
     projected : dict
@@ -257,6 +258,7 @@ def choose_solver(
             name,
             f"the workers' processors or libraries differ, and its bits do not depend on that; {_how(name, probe)}",
             projected,
+            precision=_precision(name, sizes),
         )
     search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
     found = search.run()
@@ -265,8 +267,12 @@ def choose_solver(
     name = min(projected, key=lambda solver: projected[solver])
     others = _others(name, projected)
     if name != "pcg":
-        return Choice(name, f"{_how(name, probe)}; {others}", projected)
+        return Choice(name, f"{_how(name, probe)}; {others}", projected, precision=_precision(name, sizes))
     return found.choice(others, projected, sizes.double)
+
+
+def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
+    return "double" if sizes.double and name != "cholesky" else "mixed"
 
 
 def _easy(found: _Factor, factor: float, double: bool) -> Choice:
@@ -316,11 +322,12 @@ class _Search:
         # Numbers that may be held for each sample.
         self._held = max(1, memory_bytes // (4 * sizes.n))
         self._seen: dict[tuple[int, int], _Factor] = {}
+        self._first = max(LEAST_HALO, sizes.n / HALO_SHARE)
         self.best = _Factor(sizes.n, 0, 0, 1, math.inf, math.inf)
 
     def first(self) -> _Factor:
         """Return what the first halo comes to, seconds infinite where that is beyond `limit`."""
-        halo = self._halo(self._sizes.n / HALO_SHARE)
+        halo = self._halo(self._first)
         if halo:
             self._look(halo, 0)
         return self.best
@@ -331,7 +338,7 @@ class _Search:
         ranks = [self._rank(share * math.sqrt(n)) for share in RANKS_PER_SQRT_N]
         if not self._fits(0, 0, ranks[0]):
             ranks[0] = self._rank(self._held)
-        self._walk(self._halo(n / HALO_SHARE), 0)
+        self._walk(self._halo(self._first), 0)
         for rank in ranks:
             self._look(0, rank)
         if self.best.halo:
@@ -344,7 +351,7 @@ class _Search:
         if math.isinf(self.best.seconds):
             # Nothing competes: what a factor within the memory comes to, for the record.
             self._limit, self._seen = math.inf, {}
-            halo = self._halo(n / HALO_SHARE)
+            halo = self._halo(self._first)
             self._look(*((halo, 0) if halo else (0, ranks[-1])))
         return self.best
 

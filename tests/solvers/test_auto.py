@@ -85,6 +85,16 @@ def test_unlike_workers_get_a_solver_that_may_mix_them() -> None:
     assert choose_solver(SMOOTH, 0.1, np.empty((0, 2)), 100, one_arithmetic=False).solver == "cholesky"
 
 
+def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
+    short = SquaredExponential(gamma=(200.0, 200.0))
+    whole, pruned = (choice(short, 30_000, noise=0.001, tree_error=error) for error in (None, 1e-5))
+    assert (pruned.solver, pruned.projected.keys()) == ("pcg", {"pcg"})
+    assert pruned.projected["pcg"] < whole.projected["pcg"]
+    assert sum(pruned.options.values()) < sum(whole.options.values())
+    few = choose_solver(short, 0.01, np.empty((0, 2)), 300, tree_error=1e-5)
+    assert (few.solver, few.options) == ("pcg", {})
+
+
 def test_memory_that_does_not_hold_the_matrix_rules_cholesky_out() -> None:
     found = choose_solver(ROUGH, 1e-4, samples(1000, 8), 4000, memory_bytes=50_000_000)
     assert "cholesky" not in found.projected
