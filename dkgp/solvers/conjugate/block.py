@@ -197,8 +197,8 @@ def iterate(
     if not len(step):
         if last_resort and multiplied:
             raise NumericalError(
-                f"after {state.iteration} rounds the kernel matrix, in float64, has no curvature along the gradient: it "
-                "is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
+                f"after {state.iteration} rounds the kernel matrix, in float64, has no curvature along the gradient: "
+                "it is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
             )
         # Tiles in float32 need not form a positive definite matrix; those in float64 may do. What steps along such
         # tiles have come to, the recursion does not know: it may be worse than the start.
