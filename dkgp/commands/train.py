@@ -37,7 +37,7 @@ from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRu
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_within
-from dkgp.models.warm_up import helped
+from dkgp.models.warm_up import compiling_bytes, helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
@@ -336,7 +336,9 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         memory,
         needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
         # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-        resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
+        resident_bytes=resident_bytes
+        - prepared.checkpointing.held_bytes
+        + compiling_bytes(prepared.hyperparameters.kernel),
         shares_process=executor.shares_memory,
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,

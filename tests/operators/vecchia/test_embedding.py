@@ -83,9 +83,8 @@ def test_a_kernel_that_is_zero_or_not_finite_is_refused(
     size: float, rng: np.random.Generator, one_thread: LocalExecutor
 ) -> None:
     X = size * rng.normal(size=(200, D))
-    told = f"which is {'zero' if size < 1.0 else 'not finite'}.*Scale the inputs"
     with (
         BlockedKernelOperator(parse_kernel("linear", D), 0.1, ArrayInputs(X), one_thread) as operator,
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=f"which is {'zero' if size < 1.0 else 'not finite'}.*Scale the inputs"),
     ):
         VecchiaFactor(operator, 80, 40)

@@ -1,4 +1,4 @@
-"""pcg with its factor on hostile inputs: solved as dense float64 algebra does, or refused in words."""
+"""pcg with its factor on inputs that nobody should give it: solved as dense float64 algebra does, or refused."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def test_inputs(executor: LocalExecutor, name: str) -> None:
     solved(executor, INPUTS[name])
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 def test_a_value_beyond_float32(executor: LocalExecutor) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         solved(executor, with_column(np.r_[1e39, -1e200, drawn()[2:, 1]]))
@@ -162,22 +163,18 @@ def test_noise_that_is_none_is_refused(executor: LocalExecutor, noise: Any) -> N
         solved(executor, drawn(), noise=noise)
 
 
-@pytest.mark.parametrize("variance", [1e-12, 1e-16])
-def test_noise_beyond_float64_is_never_called_solved(executor: LocalExecutor, variance: float) -> None:
-    """Every row twice, and K of numbers as they are rounded: no tolerance is met by what is not a solution."""
+@pytest.mark.parametrize("noise", [1e-12, 1e-14, 1e-16])
+def test_noise_beyond_float64_is_never_called_solved(executor: LocalExecutor, noise: float) -> None:
+    """Every row twice: what rounding leaves of K is larger, and no tolerance is met by what is not a solution."""
     X, y = np.repeat(drawn(N // 2), 2, axis=0), targets(N)
-    operator = BlockedKernelOperator(rbf(), variance, ArrayInputs(X), executor)
+    operator = BlockedKernelOperator(rbf(), noise, ArrayInputs(X), executor)
     stopping = GradientInfNorm(1e-4) | MaxIterations(100)
-    refusal = ""
-    try:
-        found = solve(operator, y, solver=ConjugateGradient(FACTOR), stopping=stopping)
-    except ArithmeticError as error:
-        refusal = str(error)
-    if refusal:
-        assert "Raise the noise variance" in refusal
-    else:
-        assert not found.converged
-        assert np.abs((rbf()(X, X) + variance * np.eye(N)) @ found.alpha - y).max() > 1e-4
+    found = solve(operator, y, solver=ConjugateGradient(FACTOR), stopping=stopping)
+    # Which of them depends on the processor's roundings.
+    assert found.reason.rule in ("rounding", "max_iterations")
+    assert not found.converged
+    assert "noise variance" in found.reason.advice or found.reason.rule == "max_iterations"
+    assert np.abs((rbf()(X, X) + noise * np.eye(N)) @ found.alpha - y).max() > 1e-4
 
 
 @pytest.mark.parametrize("noise", [0.1, 1e-6])
