@@ -8,9 +8,11 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blas import blas
 
 __all__ = [
     "RandomlyPivotedCholesky",
@@ -26,6 +28,8 @@ __all__ = [
 SAMPLES_PER_LANDMARK = 1.5
 LEAST_SUBSET = 4000
 PIVOTS_A_STEP = 128
+# Samples that a thread works on at a time.
+PIECE_SAMPLES = 1024
 # Pivots whose own residual has sunk to this share of their k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
@@ -185,8 +189,16 @@ class RandomlyPivotedCholesky:
             # What rounding leaves of a large k(x, x) may be more than all there is of a small one.
             left = np.where(left > self._least * self._relative**2, left, 0.0)
         drawn = np.unique(self._rng.choice(len(left), step, p=left / left.sum()))
-        columns = self._evaluator.tile(self._features, self._features.take(drawn)) - rows[:rank].T @ rows[:rank, drawn]
-        columns /= self._relative[drawn]
+        taken, weights = self._features.take(drawn), np.ascontiguousarray(rows[:rank, drawn])
+        columns = np.empty((len(left), len(drawn)))
+        pieces = [slice(start, start + PIECE_SAMPLES) for start in range(0, len(left), PIECE_SAMPLES)]
+
+        def evaluate(index: int) -> None:
+            piece = pieces[index]
+            kernel = self._evaluator.tile(self._features.slice(piece.start, min(piece.stop, len(left))), taken)
+            columns[piece] = (kernel - rows[:rank, piece].T @ weights) / self._relative[drawn]
+
+        in_parallel(evaluate, len(pieces))
         block = columns[drawn] / self._relative[drawn, None]
         lower, order, kept, _ = scipy.linalg.lapack.dpstrf(
             np.asarray(block + block.T, dtype=np.float64) / 2.0, lower=1, tol=self._least
@@ -195,11 +207,19 @@ class RandomlyPivotedCholesky:
             self._ended = True
             return
         order = order[:kept] - 1
-        new = scipy.linalg.solve_triangular(
-            np.tril(lower[:kept, :kept]), columns[:, order].T, lower=True, check_finite=False
-        ).astype(rows.dtype)
-        rows[rank : rank + kept] = new
-        self.residual = np.maximum(self.residual - np.einsum("ri,ri->i", new, new), 0.0)
+        triangle = np.asfortranarray(np.tril(lower[:kept, :kept]))
+        taken_off = np.empty(len(left))
+
+        def whiten(index: int) -> None:
+            piece = pieces[index]
+            new = np.asfortranarray(columns[piece][:, order].T)
+            blas("trsm", b"L", b"L", b"N", b"N", kept, new.shape[1], 1.0, triangle, kept, new, kept)
+            rows[rank : rank + kept, piece] = new
+            new = new.astype(rows.dtype, copy=False)
+            taken_off[piece] = np.einsum("ri,ri->i", new, new)
+
+        in_parallel(whiten, len(pieces))
+        self.residual = np.maximum(self.residual - taken_off, 0.0)
         self.residual[drawn[order]] = 0.0
         self._chosen.extend(int(index) for index in drawn[order])
 

@@ -115,19 +115,19 @@ class VecchiaProduct:
         """Landmarks, R."""
         return self.recipe.leaves.rank
 
-    def apply(self, residual: FloatArray) -> FloatArray:
-        """M^-1 r for r (n, t), a new array."""
-        out = np.zeros(residual.shape)
+    def apply(self, residual: NDArray[Any]) -> NDArray[Any]:
+        """M^-1 r for r (n, t), a new array; in float32 for such an r, where there are no landmarks."""
+        out = np.zeros(residual.shape, np.float64 if self.rank else residual.dtype)
         with single_threaded_blas():
             self._find_halos()
             united = sum(len(samples) for samples in self._samples)
-            step = max(1, min(VECTORS_AT_ONCE, BYTES_AT_ONCE // (8 * united)))
+            step = max(1, min(VECTORS_AT_ONCE, BYTES_AT_ONCE // (out.itemsize * united)))
             for first in range(0, residual.shape[1], step):
                 columns = slice(first, first + step)
-                self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
+                self._apply(np.ascontiguousarray(residual[:, columns], dtype=out.dtype), out[:, columns])
         return out
 
-    def _apply(self, residual: FloatArray, out: FloatArray) -> None:
+    def _apply(self, residual: NDArray[Any], out: NDArray[Any]) -> None:
         leaves, noise = self.recipe.leaves, self.recipe.noise
 
         def arguments(bundles: list[int]) -> tuple[Any, ...]:

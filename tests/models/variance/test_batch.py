@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import SquaredExponential
-from dkgp.models.variance import batch as variance_batch
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
+from dkgp.models.variance import search as variance_search
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
 from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.low_rank import products
@@ -327,7 +327,7 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
     monkeypatch.setattr(block, "PIECE_ROWS", 100)
-    for module in (nystrom, variance_batch, variance_bounds, products):
+    for module in (nystrom, variance_search, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
     monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)
