@@ -303,7 +303,7 @@ def _row(
 def _variance_row(
     variances: ForeseenVariances, fleet: Fleet, sizes: Sizes, machine: MachineFigures, cluster: ClusterFigures
 ) -> dict[str, Any]:
-    """What the variances of a prediction take on so many workers."""
+    """Return what a prediction's variances take on so many workers."""
     run = variances.on(fleet.workers, fleet.threads_per_worker)
 
     def projected(single: float, double: float) -> Projection:

@@ -86,7 +86,7 @@ class Mailbox:
 
 
 class Desk:
-    """Where an executor puts its rounds, and the cluster's threads come for them.
+    """An executor's rounds, and the cluster's threads that come for them.
 
     Attributes
     ----------
