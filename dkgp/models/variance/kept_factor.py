@@ -72,7 +72,7 @@ def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, 
         "residual_trace": landmarks.residual_trace,
         "effective_dimension": landmarks.effective_dimension,
         **({} if math.isnan(landmarks.kernel_trace) else {"kernel_trace": landmarks.kernel_trace}),
-        "gain": landmarks.gain,
+        **({} if math.isnan(landmarks.gain) else {"gain": landmarks.gain}),
         "gap": gap,
         "seed": seed,
     }

@@ -12,7 +12,7 @@ one that suffices is the best. A rough kernel has none within reach, and the ran
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from dkgp.operators.base import IndexArray
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, jitter, regularised_factor, stand_in
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["Landmarks", "choose_landmarks", "group_gain", "is_enough", "jitter"]
+__all__ = ["Landmarks", "choose_landmarks", "group_gain", "is_enough", "jitter", "judged"]
 
 FIRST_CHECK_RANK = 128
 # The bound below is of lengths, and intervals are narrower: of 5,000 latent ones the widest had .28 and .23 of it at
@@ -162,6 +162,18 @@ def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: floa
     lower = regularised_factor(gram, noise_variance)
     inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
     return float(len(gram) - noise_variance * np.sum(np.tril(inverse) ** 2))
+
+
+def judged(
+    landmarks: Landmarks, model: ModelRecord, kernel: Kernel, *, gap: float, latent: bool
+) -> tuple[Landmarks, bool]:
+    """The landmarks, with the gain of groups where it matters, and if a factor on them is expected to suffice."""
+    measured = landmarks.residual_trace, landmarks.effective_dimension, model.noise_variance, gap, model.n_samples
+    if not is_enough(*measured, float(GROUP), latent=latent):
+        return landmarks, False
+    if math.isnan(landmarks.gain):
+        landmarks = replace(landmarks, gain=group_gain(model, kernel, landmarks.indices))
+    return landmarks, is_enough(*measured, landmarks.gain, latent=latent)
 
 
 def group_gain(model: ModelRecord, kernel: Kernel, landmarks: IndexArray) -> float:

@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import choose_landmarks, group_gain, is_enough
+from dkgp.models.variance.landmarks import choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -226,13 +226,10 @@ class VarianceRun:
                 seed=settings.seed,
             )
         )
-        goal = value_error_goal(settings.gap)
-        if math.isnan(landmarks.gain):
-            landmarks = replace(landmarks, gain=group_gain(model, kernel, landmarks.indices))
-        measured = landmarks.residual_trace, landmarks.effective_dimension, model.noise_variance, goal, n
-        smooth = (kept is None or kept.metadata["precision"] == "double") and is_enough(
-            *measured, landmarks.gain, latent=settings.latent
-        )
+        smooth = False
+        if kept is None or kept.metadata["precision"] == "double":
+            goal = value_error_goal(settings.gap)
+            landmarks, smooth = judged(landmarks, model, kernel, gap=goal, latent=settings.latent)
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
         self._joint = executor.shares_memory and not smooth and settings.max_passes >= 1
         self._landmarks = landmarks
