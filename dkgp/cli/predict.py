@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
+
+
+# The option of each setting of the variances.
+VARIANCE_OPTIONS = {
+    "gap": "--variance-gap",
+    "max_passes": "--max-passes",
+    "latent": "--latent",
+    "rank": "--variance-rank",
+    "halo": "--variance-halo",
+    "batch_size": "--variance-batch",
+    "memory_bytes": "--variance-memory",
+    "keep_factor": "--keep-factor",
+}
 
 
 @click.command(
@@ -112,12 +125,11 @@ def predict(reporter: Reporter, **options: Any) -> Document:
 def predict_job(options: dict[str, Any]) -> PredictJob:
     """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
     from dkgp.commands.predict import PredictJob, variance_settings
-    from dkgp.models.variance.variances import VarianceSettings
 
-    own = {each.name for each in fields(VarianceSettings)}
-    given = {name: value for name, value in options.items() if name in own - {"seed"}}
+    given = {name: (option, options[name]) for name, option in VARIANCE_OPTIONS.items()}
     variance = variance_settings(options["variance"], options["seed"], given)
-    return PredictJob(variance=variance, **{name: options[name] for name in options.keys() - own - {"variance"}})
+    others = {name: value for name, value in options.items() if name not in (*VARIANCE_OPTIONS, "variance", "seed")}
+    return PredictJob(variance=variance, **others)
 
 
 @click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))
