@@ -1,18 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster import BlockExecutor
 from tests.models.variance.variance_world import World, make_world
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[BlockExecutor]:
-    local = LocalExecutor(2)
-    yield local
-    local.close()
 
 
 @pytest.fixture(scope="module")
