@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import NumericalError
+from dkgp.data import CheckpointStore
+from dkgp.errors import InterruptedRunError, NumericalError
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
+    Checkpointing,
     ConjugateGradient,
     FactorPreconditioning,
     GradientInfNorm,
@@ -112,6 +115,34 @@ def test_float32_that_led_astray_is_begun_again_in_float64(
     np.testing.assert_allclose(found.alpha, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     assert seen.count(("double", False)) == 1
     assert seen[1] == ("single", True)
+
+
+@pytest.mark.parametrize("last", [1, 3, 4, 20])
+def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
+    executor: LocalExecutor, tmp_path: Path, last: int
+) -> None:
+    """Before, as, and after float32 is given up in the fourth round."""
+    rng = np.random.default_rng(0)
+    X, y = np.repeat(rng.standard_normal((400, 3))[:200], 2, axis=0), np.random.default_rng(5).standard_normal((400, 1))
+    kernel, done = parse_kernel("polynomial(degree=3)", 3), [0]
+    store = CheckpointStore(tmp_path / "checkpoints")
+
+    def solved(**options: Any) -> Solution:
+        operator = BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor)
+        solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
+        return solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200), **options)
+
+    whole = solved()
+    with pytest.raises(InterruptedRunError):
+        solved(
+            checkpointing=Checkpointing(store, 1e9),
+            callback=lambda progress: done.__setitem__(0, progress.iteration),
+            interrupted=lambda: done[0] >= last,
+        )
+    resumed = solved(checkpointing=Checkpointing(store, 1e9, resume=True))
+    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
+    assert [each.gradient_norm for each in resumed.history] == [each.gradient_norm for each in whole.history]
+    assert whole.history[3].objective == 0.0 > whole.history[4].objective
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
