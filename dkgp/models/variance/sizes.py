@@ -118,6 +118,8 @@ class Memory:
         The kernel's `feature_width`.
     batches : int
         Solved at once.
+    proves : bool
+        Whether the factor certifies by itself.
     """
 
     total: int
@@ -128,11 +130,12 @@ class Memory:
     held: bool
     width: int
     batches: int
+    proves: bool = False
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the samples."""
-        factor = factor_bytes(self.n, self.rank, self.precision, held=self.held)
+        factor = factor_bytes(self.n, self.rank, self.precision, held=self.held, proves=self.proves)
         if not self.halo:
             return factor
         at_once = vectors_at_once(self.n)

@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, is_enough
+from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, group_gain, is_enough
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -230,13 +230,12 @@ class VarianceRun:
                 seed=settings.seed,
             )
         )
+        goal = value_error_goal(settings.gap)
+        if math.isnan(landmarks.gain):
+            landmarks = replace(landmarks, gain=group_gain(model, kernel, landmarks.indices))
+        measured = landmarks.residual_trace, landmarks.effective_dimension, model.noise_variance, goal, n
         smooth = (kept is None or kept.metadata["precision"] == "double") and is_enough(
-            landmarks.residual_trace,
-            landmarks.effective_dimension,
-            model.noise_variance,
-            value_error_goal(settings.gap),
-            n,
-            latent=settings.latent,
+            *measured, landmarks.gain, latent=settings.latent
         )
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
         self._joint = executor.shares_memory and not smooth and settings.max_passes >= 1
@@ -245,6 +244,7 @@ class VarianceRun:
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
         if kept:
             precision = "double" if kept.metadata["precision"] == "double" else "single"
+        proves = precision == "double" and (smooth or settings.max_passes < 1)
         self._memory = Memory(
             memory_bytes,
             n,
@@ -252,11 +252,13 @@ class VarianceRun:
             0,
             precision,
             held=False,
+            proves=proves,
             width=feature_width(kernel),
             batches=1 if self._joint else executor.threads_per_process,
         )
         halo = stored.get("halo", 0) if stored else self._halo(smooth)
-        held = not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
+        # What it proves by itself is evaluated from kernel columns.
+        held = not halo and not proves and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
         self._memory = replace(self._memory, halo=halo, held=held)
         self._source = FactorSource(
             context,
@@ -266,6 +268,7 @@ class VarianceRun:
             held,
             kept,
             leaves_of(context, model.noise_variance, executor, halo) if halo else None,
+            proves,
         )
         together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
