@@ -243,8 +243,10 @@ def choose_solver(
         share = probe.share_above(tree_error)
         sizes = replace(sizes, evaluated=TREE_LEAST + TREE_PER_SHARE * share)
         found = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
-        projected = {"pcg": found.seconds} if math.isfinite(found.seconds) else {}
-        return found.choice(f"a tree sums products, of which {share:.2g} counts", projected, sizes.double)
+        told = f"a tree sums products, of which {share:.2g} counts"
+        if math.isinf(found.seconds):
+            return Choice("pcg", f"{told}, and its own sizes may grow", precision=_precision("pcg", sizes))
+        return found.choice(told, {"pcg": found.seconds}, sizes.double)
     if fits and factor <= CHOLESKY_UNLESS_EASY:
         return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
     m = automatic_block_size(n, d, candidates)

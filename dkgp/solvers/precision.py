@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dkgp.errors import NumericalError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
@@ -61,6 +63,9 @@ class PrecisionPolicy:
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
         """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
         highest = self._start_objective + 1e-6 * abs(self._start_objective) + 1e-9 * state.rhs.size
+        if self._operator.approximate:
+            # Two products with alpha, each off by so much, say what it was and what it is.
+            highest += self._operator.error_bound * float(np.abs(state.alpha).sum())
         return not (math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest)
 
     def start_over(self, state: State, progress: Progress, start: Callable[[], State]) -> State:

@@ -66,17 +66,17 @@ RANK_SHARE = 0.25
 LEAST_HALO = 12
 # Targets that are solved for: with more, iterations hardly get fewer.
 MOST_TARGETS = 8
-# Who has less than this share of the digits half-way gets no further than to the end; runs of fewer iterations do.
+# A run that has less than this share of its digits half-way to the most it may take is given up, unless it is short.
 HOPELESS, LEAST_GIVEN_UP = 0.25, 10
 # Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
 # .005).
 FELT, MOST_GROWTH = 0.12, 16.0
 # Of a leaf's diagonal: no subset is so regular that it would not be positive definite.
 DAMPING, DAMPING_IN_DOUBLE = 1e-6, 1e-10
-# With so much of the noise, float32 entries are to leave a matrix positive definite: with less than three times of what
-# they take, every float64 gradient finds most of the one before again.
+# This share of the noise is to make up for what float32 entries take: where all of it hardly does, a float64 gradient
+# finds most of the one before it again.
 SHARE_OF_NOISE = 0.25
-# They take no more than this, for each sample and of the largest k(x, x).
+# They take no more than this for each sample, of the largest k(x, x).
 MOST_TAKEN = 2.0**-24
 
 
