@@ -177,7 +177,7 @@ def judged(
 
 
 def group_gain(model: ModelRecord, kernel: Kernel, landmarks: IndexArray) -> float:
-    """How many times narrower groups make what `Remainder` bounds: trace(E_bb)^2 / |E_bb|^2, 1 to the samples of one.
+    """Factor by which groups narrow what `Remainder` bounds, trace(E_bb)^2 / |E_bb|^2: from 1 to the samples of one.
 
     Of a few runs of samples as they lie in the model: neighbours in space that are neighbours there gain little.
     """
