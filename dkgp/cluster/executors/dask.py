@@ -375,9 +375,15 @@ class _Calls:
             self._client.submit(serve, self._desk.number, key=(*label, index), pure=False) for index in range(missing)
         ]
         with self._lock:
-            if called:
-                self._futures = [future for future in self._futures if future.status != "finished"]
             self._futures += called
+        for future in called:
+            future.add_done_callback(self._forget_finished)
+
+    def _forget_finished(self, future: Future[Any]) -> None:
+        # Nothing of a round stays on the scheduler when its threads have gone.
+        with self._lock:
+            if future.status == "finished" and future in self._futures:
+                self._futures.remove(future)
 
     def failed(self) -> str | None:
         """Status of a task that will not work on anything any more; whoever asks next is told of the others."""

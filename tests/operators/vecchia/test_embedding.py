@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.vecchia.embedding import embed, embedding_landmarks, embedding_width, is_one_distance
+from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, embed, embedding_landmarks, is_one_distance
 from dkgp.operators.vecchia.factor import VecchiaFactor
 
 D = 3
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[LocalExecutor]:
 def points_of(kernel: Kernel, X: np.ndarray, executor: LocalExecutor) -> np.ndarray:
     with BlockedKernelOperator(kernel, 0.1, ArrayInputs(X), executor) as operator:
         points = embed(operator.context, embedding_landmarks(operator))
-        assert points.shape[1] <= embedding_width(TileEvaluator(kernel, "single"))
+        assert points.shape[1] <= max(EMBEDDING_RANK, kernel.n_features)
         return points
 
 
