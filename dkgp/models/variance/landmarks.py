@@ -34,9 +34,9 @@ FIRST_CHECK_RANK = 128
 # ||v||^2 is ten times the mean's, would be left: to them a function's own variance grows, too.
 WIDEST_LATENT, WIDEST = 0.3, 1.0
 # Over the gain of the remainder's groups that is what intervals come to: the widest of 1,000 latent ones had from .6 to
-# .95 of it over the gain, the mean .22 (Friedman1, n = 20,000, ranks 300 to 740). With the noise there is one far out in
-# some thousand that has five: what the factor leaves wanting takes products with all samples, which cost more than the
-# landmarks that save them (n = 100,000, 1,000 samples, gap 2 %: 3.5 % at worst with 3, .7 with 6; rank 267 and 309).
+# .95 of it over the gain, the mean .22 (Friedman1, n = 20,000, ranks 300 to 740). With the noise there is one in some
+# thousand, far out, that has five. What a factor leaves wanting takes products with all samples, which cost more than
+# the landmarks that save them (n = 100,000, 1,000 samples, gap 2 %: 3.5 % at worst with 3, .7 with 6; ranks 267, 309).
 GROUPED_LATENT, GROUPED = 1.2, 6.0
 # Groups that tell the gain.
 GROUPS_LOOKED_AT = 4
@@ -212,8 +212,7 @@ def is_enough(
     samples like the training samples, and by that over the `gain` of groups; the variance itself is about s2 dimension
     / n, and the noise s2.
     """
-    if latent:
-        typical = noise_variance * dimension / n / min(WIDEST_LATENT, GROUPED_LATENT / gain)
-    else:
-        typical = noise_variance / min(WIDEST, GROUPED / gain)
+    typical = noise_variance * dimension / n / min(WIDEST_LATENT, GROUPED_LATENT / gain)
+    if not latent:  # what is narrow beside the function's own variance is narrow beside more
+        typical = max(typical, noise_variance / min(WIDEST, GROUPED / gain))
     return residual_trace * dimension / n <= gap * typical
