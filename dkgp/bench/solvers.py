@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dkgp.bench.papers.data import Library, PreparedData, prepare_data
+from dkgp.bench.library import Library, PreparedData, prepare_data
 from dkgp.bench.papers.runs import Contender, Workbench
 from dkgp.bench.problem import FRIEDMAN1
 from dkgp.cluster import ClusterOptions, open_executor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
-from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
-from dkgp.cli.running import execute
+from dkgp.cli.options import cluster_from, cluster_options, examples
+from dkgp.cli.running import execute, output_options
 from dkgp.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ from dkgp.cli.options import (
     cluster_options,
     examples,
     limit_options,
-    output_options,
     overwrite_option,
     seed_option,
     solver_and_its_options,
 )
-from dkgp.cli.running import execute
+from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -44,8 +43,8 @@ __all__ = ["demo"]
 @seed_option
 @overwrite_option
 @click.option("--resume", is_flag=True, help="Go on with a demo that was stopped or killed.")
-@output_options
-def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs(must_converge=True)
+def demo(reporter: Reporter, **options: Any) -> Document:
     """Train an exact Gaussian process on Friedman's first problem, from nothing.
 
     Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts (variances
@@ -53,14 +52,10 @@ def demo(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     its own results; with --resume it goes on from them, also in the middle of its training. A million samples take most
     of an hour on two cores.
     """
+    from dkgp.commands.demo import DemoJob, run_demo
+    from dkgp.commands.solver_options import SolverOptions
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.demo import DemoJob, run_demo
-        from dkgp.commands.solver_options import SolverOptions
-
-        cluster = cluster_from(options)
-        names = SolverOptions.option_types().keys() & options.keys() - {"seed"}
-        solver = SolverOptions(**{name: options.pop(name) for name in names})
-        return run_demo(DemoJob(solver=solver, cluster=cluster, **options), reporter)
-
-    execute("demo", job, as_json=as_json, quiet=quiet, debug=debug, must_converge=True)
+    cluster = cluster_from(options)
+    names = SolverOptions.option_types().keys() & options.keys() - {"seed"}
+    solver = SolverOptions(**{name: options.pop(name) for name in names})
+    return run_demo(DemoJob(solver=solver, cluster=cluster, **options), reporter)

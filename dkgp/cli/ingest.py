@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
-from dkgp.cli.options import examples, output_options, overwrite_option, seed_option
-from dkgp.cli.running import execute
+from dkgp.cli.options import examples, overwrite_option, seed_option
+from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -59,19 +59,15 @@ def _formats() -> dict[str, str]:
 @click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
 @seed_option
 @overwrite_option
-@output_options
-def ingest(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def ingest(reporter: Reporter, **options: Any) -> Document:
     """Read SOURCES (files, globs, folders, URLs) into the dataset store OUT.
 
     {formats} are recognised by content and read in bounded memory. All samples are checked before anything is written.
     """
+    from dkgp.commands.ingest import IngestJob, run_ingest
+    from dkgp.data.sources.formats import format_options
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.ingest import IngestJob, run_ingest
-        from dkgp.data.sources.formats import format_options
-
-        of_format = {name: options.pop(name) for name in format_options()}
-        features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
-        return run_ingest(IngestJob(features=tuple(features) or None, options=of_format, **options), reporter)
-
-    execute("ingest", job, as_json=as_json, quiet=quiet, debug=debug)
+    of_format = {name: options.pop(name) for name in format_options()}
+    features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
+    return run_ingest(IngestJob(features=tuple(features) or None, options=of_format, **options), reporter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,6 +15,7 @@ from dkgp.registry import Option, byte_budget, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
+    from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = [
     "checkpoint_options",
@@ -21,15 +23,16 @@ __all__ = [
     "cluster_options",
     "examples",
     "limit_options",
-    "output_options",
     "overwrite_option",
     "record_options",
     "seed_option",
     "solver_and_its_options",
+    "together",
+    "variance_given",
+    "variance_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 CLUSTER_NAMES = (
     "scheduler",
@@ -49,28 +52,23 @@ CLUSTER_NAMES = (
     "config_file",
 )
 
+# The option of each setting of the variances.
+
 
 def examples(*lines: str) -> str:
     """Return an epilog that shows commands as they are typed."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return the decorators as one, the first of them the outermost."""
+
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
 
     return decorate
-
-
-def output_options(function: F) -> F:
-    """`--json`, `--quiet`, `--debug`: what every command has."""
-    return _together(
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
-        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-    )(function)
 
 
 def setting(value: str) -> tuple[str, Any]:
@@ -99,7 +97,7 @@ def _cluster_option() -> list[click.Option]:
 
 def cluster_options(function: F) -> F:
     """Add the options that say where the work runs; `cluster_from` takes the values."""
-    return _together(
+    return together(
         click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler, tcp://host:port or tls://..."),
         click.option("--scheduler-file", metavar="FILE", help="File that a Dask scheduler wrote its address to."),
         declared_options(_cluster_option),
@@ -190,7 +188,7 @@ def solver_and_its_options() -> list[click.Option]:
 
 def limit_options(function: F) -> F:
     """Add the options that say when to stop."""
-    return _together(
+    return together(
         click.option(
             "--tol",
             "tolerance",
@@ -206,7 +204,7 @@ def limit_options(function: F) -> F:
 
 def checkpoint_options(function: F) -> F:
     """Checkpoints and resuming."""
-    return _together(
+    return together(
         click.option(
             "--checkpoint",
             metavar="DIR",
@@ -227,7 +225,76 @@ def checkpoint_options(function: F) -> F:
 
 def record_options(function: F) -> F:
     """Plot and log files."""
-    return _together(
+    return together(
         click.option("--plot", metavar="FILE", help="Draw the convergence into a .png, .pdf or .svg."),
         click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
     )(function)
+
+
+def variance_options(
+    prefix: str = "", wanted: str = "Predict variances too, each with a proven interval."
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of variances, their parameters by the settings' names with a prefix."""
+    return together(
+        click.option("--variance", is_flag=True, help=wanted),
+        click.option(
+            "--variance-gap",
+            prefix + "gap",
+            type=float,
+            metavar="GAP",
+            help="How narrow a variance's interval is to be, relative to its upper end.  [default: 0.02]",
+        ),
+        click.option(
+            "--latent",
+            prefix + "latent",
+            is_flag=True,
+            help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
+        ),
+        click.option(
+            "--max-passes",
+            prefix + "max_passes",
+            type=float,
+            help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, "
+            "and reported. 0: the factor alone.  [default: 20]",
+        ),
+        click.option(
+            "--variance-rank",
+            prefix + "rank",
+            type=int,
+            metavar="R",
+            help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
+        ),
+        click.option(
+            "--variance-halo",
+            prefix + "halo",
+            type=int,
+            metavar="S",
+            help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor."
+            "  [default: by the problem and memory]",
+        ),
+        click.option(
+            "--variance-batch",
+            prefix + "batch_size",
+            type=int,
+            metavar="SAMPLES",
+            help="Test samples solved together.  [default: by memory]",
+        ),
+        click.option(
+            "--variance-memory",
+            prefix + "memory_bytes",
+            type=click_type(byte_count),
+            metavar="SIZE",
+            help="Working memory of a worker process, such as 2GiB.  "
+            "[default: 704MiB, more for more than 45,000 samples]",
+        ),
+    )
+
+
+def variance_given(options: dict[str, Any], prefix: str = "") -> VarianceSettings | None:
+    """Return the settings that the options of a command describe; None where no variances are wanted."""
+    from dkgp.commands.predict import variance_settings
+    from dkgp.models.variance.variances import VarianceSettings
+
+    own = {each.name for each in fields(VarianceSettings)} - {"seed"}
+    given = {name: options.get(prefix + name) for name in own}
+    return variance_settings(options["variance"], options["seed"], given, prefix)

@@ -12,12 +12,13 @@ from dkgp.cli.options import (
     cluster_from,
     cluster_options,
     examples,
-    output_options,
     overwrite_option,
     seed_option,
     solver_and_its_options,
+    variance_given,
+    variance_options,
 )
-from dkgp.cli.running import execute
+from dkgp.cli.running import runs
 from dkgp.registry import byte_count, whole_numbers
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def measured_cluster_options(function: F) -> F:
         "dkgp plan train.zarr --hyper hyper.json",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
+        "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
+        "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
         "dkgp plan train.zarr --hyper hyper.json --validate",
     ),
 )
@@ -92,13 +95,19 @@ def measured_cluster_options(function: F) -> F:
     metavar="SIZE",
     help="As for train.  [default: what is available]",
 )
+@variance_options(
+    "variance_", "Foresee the variances of a prediction too: factors, batches, products, time and memory."
+)
+@click.option(
+    "--test-samples", type=int, default=1000, show_default=True, help="Samples that variances will be predicted at."
+)
 @click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
 @click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
 @measured_cluster_options
 @seed_option
 @overwrite_option
-@output_options
-def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def plan(reporter: Reporter, **options: Any) -> Document:
     """Say what training on the store DATASET will take, for 1 to 256 workers.
 
     Settles the solver as `train` would, foresees its products or passes from a probe of the samples, measures this
@@ -106,22 +115,18 @@ def plan(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     `train` would refuse. Nothing is written but what is asked for. It plans for workers with a machine like this one
     each; the time is that of the solve, without waiting for a cluster to start.
     """
+    from dkgp.commands.solver_options import SolverOptions
+    from dkgp.plan.plan import PlanJob, run_plan
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.solver_options import SolverOptions
-        from dkgp.plan.plan import PlanJob, run_plan
+    planned = {name: options[name] for name in ("workers", "threads_per_worker")}
+    # The cluster whose messages are measured has as many workers as it has.
+    cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
+    solver = SolverOptions(**{name: options[name] for name in SolverOptions.option_types() if name in options})
+    names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver", "variance"}
+    rest = {name: options[name] for name in names} | {"variance": variance_given(options, "variance_")}
+    planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
+    if not options["validate"]:
+        return run_plan(planned_job, reporter)
+    from dkgp.bench.scaling.validate import validate
 
-        planned = {name: options[name] for name in ("workers", "threads_per_worker")}
-        # The cluster whose messages are measured has as many workers as it has.
-        cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
-        solver = SolverOptions(**{name: options[name] for name in SolverOptions.option_types() if name in options})
-        names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver"}
-        rest = {name: options[name] for name in names}
-        planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
-        if not options["validate"]:
-            return run_plan(planned_job, reporter)
-        from dkgp.bench.scaling.validate import validate
-
-        return run_plan(planned_job, reporter, validate)
-
-    execute("plan", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_plan(planned_job, reporter, validate)

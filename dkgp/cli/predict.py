@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_type
+from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
     examples,
-    output_options,
     overwrite_option,
     seed_option,
+    variance_given,
+    variance_options,
 )
-from dkgp.cli.running import execute
-from dkgp.registry import byte_count
+from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
     from dkgp.commands.evaluate import EvaluateJob
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
-
-
-# The option of each setting of the variances.
-VARIANCE_OPTIONS = {
-    "gap": "--variance-gap",
-    "max_passes": "--max-passes",
-    "latent": "--latent",
-    "rank": "--variance-rank",
-    "halo": "--variance-halo",
-    "batch_size": "--variance-batch",
-    "memory_bytes": "--variance-memory",
-    "keep_factor": "--keep-factor",
-}
 
 
 @click.command(
@@ -52,54 +39,7 @@ VARIANCE_OPTIONS = {
 @click.argument("model")
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the predictions go.")
-@click.option("--variance", is_flag=True, help="Predict variances too, each with a proven interval.")
-@click.option(
-    "--variance-gap",
-    "gap",
-    type=float,
-    metavar="GAP",
-    help="How narrow a variance's interval is to be, relative to its upper end.  [default: 0.02]",
-)
-@click.option(
-    "--latent",
-    is_flag=True,
-    help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
-)
-@click.option(
-    "--max-passes",
-    type=float,
-    help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, and "
-    "reported. 0: the factor alone.  [default: 20]",
-)
-@click.option(
-    "--variance-rank",
-    "rank",
-    type=int,
-    metavar="R",
-    help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
-)
-@click.option(
-    "--variance-halo",
-    "halo",
-    type=int,
-    metavar="S",
-    help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor.  "
-    "[default: by the problem and memory]",
-)
-@click.option(
-    "--variance-batch",
-    "batch_size",
-    type=int,
-    metavar="SAMPLES",
-    help="Test samples solved together.  [default: by memory]",
-)
-@click.option(
-    "--variance-memory",
-    "memory_bytes",
-    type=click_type(byte_count),
-    metavar="SIZE",
-    help="Working memory of a worker process, such as 2GiB.  [default: 704MiB, more for more than 45,000 samples]",
-)
+@variance_options()
 @click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
 @click.option(
     "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192; with variances a batch or several]"
@@ -108,8 +48,8 @@ VARIANCE_OPTIONS = {
 @cluster_options
 @seed_option
 @overwrite_option
-@output_options
-def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def predict(reporter: Reporter, **options: Any) -> Document:
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
 
     With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
@@ -117,24 +57,18 @@ def predict(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
     The proofs are of the Gaussian process with the model's hyperparameters; of a user() function in its kernel they
     take for granted that it is positive definite.
     """
+    from dkgp.commands.predict import run_predict
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.predict import run_predict
-
-        cluster = cluster_from(options)
-        return run_predict(replace(predict_job(options), cluster=cluster), reporter)
-
-    execute("predict", job, as_json=as_json, quiet=quiet, debug=debug)
+    cluster = cluster_from(options)
+    return run_predict(replace(predict_job(options), cluster=cluster), reporter)
 
 
 def predict_job(options: dict[str, Any]) -> PredictJob:
     """Return the job that the options of `dkgp predict` describe, but for the cluster's."""
-    from dkgp.commands.predict import PredictJob, variance_settings
+    from dkgp.commands.predict import PredictJob
 
-    given = {name: (option, options[name]) for name, option in VARIANCE_OPTIONS.items()}
-    variance = variance_settings(options["variance"], options["seed"], given)
-    others = {name: value for name, value in options.items() if name not in (*VARIANCE_OPTIONS, "variance", "seed")}
-    return PredictJob(variance=variance, **others)
+    own = {each.name for each in fields(PredictJob)} & options.keys() - {"variance"}
+    return PredictJob(variance=variance_given(options), **{name: options[name] for name in own})
 
 
 @click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))
@@ -151,19 +85,15 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
     help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg.",
 )
 @overwrite_option
-@output_options
-def evaluate(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def evaluate(reporter: Reporter, **options: Any) -> Document:
     """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.
 
     With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps.
     """
+    from dkgp.commands.evaluate import run_evaluate
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.evaluate import run_evaluate
-
-        return run_evaluate(evaluate_job(options), reporter)
-
-    execute("evaluate", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_evaluate(evaluate_job(options), reporter)
 
 
 def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
@@ -175,13 +105,9 @@ def evaluate_job(options: dict[str, Any]) -> EvaluateJob:
 
 @click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))
 @click.argument("location", required=False)
-@output_options
-def info(as_json: bool, quiet: bool, debug: bool, location: str | None) -> None:
+@runs()
+def info(reporter: Reporter, location: str | None) -> Document:
     """Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation."""
+    from dkgp.commands.info import InfoJob, run_info
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.info import InfoJob, run_info
-
-        return run_info(InfoJob(location), reporter)
-
-    execute("info", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_info(InfoJob(location), reporter)

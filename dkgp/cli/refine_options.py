@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dkgp.cli.declared import click_type
+from dkgp.cli.options import together
 from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ REFINE_OPTIONS = {
 
 def refine_options(function: F) -> F:
     """`--refine` and what belongs to it; `refine_settings` takes the values."""
-    decorators: list[Callable[[Any], Any]] = [
+    return together(
         click.option(
             "--refine",
             is_flag=True,
@@ -84,10 +85,7 @@ def refine_options(function: F) -> F:
             metavar="N",
             help="Samples held out at most, of a tenth of all; 0: keep the refined values unseen.  [default: 500]",
         ),
-    ]
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    )(function)
 
 
 def refine_settings(options: dict[str, Any]) -> RefineSettings | None:

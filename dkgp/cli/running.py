@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["execute", "print_parts"]
+__all__ = ["execute", "output_options", "print_parts", "runs"]
 
 UNEXPECTED = 1
 
@@ -95,6 +96,48 @@ def execute(
         sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
     _print_failure(command, failure, as_json)
     sys.exit(failure[2])
+
+
+def output_options(run: Callable[..., None]) -> Callable[..., None]:
+    """`--json`, `--quiet`, `--debug`: what every command has."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
+    ):
+        run = option(run)
+    return run
+
+
+def runs(
+    *,
+    must_converge: bool = False,
+    show: Callable[[Document], None] | None = None,
+    exit_code: Callable[[Document], int] | None = None,
+) -> Callable[[Callable[..., Document]], Callable[..., None]]:
+    """Return a decorator that makes a command's callback of a job: a function of a `Reporter` and the options.
+
+    It adds the options that every command has, and runs the job by `execute`, which the arguments are of; the command's
+    name is the function's.
+    """
+
+    def decorate(job: Callable[..., Document]) -> Callable[..., None]:
+        @wraps(job)
+        def run(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+            execute(
+                job.__name__.replace("_", "-"),
+                lambda reporter: job(reporter, **options),
+                as_json=as_json,
+                quiet=quiet,
+                debug=debug,
+                must_converge=must_converge,
+                show=show,
+                exit_code=exit_code,
+            )
+
+        return output_options(run)
+
+    return decorate
 
 
 def print_parts(parts: Iterable[RenderableType]) -> None:

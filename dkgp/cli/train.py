@@ -14,13 +14,12 @@ from dkgp.cli.options import (
     cluster_options,
     examples,
     limit_options,
-    output_options,
     overwrite_option,
     record_options,
     seed_option,
     solver_and_its_options,
 )
-from dkgp.cli.running import execute
+from dkgp.cli.running import runs
 from dkgp.registry import Option, byte_count
 
 if TYPE_CHECKING:
@@ -89,21 +88,17 @@ def every_solver_option() -> list[click.Option]:
 @cluster_options
 @seed_option
 @overwrite_option
-@output_options
-def train(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs(must_converge=True)
+def train(reporter: Reporter, **options: Any) -> Document:
     """Train an exact Gaussian process on the store DATASET.
 
     Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops short of its tolerance saves
     its model all the same, says so, and ends with exit code 4; --resume goes on from its checkpoint.
     """
+    from dkgp.commands.train import run_train
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.train import run_train
-
-        cluster = cluster_from(options)
-        return run_train(replace(train_job(options), cluster=cluster), reporter)
-
-    execute("train", job, as_json=as_json, quiet=quiet, debug=debug, must_converge=True)
+    cluster = cluster_from(options)
+    return run_train(replace(train_job(options), cluster=cluster), reporter)
 
 
 def train_job(options: dict[str, Any]) -> TrainJob:

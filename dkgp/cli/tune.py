@@ -12,12 +12,11 @@ from dkgp.cli.options import (
     cluster_from,
     cluster_options,
     examples,
-    output_options,
     overwrite_option,
     seed_option,
 )
 from dkgp.cli.refine_options import refine_options, refine_settings
-from dkgp.cli.running import execute
+from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -107,21 +106,17 @@ __all__ = ["tune", "tune_job"]
 @cluster_options
 @seed_option
 @overwrite_option
-@output_options
-def tune(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def tune(reporter: Reporter, **options: Any) -> Document:
     """Find length scales and noise for the store DATASET by maximum likelihood on random subsets.
 
     The subsets run on this process's threads unless a cluster is asked for; the result has the same bits wherever they
     run. Values are those of the standardised data.
     """
+    from dkgp.commands.tune import run_tune
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.tune import run_tune
-
-        cluster = cluster_from(options)
-        return run_tune(replace(tune_job(options), cluster=cluster), reporter)
-
-    execute("tune", job, as_json=as_json, quiet=quiet, debug=debug)
+    cluster = cluster_from(options)
+    return run_tune(replace(tune_job(options), cluster=cluster), reporter)
 
 
 def tune_job(options: dict[str, Any]) -> TuneJob:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.options import examples, output_options
-from dkgp.cli.running import execute
+from dkgp.cli.options import examples
+from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -37,17 +37,13 @@ __all__ = ["warm_up"]
     help="Processor to compile for: this machine's own, or any with AVX2 and fused multiply-add. With --into.",
 )
 @click.option("--processes", type=click.IntRange(1), help="How many compile at the same time.  [default: one a core]")
-@output_options
-def warm_up(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+@runs()
+def warm_up(reporter: Reporter, **options: Any) -> Document:
     """Compile beforehand all that runs would compile first, and say where it is and how long it took.
 
     For administrators: of images, of shared environments, of machines that are about to be timed. A run compiles what
     it needs by itself, once, in the background as far as it can. Users' kernel functions are compiled in each process.
     """
+    from dkgp.commands.warm_up import WarmUpJob, run_warm_up
 
-    def job(reporter: Reporter) -> Document:
-        from dkgp.commands.warm_up import WarmUpJob, run_warm_up
-
-        return run_warm_up(WarmUpJob(**options), reporter)
-
-    execute("warm-up", job, as_json=as_json, quiet=quiet, debug=debug)
+    return run_warm_up(WarmUpJob(**options), reporter)

@@ -18,10 +18,11 @@ import dask.config
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.given_client import executor_on, patience
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
-from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
+from dkgp.cluster.tile_budget import budget_here
 from dkgp.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -81,20 +82,9 @@ def open_executor(
 
 
 def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announcer: Announcer) -> BlockExecutor:
-    from dkgp.cluster.executors.dask import DaskExecutor
     from dkgp.cluster.executors.worker_setup import forget_orphans
-    from dkgp.cluster.versions import compare_versions, fetch_versions
 
-    # A torn connection is retried and a cluster without workers gives up, where dask's defaults would wait for ever.
-    stack.enter_context(
-        dask.config.set(
-            {
-                "distributed.comm.retry.count": 3,
-                "distributed.scheduler.no-workers-timeout": f"{options.round_deadline_seconds:.0f}s",
-                "distributed.worker.profile.enabled": False,
-            }
-        )
-    )
+    stack.enter_context(dask.config.set({**patience(options), "distributed.worker.profile.enabled": False}))
     if address is None:
         client = _started(options, security_for_start(options), stack)
     else:
@@ -108,24 +98,10 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         with suppress(Exception):  # some schedulers run no code of others; what is wrong besides is found below
             client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
     _wait_for_workers(client, options, address, announcer)
-    if not in_process:
-        for warning in compare_versions(fetch_versions(client)):
-            announcer.warn(warning)
-    return DaskExecutor(
-        client,
-        round_deadline_seconds=options.round_deadline_seconds,
-        cache_bytes=options.cache_bytes,
-        in_process=in_process,
-        owns_workers=address is None and kind.on_this_machine,
-        tiles=budget_here(options.cache_tiles) if in_process else _tiles(options, client, address),
-    )
-
-
-def _tiles(options: ClusterOptions, client: Client, address: str | None) -> TileBudget:
-    """Budget of the tiles that each of a client's worker processes may keep."""
-    if address is None and KINDS.find(options.kind).on_this_machine:
-        return budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
-    return budget_elsewhere(options.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
+    own, tiles = address is None and kind.on_this_machine, None
+    if own and not in_process:
+        tiles = budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
+    return executor_on(client, options, announcer, in_process, owns_workers=own, tiles=tiles)
 
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:

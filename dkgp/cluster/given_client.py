@@ -1,9 +1,9 @@
-"""A cluster that a caller has and keeps: rounds on a Dask client that was handed in."""
+"""Rounds on a Dask client that is there, such as one that a caller has and keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dask.config
@@ -11,13 +11,15 @@ import dask.config
 from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.tile_budget import budget_elsewhere, budget_here
+from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
 from dkgp.errors import UsageError
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["is_in_process", "open_client_executor"]
+    from dkgp.cluster.executors.dask import DaskExecutor
+
+__all__ = ["executor_on", "is_in_process", "open_client_executor", "patience"]
 
 
 def is_in_process(client: Client) -> bool:
@@ -27,19 +29,13 @@ def is_in_process(client: Client) -> bool:
 
 
 @contextmanager
-def open_client_executor(
-    client: Client, options: ClusterOptions | None = None, announcer: Announcer | None = None
-) -> Iterator[BlockExecutor]:
-    """Run rounds on a client, which stays open.
+def open_client_executor(client: Client) -> Iterator[BlockExecutor]:
+    """Run rounds on a client, which stays open; differences in versions are logged.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous and connected.
-    options : ClusterOptions, optional
-        Deadlines and cache size.
-    announcer : Announcer, optional
-        Told of differences in versions.
 
     Raises
     ------
@@ -50,35 +46,54 @@ def open_client_executor(
     """
     from distributed import Client
 
-    from dkgp.cluster.executors.dask import DaskExecutor
-    from dkgp.cluster.versions import compare_versions, fetch_versions
-
     if not isinstance(client, Client) or client.asynchronous or client.status != "running":
         raise UsageError(
             f"client= takes a dask.distributed.Client that is connected and not asynchronous; got {client!r}"
         )
-    chosen = options or ClusterOptions()
-    settings = {
+    options = ClusterOptions()
+    with (
+        dask.config.set(patience(options)),
+        closing(executor_on(client, options, LogAnnouncer(), is_in_process(client))) as executor,
+    ):
+        yield executor
+
+
+def patience(options: ClusterOptions) -> dict[str, Any]:
+    """Configuration of a client: a torn connection is retried, and a cluster without workers gives up.
+
+    Dask's defaults would wait for ever.
+    """
+    return {
         "distributed.comm.retry.count": 3,
-        "distributed.scheduler.no-workers-timeout": f"{chosen.round_deadline_seconds:.0f}s",
+        "distributed.scheduler.no-workers-timeout": f"{options.round_deadline_seconds:.0f}s",
     }
-    in_process = is_in_process(client)
+
+
+def executor_on(
+    client: Client,
+    options: ClusterOptions,
+    announcer: Announcer,
+    in_process: bool,
+    *,
+    owns_workers: bool = False,
+    tiles: TileBudget | None = None,
+) -> DaskExecutor:
+    """Return the executor of a client; `tiles` are what the workers' own description says by default."""
+    from dkgp.cluster.executors.dask import DaskExecutor
+    from dkgp.cluster.versions import compare_versions, fetch_versions
+
     if not in_process:
         for warning in compare_versions(fetch_versions(client)):
-            (announcer or LogAnnouncer()).warn(warning)
-    with dask.config.set(settings):
-        executor = DaskExecutor(
-            client,
-            round_deadline_seconds=chosen.round_deadline_seconds,
-            cache_bytes=chosen.cache_bytes,
-            in_process=in_process,
-            tiles=(
-                budget_here(chosen.cache_tiles)
-                if in_process
-                else budget_elsewhere(chosen.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
-            ),
-        )
-        try:
-            yield executor
-        finally:
-            executor.close()
+            announcer.warn(warning)
+    if in_process:
+        tiles = budget_here(options.cache_tiles)
+    elif tiles is None:
+        tiles = budget_elsewhere(options.cache_tiles, client.scheduler_info(n_workers=-1)["workers"].values())
+    return DaskExecutor(
+        client,
+        round_deadline_seconds=options.round_deadline_seconds,
+        cache_bytes=options.cache_bytes,
+        in_process=in_process,
+        owns_workers=owns_workers,
+        tiles=tiles,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,15 +53,17 @@ class PredictJob:
     resume: bool = False
 
 
-def variance_settings(wanted: bool, seed: int, given: dict[str, tuple[str, Any]]) -> VarianceSettings | None:
+def variance_settings(wanted: bool, seed: int, given: Mapping[str, Any], prefix: str = "") -> VarianceSettings | None:
     """Return the settings that a user's options make, or None where no variances are wanted.
 
     Parameters
     ----------
     wanted : bool
         Whether variances were asked for.
-    given : dict
-        Name of the setting -> (the option that sets it, its value); None or False where it was not given.
+    given : mapping
+        Values by the setting's name; None or False where it was not given.
+    prefix : str
+        Of the options' names, where they are not the settings' own.
 
     Raises
     ------
@@ -69,17 +72,15 @@ def variance_settings(wanted: bool, seed: int, given: dict[str, tuple[str, Any]]
     InputError
         A value out of range.
     """
-    chosen = {
-        name: (option, value) for name, (option, value) in given.items() if value is not None and value is not False
-    }
+    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
     if not wanted:
         if chosen:
-            options = ", ".join(option for option, _ in chosen.values())
-            raise UsageError(f"{options}: of use for variances only, which were not asked for; add --variance")
+            options = ", ".join(f"`{prefix}{name}`" for name in chosen)
+            raise UsageError(f"{options}: of use for variances only, which were not asked for; add `variance`")
         return None
     if seed < 0:
         raise InputError(f"the seed must not be negative; got {seed}")
-    return VarianceSettings(**{name: value for name, (_, value) in chosen.items()}, seed=seed)
+    return VarianceSettings(**chosen, seed=seed)
 
 
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:

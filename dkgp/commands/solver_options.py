@@ -117,7 +117,7 @@ class SolverOptions:
         dataset: Probed,
         found: Hyperparameters,
         *,
-        pruned: bool = False,
+        tree_error: float | None = None,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
     ) -> tuple[SolverOptions, Choice | None]:
@@ -127,8 +127,8 @@ class SolverOptions:
         ----------
         dataset : Probed
         found : Hyperparameters
-        pruned : bool
-            Whether products are taken by a tree.
+        tree_error : float, optional
+            Of products, where they are taken by a tree.
         memory_bytes : int, optional
             What the run may take.
         one_arithmetic : bool
@@ -144,12 +144,13 @@ class SolverOptions:
             found.noise_variance,
             tolerance=self.tolerance,
             double=self.precision == "double",
-            pruned=pruned,
+            tree_error=tree_error,
             memory_bytes=memory_bytes,
             one_arithmetic=one_arithmetic,
             seed=self.seed,
         )
-        return self.changed(solver=choice.solver, **choice.options), choice
+        precision = choice.precision if self.precision == "mixed" else self.precision
+        return self.changed(solver=choice.solver, precision=precision, **choice.options), choice
 
     def build(self, n: int, d: int, p: int, reporter: Reporter, folder: str | None = None) -> Solver:
         """Return the solver with all that it chooses by itself chosen; warns of sizes that exceed the samples.

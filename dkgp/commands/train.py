@@ -37,7 +37,7 @@ from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRu
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_within
-from dkgp.models.warm_up import helped
+from dkgp.models.warm_up import compiling_bytes, helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
@@ -268,8 +268,10 @@ def _decided(
 ) -> tuple[TrainJob, Choice | None]:
     """Replace the solver "auto" by the one it stands for, and say so; a run that is resumed comes to the same."""
     alike = one_arithmetic and not (job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job))
-    pruned, limit = job.tree_error is not None, job.memory_limit_bytes
-    solver, choice = job.solver.decided(dataset, found, pruned=pruned, memory_bytes=limit, one_arithmetic=alike)
+    limit = job.memory_limit_bytes
+    solver, choice = job.solver.decided(
+        dataset, found, tree_error=job.tree_error, memory_bytes=limit, one_arithmetic=alike
+    )
     if choice is not None and reporter is not None:
         reporter.note(f"the solver is {choice.solver}: {choice.reason}")
     return replace(job, solver=solver), choice
@@ -334,7 +336,9 @@ def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> Memory
         memory,
         needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
         # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-        resident_bytes=resident_bytes - prepared.checkpointing.held_bytes,
+        resident_bytes=resident_bytes
+        - prepared.checkpointing.held_bytes
+        + compiling_bytes(prepared.hyperparameters.kernel),
         shares_process=executor.shares_memory,
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,

@@ -1,16 +1,16 @@
-"""Type names that the data layer shares."""
+"""Type names that the data layer shares, and how its messages list names."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BoolArray", "FloatArray", "IntArray", "Json", "Location", "Progress", "ProgressCallback"]
+__all__ = ["BoolArray", "FloatArray", "IntArray", "Json", "Location", "Progress", "ProgressCallback", "quoted"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -33,3 +33,9 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
+
+
+def quoted(names: Sequence[str]) -> str:
+    """A list of names for a message, cut after the twentieth."""
+    shown = ", ".join(f"'{name}'" for name in names[:20])
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")

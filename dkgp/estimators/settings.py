@@ -123,7 +123,7 @@ def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, toleran
     if chosen != AUTO:
         return build_solver(chosen, seed=seed)
     choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
-    return build_solver(choice.solver, choice.options, seed=seed)
+    return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed)
 
 
 def solver_for_update(solver: object) -> Solver | None:

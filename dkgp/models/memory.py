@@ -14,7 +14,7 @@ __all__ = ["MemoryPlan", "plan_training", "plan_within", "tiles_that_fit"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
-# 110 MiB, and up to 230 MiB in the very first run of an installation, which compiles.
+# 130 MiB. Compiling takes the rest and more, in the very first run of an installation.
 RUNTIME_BYTES = 256 * MEBIBYTE
 READ_BUFFER_ROWS = 16_384
 
@@ -26,7 +26,7 @@ class MemoryPlan:
     Attributes
     ----------
     resident_bytes : int
-        What the coordinator's process held when the plan was made.
+        What the coordinator's process held when the plan was made, and what compiling will add where there is need.
     vectors_bytes, inputs_bytes, block_bytes : int
         n-vectors of the solver; inputs held at the coordinator; the dense subproblem and its candidates.
     worker_bytes : int
@@ -53,7 +53,7 @@ class MemoryPlan:
 
     def worker_process_bytes(self, resident_bytes: int) -> int:
         """Projected peak of a worker that is a process of its own and held so much before any work."""
-        return resident_bytes + RUNTIME_BYTES + self.worker_bytes
+        return resident_bytes + RUNTIME_BYTES + self.worker_bytes + self.tiles_bytes
 
     def require(self, budget_bytes: int) -> None:
         """Refuse the run when the projection exceeds the budget.

@@ -39,7 +39,7 @@ def choose_solver_for(
     *,
     tolerance: float = 1e-4,
     double: bool = False,
-    pruned: bool = False,
+    tree_error: float | None = None,
     memory_bytes: int | None = None,
     one_arithmetic: bool = True,
     seed: int = 0,
@@ -53,15 +53,11 @@ def choose_solver_for(
     kernel : Kernel
     noise_variance : float
         s2.
-    tolerance, double, one_arithmetic, seed
+    tolerance, double, one_arithmetic, tree_error, seed
         As for `choose_solver`.
-    pruned : bool
-        Products are taken by a tree.
     memory_bytes : int, optional
         What may be used at all; a factor may take a third of it, and `factor_bytes_allowed` at most.
     """
-    if pruned:
-        return Choice("cg", "products by a tree cost next to nothing: the method that needs nothing but products")
     share = factor_bytes_allowed(dataset.n_samples)
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
@@ -77,6 +73,7 @@ def choose_solver_for(
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,
+        tree_error=tree_error,
         seed=seed,
     )
 

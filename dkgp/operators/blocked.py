@@ -64,6 +64,12 @@ class BlockedKernelOperator(KernelOperator):
     coordinator_input_bytes : int, default 2 GiB
         What the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's
         candidates come back with each round and the coordinator never holds X.
+
+    Attributes
+    ----------
+    executor : BlockExecutor
+    context : BlockContext
+        What block tasks of this run share.
     """
 
     def __init__(
@@ -79,9 +85,9 @@ class BlockedKernelOperator(KernelOperator):
         if source.n_features != kernel.n_features:
             raise InputError(f"the kernel is of {kernel.n_features} features, the data have {source.n_features}")
         self._source = source
-        self._executor = executor
-        self._context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
-        self._products = FullProducts(self._context, executor, self.submit)
+        self.executor = executor
+        self.context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
+        self._products = FullProducts(self.context, executor, self.submit)
         self._diagonal: FloatArray | None = None
         self._prior: FloatArray | None = None
         needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))
@@ -94,22 +100,12 @@ class BlockedKernelOperator(KernelOperator):
     @property
     def overlaps(self) -> bool:
         """True where a round waits on messages or other machines."""
-        return self._executor.overlaps
+        return self.executor.overlaps
 
     @property
     def overlap_evaluations(self) -> int:
         """Kernel entries worth evaluating at the coordinator instead of waiting for a round."""
-        return self._executor.overlap_evaluations
-
-    @property
-    def executor(self) -> BlockExecutor:
-        """The executor of the tasks."""
-        return self._executor
-
-    @property
-    def context(self) -> BlockContext:
-        """The context that block tasks of this run share."""
-        return self._context
+        return self.executor.overlap_evaluations
 
     def submit(
         self,
@@ -121,7 +117,7 @@ class BlockedKernelOperator(KernelOperator):
     ) -> PendingRound:
         """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
         hints = () if owners is None else (owners,)
-        return CountedRound(self._executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
+        return CountedRound(self.executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
 
     def submit_sum(
         self,
@@ -132,7 +128,7 @@ class BlockedKernelOperator(KernelOperator):
         combine: Combine,
     ) -> PendingSum:
         """Start a sum of what tasks return (see `BlockExecutor.submit_sum`), and count the entries they evaluate."""
-        return CountedSum(self._executor, name, task, arguments, groups, combine, self.entries)
+        return CountedSum(self.executor, name, task, arguments, groups, combine, self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
@@ -150,16 +146,16 @@ class BlockedKernelOperator(KernelOperator):
         if self.kernel.stationary:
             return np.full(self.n, float(self.kernel.diagonal(np.zeros((1, self.kernel.n_features)))[0]))
         if self._prior is None:
-            groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
-            parts = self._executor.submit("kdiagonal", diagonal_task, (self._context,), groups).result()
+            groups = split_evenly(range(self.context.n_blocks), self.executor.parallelism)
+            parts = self.executor.submit("kdiagonal", diagonal_task, (self.context,), groups).result()
             self._prior = np.concatenate(parts)
             self.entries.add(self.n)
         return self._prior
 
     def row_errors(self) -> FloatArray:
         """Errors that the samples' own rounding adds to float64 entries of K: (n,). One round; no kernel entries."""
-        groups = split_evenly(range(self._context.n_blocks), self._executor.parallelism)
-        return np.concatenate(self._executor.submit("krounding", row_errors_task, (self._context,), groups).result())
+        groups = split_evenly(range(self.context.n_blocks), self.executor.parallelism)
+        return np.concatenate(self.executor.submit("krounding", row_errors_task, (self.context,), groups).result())
 
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`, in that order, at the coordinator."""
@@ -182,8 +178,8 @@ class BlockedKernelOperator(KernelOperator):
         pending = self.submit(
             "kblock",
             apply_columns_task,
-            (self._context, self.features(indices, precision), delta, precision, wanted),
-            self._groups(self.n * len(indices)),
+            (self.context, self.features(indices, precision), delta, precision, wanted),
+            self._cut(self.context.n_blocks, TASKS_PER_WORKER_THREAD, self.n * len(indices)),
         )
         return _PendingColumns(self, pending, indices, delta, wanted)
 
@@ -207,23 +203,20 @@ class BlockedKernelOperator(KernelOperator):
     def close(self) -> None:
         """Forget what this run keeps: its tiles, and here its features; a worker's go as new runs need room."""
         self._products.close()
-        worker_cache().discard_run(self._context.run_id)
+        worker_cache().discard_run(self.context.run_id)
         self._resident = self._resident_rows = None
 
-    def _groups(self, evaluations: int) -> list[list[int]]:
-        """Cut the blocks into tasks: one for each worker thread, fewer where they would be too small to pay."""
-        parts = self._executor.parallelism * TASKS_PER_WORKER_THREAD
-        least = self._executor.least_task_evaluations
+    def _cut(self, count: int, tasks_per_thread: int, evaluations: int) -> list[list[int]]:
+        """Cut so many pieces of work into tasks, fewer where they would be too small to pay."""
+        parts, least = self.executor.parallelism * tasks_per_thread, self.executor.least_task_evaluations
         if least:
             parts = min(parts, max(1, round(evaluations / least)))
-        return split_evenly(range(self._context.n_blocks), parts)
+        return split_evenly(range(count), parts)
 
     def _all_rows(self) -> FloatArray:
         if self._resident_rows is None:
-            blocks = range(self._context.n_blocks)
-            self._resident_rows = np.concatenate(
-                [self._source.inputs(*self._context.bounds(block)) for block in blocks]
-            )
+            blocks = range(self.context.n_blocks)
+            self._resident_rows = np.concatenate([self._source.inputs(*self.context.bounds(block)) for block in blocks])
         return self._resident_rows
 
     def _all_features(self) -> Features:
@@ -248,9 +241,9 @@ class BlockedKernelOperator(KernelOperator):
     def _fetch(self, indices: IndexArray) -> FloatArray:
         """Inputs of samples that no round brought, in a round of their own."""
         wanted, inverse = np.unique(indices, return_inverse=True)
-        blocks = np.unique(wanted // self._context.block_rows).tolist()
-        groups = split_evenly(blocks, self._executor.parallelism)
-        found = self._executor.submit("krows", rows_task, (self._context, wanted), groups).result()
+        blocks = np.unique(wanted // self.context.block_rows).tolist()
+        groups = split_evenly(blocks, self.executor.parallelism)
+        found = self.executor.submit("krows", rows_task, (self.context, wanted), groups).result()
         return np.asarray(np.concatenate(found)[inverse])
 
     def _receive(self, wanted: IndexArray, parts: list[FloatArray]) -> None:

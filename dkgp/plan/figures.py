@@ -22,7 +22,7 @@ from dkgp.cluster.threads import available_cores, single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.leaf import Leaf, values_held
 from dkgp.operators.vecchia.products import sweep
@@ -34,6 +34,7 @@ from dkgp.solvers.prices import ONE_SWEEP, Prices
 __all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
 
 TILE_SHAPE = (8192, 1000)
+PAIR_ROWS = 4096
 SELECTION_SIZES = (250, 500, 1000, 2000)
 SELECTION_SAMPLES = 16_384
 CANDIDATES = 60
@@ -106,11 +107,14 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
     with single_threaded_blas():
         operations, double_operations = (_measure_matrices(dtype) for dtype in (np.float32, np.float64))
         entries = _measure_tiles(kernel, "single", operations)
+        filled, kept = _measure_kept(kernel, operations)
         used, read = _measure_leaves()
         drawn, dense = _measure_selection(dataset, kernel, noise_variance, entries)
         prices = Prices(
             entries=entries,
             double_entries=_measure_tiles(kernel, "double", double_operations),
+            filled=filled,
+            kept=kept,
             operations=operations,
             double_operations=double_operations,
             bytes=used,
@@ -137,6 +141,22 @@ def _measure_tiles(kernel: Kernel, precision: Precision, operation: float) -> fl
     left, right, weights = evaluator.prepare(X[:rows]), evaluator.prepare(X[rows:]), np.ones((columns, 1))
     seconds = _seconds(lambda: evaluator.matmat(left, right, weights)) / (rows * columns)
     return max(seconds - 2.0 * operation, seconds / 2.0)
+
+
+def _measure_kept(kernel: Kernel, operation: float) -> tuple[float, float]:
+    """Seconds of an entry that is kept, in memory that is new, and that is read back: of a pair's product, likewise."""
+    evaluator = TileEvaluator(kernel, "single")
+    X = np.random.default_rng(3).standard_normal((2 * PAIR_ROWS, kernel.n_features))
+    left, right, weights = evaluator.prepare(X[:PAIR_ROWS]), evaluator.prepare(X[PAIR_ROWS:]), np.ones((PAIR_ROWS, 1))
+
+    def multiply(tiles: KeptTiles) -> None:
+        evaluator.pair(left, right, weights, weights, tiles)
+
+    tiles = evaluator.room(left, right)
+    filling = _seconds(lambda: multiply(evaluator.room(left, right)))
+    found = [each / evaluator.entries_of(left, right) for each in (filling, _seconds(lambda: multiply(tiles)))]
+    filled, kept = (max(seconds - 4.0 * operation, seconds / 2.0) for seconds in found)
+    return filled, kept
 
 
 def _measure_matrices(dtype: type[np.floating[Any]]) -> float:

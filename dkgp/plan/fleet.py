@@ -103,22 +103,24 @@ def project(phases: Sequence[Phase], sizes: Sizes, prices: Prices, fleet: Fleet)
     beside = busy = 0.0
     for phase in phases:
         workers, limit = _workers_seconds(phase, prices, fleet)
+        # What each process makes for itself takes no less with more of them.
+        alike = prices.seconds(phase.each) / each
         threaded, alone = prices.seconds(phase.threaded), prices.seconds(phase.alone)
         own = threaded / fleet.speedups[-1] + alone
         if phase.hidden:
             # On one machine nothing is gained but what cores lay idle.
             both = (busy + threaded + alone) / fleet.speedups[-1] if fleet.one_machine else 0.0
             own = max(own - beside, both - beside, 0.0)
-        seconds[phase.name] = phase.times * (workers + own)
-        limits[phase.name] = limits.get(phase.name, 0.0) + phase.times * own
+        seconds[phase.name] = phase.times * (workers + alike + own)
+        limits[phase.name] = limits.get(phase.name, 0.0) + phase.times * (alike + own)
         limits[limit] = limits.get(limit, 0.0) + phase.times * workers
         beside, busy = workers, prices.seconds(phase.shared)
     return Projection(seconds, limits)
 
 
-def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet) -> float:
-    """Seconds of one float32 product with all of K."""
-    product = product_phase("products", sizes, 1.0)
+def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float = 0.0) -> float:
+    """Seconds of one float32 product with all of K, a share of which is read from kept tiles."""
+    product = product_phase("products", sizes, 1.0, kept=kept)
     return _workers_seconds(product, prices, fleet)[0] + prices.seconds(product.alone)
 
 

@@ -9,25 +9,28 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import psutil
 
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.memory import MemoryPlan, plan_within
+from dkgp.models.memory import MemoryPlan, plan_within, tiles_that_fit
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.kept_tiles import keeping_pays
 from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.prices import Phase, Sizes, cholesky_phases, conjugate_phases, descent_phases
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, cholesky_phases, conjugate_phases, descent_phases
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
 
-__all__ = ["Counts", "Foreseen", "foresee"]
+__all__ = ["Counts", "Foreseen", "Tiles", "foresee"]
 
 # Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
@@ -55,6 +58,22 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Tiles of K that workers keep between products.
+
+    Attributes
+    ----------
+    bytes
+        In each worker's process.
+    share
+        Of K's entries, by all workers together.
+    """
+
+    bytes: int = 0
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
 class Foreseen:
     """A run, before it starts.
 
@@ -70,6 +89,8 @@ class Foreseen:
         What it declares that it holds.
     width
         The kernel's `feature_width`.
+    tiles_bytes
+        All tiles of K's lower half, as they would be kept.
     needs_inputs
         The solver's name, where it needs all inputs at the coordinator.
     """
@@ -81,10 +102,18 @@ class Foreseen:
     counts: Counts
     memory: SolverMemory
     width: int
+    tiles_bytes: int
     needs_inputs: str | None
 
-    def phases(self, count: float, *, spilled: float = 0.0) -> list[Phase]:
-        """Return the work of a run that takes so many products or passes, a share of its factor's leaves on disk."""
+    def phases(self, count: float, *, spilled: float = 0.0, kept: float = 0.0) -> list[Phase]:
+        """Return the work of a run that takes so many products or passes.
+
+        Parameters
+        ----------
+        count : float
+        spilled, kept : float
+            Share of its factor's leaves that lies on disk; share of K that workers keep.
+        """
         solver, sizes, checks = self.solver, self.sizes, self.counts.checks
         if isinstance(solver, GreedyBlockCoordinateDescent):
             candidates = solver.selection.candidates
@@ -94,7 +123,7 @@ class Foreseen:
             assert isinstance(made, FactorPreconditioning)
             halo, leaf = (int(made.halo), int(made.leaf)) if made.halo else (0, 0)
             return conjugate_phases(
-                sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks, spilled=spilled
+                sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks, spilled=spilled, kept=kept
             )
         return cholesky_phases(sizes, checks=checks)
 
@@ -141,6 +170,19 @@ class Foreseen:
         room = max(0, cache_bytes - 16 * self.sizes.n * (self.width + 1)) * workers
         return max(0.0, 1.0 - room / kept)
 
+    def tiles(self, wanted: TileBudget, workers: int, prices: Prices) -> Tiles:
+        """Return what so many workers keep of K, each within its budget, where the run keeps anything at all."""
+        if self.sizes.double or not self.memory.repeats_products:
+            return Tiles()
+        if wanted.measured:
+            using = 4.0 * self.sizes.p  # an entry of a pair serves its row and its column
+            kinds = (Work(entries=1.0), Work(filled=1.0), Work(kept=1.0))
+            if not keeping_pays(*(prices.seconds(replace(work, operations=using)) for work in kinds)):
+                return Tiles()
+        each = tiles_that_fit(wanted, self.sizes.n, None)
+        share = min(1.0, workers * each / self.tiles_bytes)
+        return Tiles(min(each, -(-self.tiles_bytes // workers)), share)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
@@ -178,8 +220,9 @@ def foresee(
     options.stopping()
     named, choice = options.decided(dataset, found, memory_bytes=memory_bytes)
     solver = named.build(n, d, p, reporter)
-    double = options.precision == "double"
-    sizes = Sizes(n, d, p, double, BlockContext("plan", dataset, found.kernel, n).n_blocks)
+    double = named.precision == "double"
+    context = BlockContext("plan", dataset, found.kernel, n)
+    sizes = Sizes(n, d, p, double, context.n_blocks)
     width = feature_width(found.kernel)
     return Foreseen(
         solver,
@@ -189,8 +232,20 @@ def foresee(
         _counts(solver, dataset, found, options, count, CHECKS_IN_DOUBLE if double else CHECKS),
         solver_memory(solver, n, width),
         width,
+        _tiles_bytes(context),
         solver.name if named.needs(Need.INPUTS) else None,
     )
+
+
+def _tiles_bytes(context: BlockContext) -> int:
+    """Bytes of the tiles of all pairs of blocks: only the last block is of another size."""
+    evaluator, others = context.evaluator("single"), context.n_blocks - 1
+    start, stop = context.bounds(others)
+    full, last = (
+        evaluator.prepare(np.zeros((rows, context.kernel.n_features))) for rows in (context.block_rows, stop - start)
+    )
+    pairs = others * (others - 1) // 2 * evaluator.room(full, full).nbytes + others * evaluator.room(last, full).nbytes
+    return pairs + others * evaluator.room(full).nbytes + evaluator.room(last).nbytes
 
 
 def _counts(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import psutil
 
 from dkgp.cluster import BlockExecutor
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.measurements import median
 
 __all__ = ["ClusterFigures", "Network", "echo_task", "measure_cluster"]
@@ -59,12 +60,15 @@ class ClusterFigures:
         What a worker process holds before it has any work; the coordinator's where they share a process.
     least_task_evaluations
         Kernel entries below which a task is not worth its messages.
+    tiles
+        What each worker may keep of a kernel matrix.
     """
 
     network: Network
     threads: int
     worker_resident_bytes: int
     least_task_evaluations: int
+    tiles: TileBudget = field(default_factory=TileBudget)
 
 
 def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
@@ -106,4 +110,6 @@ def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
         submit_seconds=max(submit, LEAST_SECONDS / 10.0),
         bytes_per_second=2 * PAYLOAD_BYTES / wire,
     )
-    return ClusterFigures(network, executor.parallelism, resident_bytes, executor.least_task_evaluations)
+    return ClusterFigures(
+        network, executor.parallelism, resident_bytes, executor.least_task_evaluations, executor.tiles
+    )

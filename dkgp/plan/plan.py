@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster.tile_budget import budget_here
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.plan.figures import MachineFigures, measure_machine
-from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, project
+from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
+from dkgp.plan.variances import ForeseenVariances, foresee_variances
+from dkgp.solvers.prices import Sizes
 
 __all__ = ["WORKERS", "PlanJob", "Validation", "run_plan"]
 
@@ -78,6 +83,8 @@ class PlanJob:
         Products with the matrix or column passes, where they are known.
     memory_limit_bytes
         What a run may take in the coordinator's process; default: what is available.
+    variance, test_samples
+        Variances to foresee too: how, and of how many samples.
     plot, overwrite
         File for a plot; whether it may be replaced.
     """
@@ -96,6 +103,8 @@ class PlanJob:
     bytes_per_second: float | None = None
     passes: float | None = None
     memory_limit_bytes: int | None = None
+    variance: VarianceSettings | None = None
+    test_samples: int = 1000
     plot: str | None = None
     overwrite: bool = False
 
@@ -111,6 +120,8 @@ class PlanJob:
                 f"{self.workers[-1]:,} workers of {self.threads_per_worker:,} threads are more than the "
                 f"{MOST_THREADS:,} threads that can be simulated; plan for fewer"
             )
+        if self.test_samples < 1:
+            raise UsageError(f"`test_samples` must be at least 1; got {self.test_samples}")
         for name, value in (
             ("round trip in seconds", self.round_trip_seconds),
             ("bandwidth in bytes per second", self.bytes_per_second),
@@ -151,10 +162,11 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     if foreseen.choice is not None:
         reporter.note(f"the solver is {foreseen.solver.name}: {foreseen.choice.reason}")
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
+    variances = _foresee_variances(job, dataset, found)
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    rows = [_row(job, count, foreseen, machine, cluster, memory.resident_bytes) for count in job.workers]
+    rows = [_row(job, count, foreseen, variances, machine, cluster, memory.resident_bytes) for count in job.workers]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
         "command": "plan",
@@ -165,6 +177,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "hyper": job.hyper,
         "tolerance": job.solver.tolerance,
         **plain(foreseen.to_json()),
+        "variance": None if variances is None else plain(variances.to_json()),
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
         "workers": rows,
@@ -194,6 +207,18 @@ def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hype
     )
     with reporter.search("tune") as progress:
         return tune_dataset(dataset, subset=job.subset, seed=job.solver.seed, progress=progress)
+
+
+def _foresee_variances(job: PlanJob, dataset: Dataset, found: Hyperparameters) -> ForeseenVariances | None:
+    if job.variance is None:
+        return None
+    try:
+        return foresee_variances(dataset, found, job.variance, job.test_samples, job.threads_per_worker)
+    except MemoryBudgetError as error:
+        # A solver's options have the same names.
+        raise MemoryBudgetError(
+            re.sub(r"`(rank|halo|memory_bytes|max_passes)`", r"`variance_\1`", str(error))
+        ) from None
 
 
 def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
@@ -227,6 +252,7 @@ def _row(
     job: PlanJob,
     workers: int,
     foreseen: Foreseen,
+    variances: ForeseenVariances | None,
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
@@ -243,10 +269,16 @@ def _row(
     cache, limit = job.cluster.cache_bytes, job.memory_limit_bytes
     memory = foreseen.memory_plan(cache, limit, workers, resident_bytes=resident_bytes)
     spilled = foreseen.spilled(cache, workers)
+    wanted = cluster.tiles
+    if job.one_machine:
+        wanted = budget_here(job.cluster.cache_tiles, workers, job.cluster.worker_memory_bytes)
+    tiles = foreseen.tiles(wanted, workers, machine.prices)
 
     def projected(count: float) -> Projection:
-        return project(foreseen.phases(count, spilled=spilled), foreseen.sizes, machine.prices, fleet)
+        phases = foreseen.phases(count, spilled=spilled, kept=tiles.share)
+        return project(phases, foreseen.sizes, machine.prices, fleet)
 
+    evaluated, read = (product_seconds(foreseen.sizes, machine.prices, fleet, kept=kept) for kept in (0.0, tiles.share))
     counts = foreseen.counts
     expected = projected(counts.expected)
     return {
@@ -259,8 +291,34 @@ def _row(
         "phases": expected.seconds,
         "limit": expected.limit,
         "spilled_share": spilled,
-        "worker_memory_bytes": memory.worker_process_bytes(cluster.worker_resident_bytes),
+        "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
+        "worker_memory_bytes": replace(memory, tiles_bytes=tiles.bytes).worker_process_bytes(
+            cluster.worker_resident_bytes
+        ),
         "coordinator_memory_bytes": memory.coordinator_bytes,
+        "variance": None if variances is None else _variance_row(variances, fleet, foreseen.sizes, machine, cluster),
+    }
+
+
+def _variance_row(
+    variances: ForeseenVariances, fleet: Fleet, sizes: Sizes, machine: MachineFigures, cluster: ClusterFigures
+) -> dict[str, Any]:
+    """Return what a prediction's variances take on so many workers."""
+    run = variances.on(fleet.workers, fleet.threads_per_worker)
+
+    def projected(single: float, double: float) -> Projection:
+        return project(variances.phases(run, sizes, single, double), sizes, machine.prices, fleet)
+
+    single, double = variances.single, variances.double
+    expected = projected(single.count, double.count)
+    return {
+        "seconds": expected.total,
+        "seconds_low": projected(single.low, double.low).total,
+        "seconds_high": projected(single.high, double.high).total,
+        "phases": expected.seconds,
+        "batch_size": run.plan["batch_size"],
+        "together": run.plan["together"],
+        "worker_memory_bytes": variances.worker_bytes(run, cluster.worker_resident_bytes),
     }
 
 

@@ -24,6 +24,8 @@ COLUMNS = (
     Column("d", "features", "d"),
     Column("entries", "entry, s", ".3e"),
     Column("double_entries", "float64 entry, s", ".3e"),
+    Column("filled", "kept entry, s", ".3e"),
+    Column("kept", "read entry, s", ".3e"),
     Column("operations", "operation, s", ".3e"),
     Column("double_operations", "float64 operation, s", ".3e"),
     Column("bytes", "byte, s", ".3e"),

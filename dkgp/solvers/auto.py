@@ -2,9 +2,10 @@
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
 them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected
-time taken further; none goes on for longer than what it stands for could still be the best. So a smooth problem gets a
-low-rank factor alone, a rough one a halo, and most of what lies between a halo with some landmarks. Time is flat about
-the best of them, and a run that proves harder than foreseen grows its halo: a look needs to be right within a third.
+time taken further; none goes on for longer than what it stands for could still be the best, or, far behind, beyond
+half of that. So a smooth problem gets a low-rank factor alone, a rough one a halo, and most of what lies between a halo
+with some landmarks. Time is flat about the best of them, and a run that proves harder than foreseen grows its halo: a
+look needs to be right within a third. Where float32 would not do, counts, prices and what is chosen are of float64.
 
 The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
 factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
@@ -23,8 +24,8 @@ matrix: for matrices that nothing else can solve).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,8 +56,10 @@ CHOICES = ("gbcd", "pcg", "cholesky")
 
 # Samples that are looked at, of so many times as many.
 PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 500, 8
-# Up to here the factor of the whole matrix takes a fraction of a second: nothing is probed.
-CHOLESKY_UP_TO = 4000
+# Nominal seconds of the whole matrix' factor. One that takes less is made without a look, which would take as long (up
+# to about 2,800 samples); where it takes less than the second (about 4,100), one look says whether conjugate gradients
+# with the first halo take half of that at most, and a search would take longer than what it finds could save.
+CHOLESKY_WITHOUT_A_LOOK, CHOLESKY_UNLESS_EASY, EASY = 0.25, 0.7, 0.5
 
 # Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo.
 HALO_SHARE = 20
@@ -65,8 +68,13 @@ LEAST_STEP = 1.2
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
 RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
 MOST_ITERATIONS = 400
+IN_DOUBLE = " in float64, for float32 has too little room for this noise"
 # Of counts foretold, in most cases.
 SPREAD = 1.5
+
+# Products by a tree, in units of those without one, by the share of the entries that are above its error: of an
+# elevation model, n = 8,000 and 30,000, length scales of a third to three times the tuned ones.
+TREE_LEAST, TREE_PER_SHARE = 0.15, 4.5
 
 PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
 # The residual curve is not followed further: samples far out keep it from falling on.
@@ -85,6 +93,8 @@ class Choice:
         Name, as on the command line.
     halo, leaf, rank : int or None
         Of the preconditioner, for "pcg"; no leaf where the halo is 0.
+    precision : {"mixed", "double"}
+        "double" where float32 rounds would not do; of no matter for "cholesky".
     reason : str
         One sentence.
     projected : dict
@@ -97,6 +107,7 @@ class Choice:
     halo: int | None = None
     leaf: int | None = None
     rank: int | None = None
+    precision: Literal["mixed", "double"] = "mixed"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -163,6 +174,7 @@ def choose_solver(
     candidates: int = 60,
     memory_bytes: int | None = None,
     one_arithmetic: bool = True,
+    tree_error: float | None = None,
     seed: int = 0,
 ) -> Choice:
     """Choose between Cholesky, conjugate gradients with a factor, and greedy block descent.
@@ -187,6 +199,8 @@ def choose_solver(
     one_arithmetic : bool
         Whether all workers compute alike; otherwise only solvers are considered whose bits do not depend on who
         computes what.
+    tree_error : float, optional
+        Of products by a tree, which alone are then of use: conjugate gradients, with the factor that suits their price.
     seed : int
         Of the probe.
 
@@ -207,7 +221,12 @@ def choose_solver(
     d = kernel.n_features
     memory_bytes = factor_bytes_allowed(n) if memory_bytes is None else memory_bytes
     fits = cholesky_bytes(n, d, p) <= memory_bytes
-    if n <= CHOLESKY_UP_TO and fits:
+    sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
+    factor = core_seconds(cholesky_phases(sizes), prices)
+    pruned = tree_error is not None
+    if pruned and n < LEAST_PROBED:
+        return Choice("pcg", f"{n:,} samples are few: its factor is nearly that of the matrix")
+    if fits and not pruned and factor <= (CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY):
         return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
     if inputs.ndim != 2 or len(inputs) < 2:
         raise InputError(f"choosing a solver needs samples to probe, (m, d); got an array of shape {inputs.shape}")
@@ -217,19 +236,31 @@ def choose_solver(
             "choosing a solver needs finite samples, and a kernel that is not zero at all of them; got a largest "
             f"k(x, x) of {largest!r}. Remove or fill NaN and infinity, or name a solver"
         )
-    sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
     probe = Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+    if probe.double and not double:
+        sizes = replace(sizes, double=True)
+    if tree_error is not None:
+        share = probe.share_above(tree_error)
+        sizes = replace(sizes, evaluated=TREE_LEAST + TREE_PER_SHARE * share)
+        found = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
+        told = f"a tree sums products, of which {share:.2g} counts"
+        if math.isinf(found.seconds):
+            return Choice("pcg", f"{told}, and its own sizes may grow", precision=_precision("pcg", sizes))
+        return found.choice(told, {"pcg": found.seconds}, sizes.double)
+    if fits and factor <= CHOLESKY_UNLESS_EASY:
+        return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
     m = automatic_block_size(n, d, candidates)
     greedy = core_seconds(descent_phases(sizes, m, candidates, _passes(probe)), prices)
     projected = {"gbcd": GREEDY_OVERHEAD * greedy}
     if fits:
-        projected["cholesky"] = core_seconds(cholesky_phases(sizes), prices)
+        projected["cholesky"] = factor
     if not one_arithmetic:
         name = min(projected, key=lambda solver: projected[solver])
         return Choice(
             name,
             f"the workers' processors or libraries differ, and its bits do not depend on that; {_how(name, probe)}",
             projected,
+            precision=_precision(name, sizes),
         )
     search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
     found = search.run()
@@ -238,20 +269,39 @@ def choose_solver(
     name = min(projected, key=lambda solver: projected[solver])
     others = _others(name, projected)
     if name != "pcg":
-        return Choice(name, f"{_how(name, probe)}; {others}", projected)
-    halo, leaf = (found.halo, found.leaf) if found.halo else (0, None)
-    return Choice(name, f"{found.reason}; {others}", projected, halo, leaf, found.rank)
+        return Choice(name, f"{_how(name, probe)}; {others}", projected, precision=_precision(name, sizes))
+    return found.choice(others, projected, sizes.double)
+
+
+def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
+    return "double" if sizes.double and name != "cholesky" else "mixed"
+
+
+def _easy(found: _Factor, factor: float, double: bool) -> Choice:
+    """Choose for few samples: the factor of the matrix, unless what one look found takes half of its time."""
+    projected = {"cholesky": factor}
+    if math.isinf(found.seconds):
+        return Choice("cholesky", f"{found.samples:,} samples are few for a problem that is not easy", projected)
+    projected["pcg"] = found.seconds
+    return found.choice(_others("pcg", projected), projected, double)
 
 
 @dataclass(frozen=True)
 class _Factor:
     """A factor that was looked at, and what it comes to."""
 
+    samples: int
     halo: int
     leaf: int
     rank: int
     count: float
     seconds: float
+
+    def choice(self, others: str, projected: dict[str, float], double: bool) -> Choice:
+        """Conjugate gradients with this factor, in float64 throughout where `double`."""
+        reason = f"{self.reason}{IN_DOUBLE if double else ''}; {others}"
+        halo, leaf = (self.halo, self.leaf) if self.halo else (0, None)
+        return Choice("pcg", reason, projected, halo, leaf, self.rank, "double" if double else "mixed")
 
     @property
     def reason(self) -> str:
@@ -274,7 +324,15 @@ class _Search:
         # Numbers that may be held for each sample.
         self._held = max(1, memory_bytes // (4 * sizes.n))
         self._seen: dict[tuple[int, int], _Factor] = {}
-        self.best = _Factor(0, 0, 1, math.inf, math.inf)
+        self._first = max(LEAST_HALO, sizes.n / HALO_SHARE)
+        self.best = _Factor(sizes.n, 0, 0, 1, math.inf, math.inf)
+
+    def first(self) -> _Factor:
+        """Return what the first halo comes to, seconds infinite where that is beyond `limit`."""
+        halo = self._halo(self._first)
+        if halo:
+            self._look(halo, 0)
+        return self.best
 
     def run(self) -> _Factor:
         """Return the best; one whose seconds are infinite could not compete with `limit`."""
@@ -282,7 +340,7 @@ class _Search:
         ranks = [self._rank(share * math.sqrt(n)) for share in RANKS_PER_SQRT_N]
         if not self._fits(0, 0, ranks[0]):
             ranks[0] = self._rank(self._held)
-        self._walk(self._halo(n / HALO_SHARE), 0)
+        self._walk(self._halo(self._first), 0)
         for rank in ranks:
             self._look(0, rank)
         if self.best.halo:
@@ -295,7 +353,7 @@ class _Search:
         if math.isinf(self.best.seconds):
             # Nothing competes: what a factor within the memory comes to, for the record.
             self._limit, self._seen = math.inf, {}
-            halo = self._halo(n / HALO_SHARE)
+            halo = self._halo(self._first)
             self._look(*((halo, 0) if halo else (0, ranks[-1])))
         return self.best
 
@@ -325,7 +383,7 @@ class _Search:
         made, more = (self._seconds(count, halo, leaf, rank) for count in (0.0, 1.0))
         most = min(float(MOST_ITERATIONS), (min(self._limit, self.best.seconds) - made) / (more - made))
         count = self._probe.iterations(halo, leaf, rank, most) if most >= 1.0 else math.inf
-        found = _Factor(halo, leaf, rank, count, made + count * (more - made))
+        found = _Factor(self._sizes.n, halo, leaf, rank, count, made + count * (more - made))
         self._seen[halo, rank] = found
         if found.seconds < self.best.seconds:
             self.best = found

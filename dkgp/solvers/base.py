@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["Method", "Solver", "as_columns"]
 
@@ -85,8 +87,13 @@ class Method(ABC, Generic[State]):
         """True if a round can compute the gradient anew on its way: if its product can be one of float64 with alpha."""
         return False
 
-    def renew(self, operator: KernelOperator, state: State, moving: bool) -> dict[str, float]:
-        """Compute the gradient anew in float64, on the way of a round where `moving`; seconds by phase."""
+    def renew(
+        self, operator: KernelOperator, state: State, moving: Callable[[Progress], bool] | None
+    ) -> dict[str, float]:
+        """Compute the gradient anew in float64; seconds by phase.
+
+        With `moving` on the way of a round, which takes its step if that says so of where the solve truly stands.
+        """
         started = time.perf_counter()
         state.renew_gradient(operator)
         return {"check": time.perf_counter() - started}

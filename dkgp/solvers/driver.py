@@ -109,7 +109,7 @@ def run(
             precision.resume(found.metadata["loop"])
         progress = record.measure(state)
         if found is None:
-            precision.begin(progress)
+            precision.begin(state, progress)
         del found  # its arrays are the state's, or have served
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
@@ -136,12 +136,17 @@ def run(
                 interruption.heed(state)
             elif not precision.must_verify(state):
                 break
-            believed, moving = progress, renews and not stopped_short
+            believed, claimed = progress, reason is not None
+            moving = partial(_short_of, rule if claimed else None) if renews and not stopped_short else None
             progress = record.measure(state, method.renew(operator, state, moving))
-            if moving:
+            if moving is not None:
                 record.add(progress)
             precision.note_renewal(state, progress)
-            claimed = reason is not None
+            if not stopped_short and precision.broke_down(state, progress):
+                state = precision.start_over(state, progress, start)
+                progress, reason = record.measure(state), None
+                checkpoints.save_if_due(state)
+                continue
             reason = rule.check(progress) or (
                 reason if stopped_short else precision.stalled(state, progress, believed, claimed)
             )
@@ -164,3 +169,9 @@ def run(
             # Of the last product, which was with alpha.
             operator.error_bound,
         ), state
+
+
+def _short_of(rule: StoppingRule | None, stands: Progress) -> bool:
+    """True unless the rule is met where the solve stands: then a step may take max|g| above the tolerance again."""
+    reason = None if rule is None else rule.check(stands)
+    return reason is None or not reason.converged

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dkgp.errors import NumericalError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
@@ -51,14 +53,19 @@ class PrecisionPolicy:
         self._verified = math.inf
         self._foresight, self._foreseen = True, False
         self._start_objective = self._true_objective = 0.0
+        self._in_double = False
 
-    def begin(self, start: Progress) -> None:
-        """Note the objective that no round may exceed."""
+    def begin(self, state: SolverState, start: Progress) -> None:
+        """Note the objective that no round may exceed, and whether any round is to be one of float32."""
         self._start_objective = self._true_objective = start.objective
+        self._in_double = state.precision == "double"
 
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
         """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
         highest = self._start_objective + 1e-6 * abs(self._start_objective) + 1e-9 * state.rhs.size
+        if self._operator.approximate:
+            # Two products with alpha, each off by so much, say what it was and what it is.
+            highest += self._operator.error_bound * float(np.abs(state.alpha).sum())
         return not (math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest)
 
     def start_over(self, state: State, progress: Progress, start: Callable[[], State]) -> State:
@@ -67,15 +74,15 @@ class PrecisionPolicy:
         Raises
         ------
         NumericalError
-            It was float64 that broke down.
+            Since it began, all was float64.
         """
-        if state.precision == "double":
+        if self._in_double:
             raise NumericalError(
                 f"the solve broke down in float64 after {state.iteration} rounds (max|g| = "
                 f"{progress.gradient_inf_norm:.3g}, objective {progress.objective:.3g}). Raise the noise variance, and "
                 "check that inputs and targets are standardised"
             )
-        self._single_failed = True
+        self._single_failed = self._in_double = True
         fresh = start()
         fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
         return fresh
@@ -83,10 +90,14 @@ class PrecisionPolicy:
     def is_due(self, state: SolverState, progress: Progress, lefts: Sequence[float]) -> bool:
         """True if the gradient is to be computed anew before a rule is met: it has drifted, or the end is foreseen.
 
+        Where float32 rounds were given up it is, before any of float64: they may have led anywhere.
+
         `lefts` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
         compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
         should meet the tolerance, by what the last ones gained, is to be such a round.
         """
+        if state.precision == "double" and state.moved.any():
+            return True
         drift, norm, self._foreseen = self._drift(state), progress.gradient_inf_norm, False
         if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
             return True
@@ -154,6 +165,7 @@ class PrecisionPolicy:
             "single_failed": self._single_failed,
             "verified": self._verified if math.isfinite(self._verified) else None,
             "foresight": self._foresight,
+            "in_double": self._in_double,
             "start_objective": self._start_objective,
             "true_objective": self._true_objective,
             "typical_entry": self._typical_entry,
@@ -165,5 +177,6 @@ class PrecisionPolicy:
         self._single_failed = found["single_failed"]
         self._verified = math.inf if found.get("verified") is None else found["verified"]
         self._foresight = found.get("foresight", True)
+        self._in_double = found.get("in_double", False)
         self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
         self._typical_entry = found.get("typical_entry")

@@ -187,10 +187,7 @@ class SequentialMinimalOptimization(Method[PairState]):
         if self.cache_bytes < 0:
             raise InputError(f"the column cache cannot take {self.cache_bytes} bytes; give 0 or more")
 
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "smo"
+    name = "smo"
 
     def resolved(self, n: int, d: int, p: int = 1) -> SequentialMinimalOptimization:
         """Return the settings with the steps of a round chosen."""

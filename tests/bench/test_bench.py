@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
@@ -24,13 +22,6 @@ from dkgp.data import write_friedman1
 from dkgp.errors import InputError, OutputExistsError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators.kept_tiles import worker_tiles
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from dkgp.bench.growth.run import entry_seconds
+from dkgp.bench.entries import entry_seconds
 from dkgp.bench.growth.study import BenchGrowthJob, run_bench_growth
 from dkgp.bench.problem import BenchProblem
 from dkgp.commands.reporting.progress import SilentReporter

@@ -146,8 +146,10 @@ def test_solvers_run_the_best_of_each_repeat_again() -> None:
     assert document["null"]["auto_over_best_largest"] == document["rows"][0]["null"]["to_best"]
 
 
-def test_scaling_gives_the_first_number_of_workers_a_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, rates = iter([10.0, 6.0, 11.0]), iter([1.0, 1.9, 1.1])
+def test_scaling_gives_the_first_number_of_workers_a_second_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seconds, spans = iter([10.0, 6.0, 11.0]), iter([1.0, 1.25, 0.5])
     asked: list[int] = []
 
     def run(description: dict[str, Any], module: str) -> dict[str, Any]:
@@ -155,10 +157,12 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(monkeypatch: py
         return {"seconds": next(seconds)}
 
     monkeypatch.setattr("dkgp.bench.scaling.study.run_contender", run)
-    monkeypatch.setattr("dkgp.bench.scaling.study.measure_ceiling", lambda hyper, count: next(rates))
-    prepared = PreparedProblem("", None, "", "", 10, 1)
+    monkeypatch.setattr("dkgp.bench.scaling.study.entry_seconds", lambda kernel, precision, count: next(spans))
+    hyper = tmp_path / "hyper.json"
+    hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05]}, "noise_variance": 0.04}))
+    prepared = PreparedProblem("", None, "", str(hyper), 10, 1)
     scaling = measure_scaling(prepared, SolverOptions(), (1, 2), 1, SilentReporter(), null=True)
     assert asked == [1, 2, 1]
     speedup, ceiling = scaling.ratio(2, 1, "seconds"), scaling.ceiling(2, 1)
     assert (speedup, speedup.null) == (10.0 / 6.0, (1.1, 1.1))
-    assert (ceiling, ceiling.null) == (1.9, (1.1, 1.1))
+    assert (ceiling, ceiling.null) == (1.6, (2.0, 2.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.spatial
-from threadpoolctl import threadpool_limits
 
-from dkgp.bench.papers.data import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
+from dkgp.bench.library import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp.bench.papers.figures import gradient_correlations, growth_figure
 from dkgp.bench.papers.kernel_cg import RiskDistance, kernel_cg_figure, risks
 from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
@@ -35,12 +33,6 @@ from dkgp.solvers.state import SolverState
 QUICK = SolverOptions(block_size=30, max_passes=6.0)
 FEW = SolverOptions(block_size=30, max_passes=50.0)
 NOISE, NARROW = 0.01, 3.5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 def rough(generator: np.random.Generator, n: int, d: int = 2) -> tuple[Any, Any]:

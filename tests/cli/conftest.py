@@ -29,6 +29,15 @@ def document_of(result: Result, exit_code: int = 0) -> dict[str, Any]:
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
 
+def refused(result: Any, *words: str, exit_code: int = 3) -> None:
+    """A command said what is wrong, and no more."""
+    assert result.exit_code == exit_code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
+    message = " ".join(result.stderr.split())
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+    assert "Traceback" not in result.output
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread() -> Iterator[None]:
     """On matrices this small a second BLAS thread gains nothing, and beside other busy processes it costs minutes."""
@@ -97,3 +106,15 @@ def snapshot(tmp_path: Path) -> Callable[[], dict[str, int]]:
         return {str(path): path.stat().st_size for path in sorted(tmp_path.rglob("*")) if path.is_file()}
 
     return take
+
+
+@pytest.fixture
+def refuses(run: Command, snapshot: Callable[[], dict[str, int]]) -> Callable[..., None]:
+    """Runs a command that must be refused with some words, and leave everything as it was."""
+
+    def check(*arguments: object, words: str, exit_code: int) -> None:
+        before = snapshot()
+        refused(run(*arguments), words, exit_code=exit_code)
+        assert snapshot() == before
+
+    return check

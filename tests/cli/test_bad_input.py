@@ -16,19 +16,12 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import ClusterOptions
+from tests.cli.conftest import refused
 
 Command = Callable[..., Any]
 Snapshot = Callable[[], dict[str, int]]
 
 GOOD_ROWS = "1,2,3\n2,3,5\n4,1,9\n3,3,3\n"
-
-
-def refused(result: Any, *words: str, exit_code: int = 3) -> None:
-    assert result.exit_code == exit_code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
-    message = " ".join(result.stderr.split())
-    for word in words:
-        assert word in message, f"{word!r} is not in: {message}"
-    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ DIE = "lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)"
 def killed_at(process: Process, place: str, command: list[object]) -> None:
     """Run a command in a process of its own that is killed (kill -9) when it comes to `place`, MODULE:FUNCTION."""
     module, function = place.split(":")
-    code = f"import os, signal, sys, {module}; {module}.{function} = {DIE}\n"
+    # By its full name: a package may export a function named like one of its modules.
+    code = f"import os, signal, sys, {module}; sys.modules[{module!r}].{function} = {DIE}\n"
     code += "from dkgp.cli import main; main(sys.argv[1:])"
     program, environment = process
     ended = subprocess.run(

@@ -89,7 +89,7 @@ def test_the_solver_is_the_one_that_train_would_take(
     options: tuple[Any, ...], solver: str, phases: set[str], run: Run, document: Run, problem: tuple[Path, Path]
 ) -> None:
     train, hyper = problem
-    given = options or ("--solver", "auto")
+    given = (*(options or ("--solver", "auto")), "--cache-tiles", "none")
     found = document(run("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", 1, *given, "--json"))
     assert found["solver"] == solver
     assert (found["auto"] is not None) == (not options)
@@ -107,9 +107,43 @@ def test_tables_say_what_the_document_says(run: Run, problem: tuple[Path, Path])
         assert words in result.stdout
 
 
+@pytest.mark.usefixtures("quick")
+def test_variances_and_kept_tiles_are_foreseen(run: Run, document: Run, problem: tuple[Path, Path]) -> None:
+    train, hyper = problem
+    solver = ("--hyper", hyper, "--cluster", "local", "--workers", "1,2", "--solver", "pcg", "--halo", 0, "--rank", 40)
+    options = ("--cache-tiles", "100KiB", "--variance", "--test-samples", 50, "--variance-rank", 30, "--max-passes", 4)
+    result = run("plan", train, *solver, *options, "--passes", 9, "--json")
+    found = document(result)
+    variance = found["variance"]
+    assert (variance["tests"], variance["rank"], variance["max_passes"]) == (50, 30, 4.0)
+    assert found["settings"]["preconditioner"]["rank"] == 40  # the solver's
+    assert variance["products_float64"]["high"] <= 4.0
+    for row in found["workers"]:
+        tiles, own = row["tiles"], row["variance"]
+        assert tiles["bytes"] <= 100 * 2**10
+        assert tiles["product_seconds"] > 0.0
+        assert 0.0 < own["seconds_low"] <= own["seconds"] <= own["seconds_high"]
+        assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
+        assert own["worker_memory_bytes"] > variance["factor_bytes"]
+    one, two = (row["tiles"]["share"] for row in found["workers"])
+    assert 0.0 < one < two <= 1.0
+    assert "first product" in found["workers"][0]["phases"]
+    shown = run("plan", train, *solver, *options, "--passes", 9)
+    assert shown.exit_code == 0, shown.stderr
+    for words in ("Kept between products", "saved", "Variances", "products in float64", "samples a batch", "30, 0"):
+        assert words in shown.stdout
+    none = run("plan", train, *solver, "--cache-tiles", "none", "--passes", 9)
+    assert "Kept between" not in none.stdout
+    assert "Variances" not in none.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "exit_code", "words"),
     [
+        (("--variance-gap", "0.1"), 2, "add --variance"),
+        (("--variance", "--test-samples", "0"), 2, "--test-samples"),
+        (("--variance", "--variance-gap", "0"), 3, "gap"),
+        (("--variance", "--variance-rank", "300", "--variance-memory", "1MiB"), 3, "Lower --variance-rank"),
         (("--workers", "1,x"), 2, "no list of whole numbers"),
         (("--workers", "4,2"), 2, "rising numbers"),
         (("--workers", "0"), 2, "at least 1"),

@@ -19,6 +19,7 @@ from scipy.stats import norm
 from dkgp.data import open_dataset, open_prediction
 from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
 from dkgp.models import read_hyperparameters
+from tests.cli.conftest import refused
 
 Command = Callable[..., Any]
 Snapshot = Callable[[], dict[str, int]]
@@ -54,14 +55,6 @@ def dense(pipeline: dict[str, Any]) -> Dense:
 
 def command(pipeline: dict[str, Any], out: Path, *options: object, test: object = None) -> list[object]:
     return ["predict", pipeline["train"]["out"], test or pipeline["ingest"]["test"], "--out", out, *options]
-
-
-def refused(result: Any, *words: str, exit_code: int = 3) -> None:
-    assert result.exit_code == exit_code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
-    message = " ".join(result.stderr.split())
-    for word in words:
-        assert word in message, f"{word!r} is not in: {message}"
-    assert "Traceback" not in result.output
 
 
 # ---------------------------------------------------------------------------------------------------- right predictions

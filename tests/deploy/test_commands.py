@@ -84,6 +84,9 @@ def test_files_are_tidy(path: Path) -> None:
 def test_links_lead_somewhere() -> None:
     import re
 
-    for page in DEPLOY.rglob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    links = [
+        (page, target) for page in DEPLOY.rglob("*.md") for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    ]
+    assert links
+    for page, target in links:
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"

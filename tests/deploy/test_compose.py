@@ -202,3 +202,5 @@ def test_yaml_has_no_duplicate_keys() -> None:
     Strict.add_constructor("tag:yaml.org,2002:map", mapping)
     for path in [COMPOSE, *DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml")]:
         list(yaml.load_all(path.read_text(), Loader=Strict))
+    with pytest.raises(AssertionError, match="twice at"):
+        yaml.load("a: {b: 1, c: 2, b: 3}", Loader=Strict)

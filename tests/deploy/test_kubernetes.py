@@ -70,6 +70,14 @@ def test_core_kind(document: dict[str, Any]) -> None:
     validate(document)
 
 
+def test_the_check_of_core_kinds_bites() -> None:
+    broken = copy.deepcopy(CORE[0][1])
+    validate(broken)
+    broken["metadata"]["nmae"] = "x"
+    with pytest.raises(Exception, match="nmae"):
+        validate(broken)
+
+
 @pytest.mark.parametrize("document", [d for _, d in DASK], ids=named(DASK))
 def test_dask_kind(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> None:
     jsonschema = pytest.importorskip("jsonschema")

@@ -133,9 +133,14 @@ def test_states_are_those_of_jobs_and_workers() -> None:
     from dkgp.service.queue import records
 
     known = set(records.STATES) | {"idle", "partially_saturated", "saturated", "paused", "retiring"}
-    for place, expression in EXPRESSIONS:
-        for values in re.findall(r'(?:state|outcome)=~?"([^"]*)"', expression):
-            assert set(values.split("|")) <= known, place
+    asked = [
+        (place, values)
+        for place, expression in EXPRESSIONS
+        for values in re.findall(r'(?:state|outcome)=~?"([^"]*)"', expression)
+    ]
+    assert asked
+    for place, values in asked:
+        assert set(values.split("|")) <= known, place
 
 
 def test_every_job_is_asked_where_it_listens() -> None:

@@ -130,8 +130,13 @@ def test_a_worker_without_enough_memory_leaves_the_work_to_the_others(
     """Its nanny stops and restarts it over and over: 120 MB do not even hold the interpreter and its libraries."""
     cluster = manual_cluster(1)
     poor = ("dask", "worker", "--scheduler-file", cluster.scheduler_file, "--nthreads", 1, "--no-dashboard")
-    start_process(*poor, "--memory-limit", "120MB", "--local-directory", tmp_path / "poor")
-    with joined(cluster, 2) as (executor, _client):
+    log = tmp_path / "poor.log"
+    with log.open("wb") as stderr, joined(cluster, 1) as (executor, _client):
+        start_process(*poor, "--memory-limit", "120MB", "--local-directory", tmp_path / "poor", stderr=stderr)
+        until = time.monotonic() + 60.0
+        while b"memory budget. Restarting" not in log.read_bytes():
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.05)
         started = time.monotonic()
         assert bits(problem.train(executor)) == reference
         assert time.monotonic() - started < 120.0
@@ -141,12 +146,11 @@ def test_workers_all_out_of_memory_are_an_error_in_time_and_can_be_resumed(
     problem: Problem, reference: Bits, manual_cluster: StartCluster, tmp_path: Path
 ) -> None:
     cluster = manual_cluster(1, "--memory-limit", "120MB")
+    options = ClusterOptions(scheduler_file=cluster.scheduler_file, round_deadline_seconds=15.0)
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     started = time.monotonic()
-    with (
-        pytest.raises(ClusterError) as caught,
-        joined(cluster, 1, round_deadline_seconds=15.0) as (executor, _client),
-    ):
+    # It comes, dies and comes again: it cannot be waited for.
+    with pytest.raises(ClusterError) as caught, open_executor(options, 1) as executor:
         problem.train(executor, checkpointing=Checkpointing(store, every_seconds=0.0))
     assert time.monotonic() - started < 120.0
     assert caught.value.exit_code is ExitCode.CLUSTER_LOST

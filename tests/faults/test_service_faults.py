@@ -123,12 +123,19 @@ def assert_sequence_is_whole(service: ServiceProcess, job_id: str) -> None:
     assert numbers == list(range(len(numbers)))
 
 
-def test_the_service_is_killed_and_its_job_goes_on(
-    world: World, service: ServiceProcess, client: ServiceClient, root: Path
-) -> None:
+@pytest.fixture
+def long_job(world: World, service: ServiceProcess, client: ServiceClient, root: Path) -> tuple[str, Path]:
+    """A job in the middle of its training: its id, and where its model goes."""
     out = root / "model.zarr"
     job_id = client.submit("train", world.train(out))["id"]
     in_the_middle(service, job_id, out)
+    return job_id, out
+
+
+def test_the_service_is_killed_and_its_job_goes_on(
+    world: World, service: ServiceProcess, client: ServiceClient, long_job: tuple[str, Path]
+) -> None:
+    job_id, out = long_job
     (runner,) = service.runners(job_id)
     service.end(signal.SIGKILL)
     assert runner.is_running()
@@ -141,11 +148,9 @@ def test_the_service_is_killed_and_its_job_goes_on(
 
 
 def test_the_service_and_the_jobs_process_are_killed(
-    world: World, service: ServiceProcess, client: ServiceClient, root: Path
+    world: World, service: ServiceProcess, client: ServiceClient, long_job: tuple[str, Path]
 ) -> None:
-    out = root / "model.zarr"
-    job_id = client.submit("train", world.train(out))["id"]
-    in_the_middle(service, job_id, out)
+    job_id, out = long_job
     (runner,) = service.runners(job_id)
     service.end(signal.SIGKILL)
     runner.kill()
@@ -162,11 +167,9 @@ def test_the_service_and_the_jobs_process_are_killed(
 
 
 def test_the_jobs_process_alone_is_killed(
-    world: World, service: ServiceProcess, client: ServiceClient, root: Path
+    world: World, service: ServiceProcess, client: ServiceClient, long_job: tuple[str, Path]
 ) -> None:
-    out = root / "model.zarr"
-    job_id = client.submit("train", world.train(out))["id"]
-    in_the_middle(service, job_id, out)
+    job_id, out = long_job
     service.runners(job_id)[0].kill()
     record = wait(client, job_id)
     world.check(record, out)
@@ -174,11 +177,9 @@ def test_the_jobs_process_alone_is_killed(
 
 
 def test_the_service_is_stopped_in_good_order(
-    world: World, service: ServiceProcess, client: ServiceClient, root: Path
+    world: World, service: ServiceProcess, client: ServiceClient, long_job: tuple[str, Path]
 ) -> None:
-    out = root / "model.zarr"
-    job_id = client.submit("train", world.train(out))["id"]
-    in_the_middle(service, job_id, out)
+    job_id, out = long_job
     assert service.end(signal.SIGTERM) == 0
     assert not service.runners(job_id)
     assert not out.exists()
@@ -190,11 +191,9 @@ def test_the_service_is_stopped_in_good_order(
 
 
 def test_a_running_job_is_cancelled_and_resumed(
-    world: World, service: ServiceProcess, client: ServiceClient, root: Path
+    world: World, service: ServiceProcess, client: ServiceClient, long_job: tuple[str, Path]
 ) -> None:
-    out = root / "model.zarr"
-    job_id = client.submit("train", world.train(out))["id"]
-    in_the_middle(service, job_id, out)
+    job_id, out = long_job
     began = time.monotonic()
     client.cancel(job_id)
     record = client.wait(job_id, until=began + 60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="module")
 def kernel() -> SquaredExponential:
     return SquaredExponential(GAMMA, VARIANCE)
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[BlockExecutor]:
-    local = LocalExecutor(2)
-    yield local
-    local.close()
 
 
 def trained_to(tolerance: float, world: World, executor: BlockExecutor) -> TrainedModel:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import open_factor, open_model
 from dkgp.errors import InputError
@@ -25,13 +24,6 @@ from dkgp.solvers import Cholesky, GradientInfNorm, GreedyBlockCoordinateDescent
 from tests.models.kernel_world import KERNELS, NOISE, VARYING, D, Fitted, N, fit
 
 ROUNDING = 1e-11  # of the dense reference, relative to k(x, x)
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[BlockExecutor]:
-    local = LocalExecutor(2)
-    yield local
-    local.close()
 
 
 @pytest.fixture(scope="module", params=KERNELS)

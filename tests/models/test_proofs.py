@@ -142,7 +142,7 @@ def test_a_step_that_comes_with_the_gradient_is_counted(targets: int) -> None:
     with BlockedKernelOperator(kernel, 0.01, ArrayInputs(X), executor) as operator:
         state = ConjugateGradient().start(operator, y, far)
         state.exact = False
-        iterate(operator, state, -far, renewing=True)
+        iterate(operator, state, -far, lambda stands: True)
         errors = operator.row_errors()
     executor.close()
     assert state.exact
@@ -164,16 +164,16 @@ def test_a_mixed_solve_is_certified_by_a_round_that_computes_its_gradient() -> N
     X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))
     y = np.hstack([np.sin(3.0 * X[:, :1]), X[:, 1:] ** 2])
     executor = LocalExecutor(1)
-    with BlockedKernelOperator(kernel, 1e-3, ArrayInputs(X), executor) as operator:
-        solution = solve(operator, y, solver=ConjugateGradient(), stopping=GradientInfNorm(1e-4))
+    with BlockedKernelOperator(kernel, 1e-2, ArrayInputs(X), executor) as operator:
+        solution = solve(operator, y, solver=ConjugateGradient(), stopping=GradientInfNorm(1e-5))
         errors = operator.row_errors()
     executor.close()
     assert solution.converged
     assert "check" in solution.history[-1].timings
     assert solution.stepped.shape == y.shape
-    true = exact_gradient(X, y, kernel, 1e-3, solution.alpha)
-    certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-3, 1.0, errors, stepped=solution.stepped)
-    assert np.abs(true).max() <= 1e-4 + 1e-10
+    true = exact_gradient(X, y, kernel, 1e-2, solution.alpha)
+    certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-2, 1.0, errors, stepped=solution.stepped)
+    assert np.abs(true).max() <= 1e-5 + 1e-10
     assert (np.linalg.norm(true - solution.gradient, axis=0) <= certificate.residual_rounding).all()
     assert max(certificate.residual_rounding) < 1e-8
 

@@ -16,6 +16,7 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError, Memory
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.solver_choice import choose_solver_for
 from dkgp.solvers import (
     Checkpointing,
     ConjugateGradient,
@@ -25,6 +26,7 @@ from dkgp.solvers import (
     KernelConjugateGradient,
     MaxIterations,
 )
+from dkgp.solvers.registry import build_solver
 from tests.engine.helpers import opened
 
 NOISE = 0.05
@@ -78,6 +80,29 @@ def test_the_certificate_holds_for_the_dense_solution(terrain: Dataset, dense: A
     at = np.random.default_rng(3).uniform(-1.7, 1.7, (200, 2))
     error = np.abs(KERNEL(at, terrain.inputs(0, 900)) @ (alpha - exact))
     assert (error <= certificate.mean_error_bound(KERNEL.diagonal(at))).all()
+
+
+def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain: Dataset, dense: Any) -> None:
+    Kbar, y, _ = dense
+    tolerance, error, noise = 1e-4, 1e-5, 1e-3
+    Kbar = Kbar + (noise - NOISE) * np.eye(900)
+    exact = scipy.linalg.solve(Kbar, y, assume_a="pos")
+    choice = choose_solver_for(terrain, KERNEL, noise, tolerance=tolerance, tree_error=error)
+    assert choice.solver == "pcg"
+    rounds = {}
+    with opened("none", 2) as executor:
+        for name, options in (("pcg", choice.options), ("cg", {})):
+            model = train(
+                terrain, KERNEL, noise, executor, solver=build_solver(name, options), tree_error=error,
+                stopping=GradientInfNorm(tolerance) | MaxIterations(400),
+            )  # fmt: skip
+            rounds[name] = model.solution.progress.iteration
+            if name == "pcg":
+                assert model.solution.converged
+                alpha = model.solution.alpha
+                assert np.abs(Kbar @ alpha - y).max() <= tolerance + error
+                assert (np.linalg.norm(alpha - exact, axis=0) <= model.certificate.alpha_error_bound).all()
+    assert 5 * rounds["pcg"] < rounds["cg"]
 
 
 def test_a_certificate_without_the_products_error_would_be_wrong() -> None:

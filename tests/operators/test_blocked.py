@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,23 +20,10 @@ from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import coordinator_input_bytes_needed
+from tests.operators.recording import RecordingExecutor
 
 N, D, NOISE_VARIANCE = 1500, 4, 0.05
 KERNEL = SquaredExponential(gamma=(0.3, 0.2, 0.5, 0.1), variance=1.2)
-
-
-class RecordingExecutor(LocalExecutor):
-    """Notes the name and the number of groups of every round."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self.rounds: list[tuple[str, int]] = []
-
-    def submit(
-        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
-    ) -> Any:
-        self.rounds.append((name, len(groups)))
-        return super().submit(name, task, arguments, groups, *hints)
 
 
 class RecordingInputs(ArrayInputs):
@@ -200,7 +186,7 @@ def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executo
     for _ in range(3):
         operator.matmat(np.ones((N, 1)))
     assert sorted((start, stop) for _, start, stop in source.reads) == [
-        operator._context.bounds(block) for block in range(operator._context.n_blocks)
+        operator.context.bounds(block) for block in range(operator.context.n_blocks)
     ]
     assert worker_cache().nbytes > before
     operator.close()
@@ -208,7 +194,7 @@ def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executo
 
 
 def test_what_travels_with_a_task_is_small(inputs: np.ndarray, executor: LocalExecutor) -> None:
-    assert len(pickle.dumps(blocked(inputs, executor)._context)) < 1000
+    assert len(pickle.dumps(blocked(inputs, executor).context)) < 1000
 
 
 def test_two_operators_do_not_mix_their_blocks(executor: LocalExecutor, rng: np.random.Generator) -> None:

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dkgp.cluster import LocalExecutor, PendingRound
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, DenseKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import coordinator_input_bytes_needed
+from tests.operators.recording import RecordingExecutor
 
 NOISE, D = 0.3, 3
 VARYING = ("linear", "polynomial(degree=3)", "rbf + linear")
-
-
-class Recording(LocalExecutor):
-    """Says which rounds it ran."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self.rounds: list[tuple[str, int]] = []
-
-    def submit(
-        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
-    ) -> PendingRound:
-        self.rounds.append((name, len(groups)))
-        return super().submit(name, task, arguments, groups, *hints)
 
 
 class Unread(ArrayInputs):
@@ -51,7 +35,7 @@ def inputs(rng: np.random.Generator) -> np.ndarray:
 
 
 def diagonal(kernel: Kernel, X: np.ndarray, threads: int) -> np.ndarray:
-    executor = Recording(threads)
+    executor = RecordingExecutor(threads)
     try:
         with BlockedKernelOperator(kernel, NOISE, ArrayInputs(X), executor) as operator:
             return operator.diagonal()
@@ -72,7 +56,7 @@ def test_it_is_the_kernels_to_the_same_bits_for_any_number_of_threads(text: str,
 
 
 def test_it_is_computed_once_by_the_workers_and_counted(inputs: np.ndarray) -> None:
-    source, executor = Unread(inputs), Recording(2)
+    source, executor = Unread(inputs), RecordingExecutor(2)
     with BlockedKernelOperator(parse_kernel("linear", D), NOISE, source, executor, coordinator_input_bytes=1) as held:
         first = held.diagonal()
         assert held.diagonal() is first
@@ -83,7 +67,7 @@ def test_it_is_computed_once_by_the_workers_and_counted(inputs: np.ndarray) -> N
 
 
 def test_a_stationary_kernel_needs_no_round(inputs: np.ndarray) -> None:
-    executor = Recording(2)
+    executor = RecordingExecutor(2)
     kernel = parse_kernel("matern32 + constant(variance=0.5)", D)
     with BlockedKernelOperator(kernel, NOISE, ArrayInputs(inputs), executor) as operator:
         np.testing.assert_array_equal(operator.diagonal(), np.full(len(inputs), 1.5 + NOISE))

@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dkgp.bench.scaling.study import Scaling, compare_with_model
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, write_friedman1
@@ -17,11 +19,13 @@ from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.memory import RUNTIME_BYTES, plan_training
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.kept_tiles import worker_tiles
 from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.plan.figures import MachineFigures
-from dkgp.plan.foreseen import Foreseen, foresee
+from dkgp.plan.foreseen import Foreseen, Tiles, foresee
 from dkgp.plan.network import ClusterFigures, Network
-from dkgp.solvers.prices import Prices
+from dkgp.solvers.prices import Prices, core_seconds
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,57 @@ def test_leaves_are_spilled_as_far_as_caches_have_no_room(dataset: Dataset, hype
     # A worker's cache is never larger than its budget.
     plans = [found.memory_plan(features + kept // 4, None, workers) for workers in (1, 2)]
     assert plans[0].worker_bytes == plans[1].worker_bytes
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_what_is_kept_is_what_a_run_keeps(share: float, dataset: Dataset, hyper: Hyperparameters) -> None:
+    found = foreseen(dataset, hyper, solver="pcg", halo=0, rank=100, count=9.0)
+    budget = TileBudget(int(share * found.tiles_bytes))
+    planned = found.tiles(budget, 1, Prices.nominal(10))
+    executor = LocalExecutor(1, budget)
+    V = np.ones((dataset.n_samples, 1))
+    with BlockedKernelOperator(hyper.kernel, hyper.noise_variance, dataset, executor) as operator:
+        for _ in range(2):
+            operator.matmat(V, precision="single")
+        kept_share, kept_bytes = operator.kept_share, operator.kept_bytes
+        held = worker_tiles().nbytes
+    executor.close()
+    # Whole pairs of blocks are kept: of eight blocks a pair is up to a thirty-second part.
+    assert planned.share - 1.0 / 32.0 <= kept_share <= planned.share + 0.01
+    assert held <= planned.bytes <= held + found.tiles_bytes // 32
+    assert kept_bytes <= held
+    if share == 1.0:
+        assert (planned.share, planned.bytes, kept_share) == (1.0, held, 1.0)
+
+
+def test_workers_share_what_is_kept(dataset: Dataset, hyper: Hyperparameters) -> None:
+    found = foreseen(dataset, hyper, solver="pcg", halo=0, rank=100, count=9.0)
+    prices, half = Prices.nominal(10), TileBudget(found.tiles_bytes // 2)
+    assert found.tiles(half, 1, prices).share == pytest.approx(0.5, abs=1e-6)
+    assert found.tiles(half, 4, prices) == Tiles(-(-found.tiles_bytes // 4), 1.0)
+    assert found.tiles(TileBudget(0), 4, prices) == Tiles()
+    # dkgp's own choice keeps what pays, by the rule of the workers; a user's figure is kept in any case.
+    dear = replace(prices, kept=2.0 * prices.entries)
+    assert found.tiles(replace(half, measured=True), 1, prices).share > 0.0
+    assert found.tiles(replace(half, measured=True), 1, dear) == Tiles()
+    assert found.tiles(half, 1, dear).share > 0.0
+    # Block descent takes no such products, and what is kept is float32.
+    for options in ({"solver": "gbcd"}, {"solver": "pcg", "rank": 100, "precision": "double"}):
+        assert foreseen(dataset, hyper, count=9.0, **options).tiles(half, 1, prices) == Tiles()
+
+
+def test_products_that_are_read_cost_what_reading_does(dataset: Dataset, hyper: Hyperparameters) -> None:
+    found = foreseen(dataset, hyper, solver="pcg", halo=0, rank=100, count=9.0)
+    prices, entries = Prices.nominal(10), 4000**2 / 2
+
+    def seconds(kept: float, *names: str) -> float:
+        phases = found.phases(9.0, kept=kept)
+        assert [phase.name for phase in phases if "product" in phase.name] == list(names)
+        return core_seconds(phases, prices)
+
+    evaluated, half = seconds(0.0, "products"), seconds(0.5, "first product", "products")
+    filled, saved = prices.filled - prices.entries, 8.0 * (prices.entries - prices.kept)
+    assert half - evaluated == pytest.approx(0.5 * entries * (filled - saved))
 
 
 def test_what_was_measured_is_set_beside_the_model(dataset: Dataset, hyper: Hyperparameters) -> None:

@@ -14,7 +14,7 @@ from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
-from dkgp.solvers.auto import CHOLESKY_UP_TO, Choice, expected_count, probed_samples
+from dkgp.solvers.auto import CHOLESKY_UNLESS_EASY, CHOLESKY_WITHOUT_A_LOOK, Choice, expected_count, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.registry import build_solver
@@ -35,8 +35,16 @@ BETWEEN = SquaredExponential(gamma=(1.0,) * 4)
 
 
 def test_few_samples_are_factored_without_a_look() -> None:
-    found = choose_solver(SMOOTH, 0.1, np.empty((0, 2)), CHOLESKY_UP_TO)
+    found = choose_solver(SMOOTH, 0.1, np.empty((0, 2)), 2800)
     assert (found.solver, found.projected, found.options) == ("cholesky", {}, {})
+
+
+def test_of_some_thousand_samples_one_look_tells_the_easy_ones() -> None:
+    assert CHOLESKY_WITHOUT_A_LOOK < choice(ROUGH, 3500, noise=0.5).projected["cholesky"] < CHOLESKY_UNLESS_EASY
+    easy, hard = choice(ROUGH, 3500, noise=0.5), choice(BETWEEN, 3500, noise=1e-4)
+    assert (easy.solver, easy.halo, easy.leaf, easy.rank) == ("pcg", 175, 88, 0)
+    assert easy.projected["pcg"] <= 0.5 * easy.projected["cholesky"]
+    assert (hard.solver, hard.projected.keys()) == ("cholesky", {"cholesky"})
 
 
 def test_a_smooth_problem_gets_a_low_rank_factor_alone() -> None:
@@ -75,6 +83,16 @@ def test_unlike_workers_get_a_solver_that_may_mix_them() -> None:
     assert found.solver == "gbcd"
     assert "workers" in found.reason
     assert choose_solver(SMOOTH, 0.1, np.empty((0, 2)), 100, one_arithmetic=False).solver == "cholesky"
+
+
+def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
+    short = SquaredExponential(gamma=(200.0, 200.0))
+    whole, pruned = (choice(short, 30_000, noise=0.001, tree_error=error) for error in (None, 1e-5))
+    assert (pruned.solver, pruned.projected.keys()) == ("pcg", {"pcg"})
+    assert pruned.projected["pcg"] < whole.projected["pcg"]
+    assert sum(pruned.options.values()) < sum(whole.options.values())
+    few = choose_solver(short, 0.01, np.empty((0, 2)), 300, tree_error=1e-5)
+    assert (few.solver, few.options) == ("pcg", {})
 
 
 def test_memory_that_does_not_hold_the_matrix_rules_cholesky_out() -> None:

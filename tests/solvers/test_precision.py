@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.data import CheckpointStore
+from dkgp.errors import InterruptedRunError, NumericalError
+from dkgp.kernels.expression import parse_kernel
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
+    Checkpointing,
     ConjugateGradient,
     FactorPreconditioning,
     GradientInfNorm,
@@ -50,6 +56,23 @@ def test_a_quick_solve_is_verified_by_its_last_round(executor: LocalExecutor) ->
     assert solution.history[-2].gradient_inf_norm > 1e-4
 
 
+def test_an_answer_is_not_stepped_away_from(executor: LocalExecutor) -> None:
+    """The step that comes with the last product would take max|g| above the tolerance again, twice, and be the end."""
+    rng = np.random.default_rng([150, 3])
+    X, kernel = np.repeat(rng.standard_normal((150, 3)), 2, axis=0), parse_kernel("rbf * linear", 3)
+    y = np.random.default_rng(300).standard_normal((300, 1))
+    operator = BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor)
+    solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
+    found = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(300))
+    assert found.converged
+    true = (kernel(X, X) + 1e-6 * np.eye(300)) @ found.alpha - y
+    assert np.abs(true).max() <= 1e-4
+    np.testing.assert_allclose(found.gradient, true, rtol=0, atol=1e-6)
+    # Its last round has looked at what the one before believed, and left alpha as it was.
+    assert "check" in found.history[-1].timings
+    assert not found.stepped.size
+
+
 def test_float64_throughout_takes_no_product_more(executor: LocalExecutor) -> None:
     solver = ConjugateGradient(QUICK.preconditioner, "double")
     solution, products = watched(executor, solver=solver, stopping=GradientInfNorm(1e-4))
@@ -61,6 +84,89 @@ def test_a_solve_that_is_stopped_short_is_verified_where_it_stands(executor: Loc
     assert (solution.converged, solution.progress.iteration) == (False, 2)
     assert products == [("single", 2), ("single", 2), ("double", 2)]
     assert not solution.stepped.size
+
+
+@pytest.mark.parametrize(
+    ("kernel", "noise", "every"),
+    [
+        # Steps along float32 tiles that are not positive definite have come to worse than the start.
+        ("polynomial(degree=3)", 1e-6, 2),
+        ("rbf", 1e-7, 2),
+        ("1e6 * rbf", 1e-2, 1),
+    ],
+)
+def test_float32_that_led_astray_is_begun_again_in_float64(
+    executor: LocalExecutor, kernel: str, noise: float, every: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((400, 3)), np.random.default_rng(5).standard_normal((400, 1))
+    X = np.repeat(X[: 400 // every], every, axis=0)
+    parsed, seen = parse_kernel(kernel, 3), []
+    solver = ConjugateGradient(
+        FactorPreconditioning(40, 20, 10),
+        observe=lambda state: seen.append((state.precision, bool(state.alpha.any()))),
+    )
+    operator = BlockedKernelOperator(parsed, noise, ArrayInputs(X), executor)
+    found = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200))
+    assert found.converged
+    K = parsed(X, X) + noise * np.eye(400)
+    assert np.abs(K @ found.alpha - y).max() <= 1.1e-4
+    expected = np.linalg.solve(K, y)
+    np.testing.assert_allclose(found.alpha, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    assert seen.count(("double", False)) == 1
+    assert seen[1] == ("single", True)
+
+
+@pytest.mark.parametrize("last", [1, 3, 4, 20])
+def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
+    executor: LocalExecutor, tmp_path: Path, last: int
+) -> None:
+    """Before, as, and after float32 is given up in the fourth round."""
+    rng = np.random.default_rng(0)
+    X, y = np.repeat(rng.standard_normal((400, 3))[:200], 2, axis=0), np.random.default_rng(5).standard_normal((400, 1))
+    kernel, done = parse_kernel("polynomial(degree=3)", 3), [0]
+    store = CheckpointStore(tmp_path / "checkpoints")
+
+    def solved(**options: Any) -> Solution:
+        operator = BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor)
+        solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
+        return solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200), **options)
+
+    whole = solved()
+    with pytest.raises(InterruptedRunError):
+        solved(
+            checkpointing=Checkpointing(store, 1e9),
+            callback=lambda progress: done.__setitem__(0, progress.iteration),
+            interrupted=lambda: done[0] >= last,
+        )
+    resumed = solved(checkpointing=Checkpointing(store, 1e9, resume=True))
+    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
+    assert [each.gradient_norm for each in resumed.history] == [each.gradient_norm for each in whole.history]
+    assert whole.history[3].objective == 0.0 > whole.history[4].objective
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_float64_that_breaks_down_is_an_error_in_words(precision: str) -> None:
+    operator, products = PROBLEM.dense(), []
+    exact = operator.matmat
+
+    def breaking(V: np.ndarray, precision: str = "double") -> np.ndarray:
+        products.append(precision)
+        return np.full(V.shape, np.nan) if len(products) > 3 else exact(V, precision)
+
+    operator.matmat = breaking
+    with pytest.raises(NumericalError, match="(broke down in|rounds the kernel matrix, in) float64.*Raise the noise"):
+        solve(operator, PROBLEM.y, solver=ConjugateGradient(None, precision))
+    # Once begun again, where it began in float32; not again and again.
+    assert len(products) < 10
+
+
+def test_a_matrix_without_curvature_is_an_error_in_words() -> None:
+    operator = PROBLEM.dense()
+    operator.matmat = lambda V, precision="double": -V
+    for precision in ("mixed", "double"):
+        with pytest.raises(NumericalError, match="no curvature along the gradient: it is not positive definite"):
+            solve(operator, PROBLEM.y, solver=ConjugateGradient(None, precision))
 
 
 def state(moved: float, left: float) -> ConjugateGradientState:

@@ -10,13 +10,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from dkgp.bench.entries import entry_seconds
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import plain
@@ -25,16 +23,13 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import DkgpError
-from dkgp.kernels import Kernel, TileEvaluator, kernel_from_json
-from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels import kernel_from_json
 from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
 
-__all__ = ["MODULE", "entry_seconds"]
+__all__ = ["MODULE", "train_size"]
 
 MODULE = "dkgp.bench.growth.run"
-# Rows of the pair of blocks that is timed, and for how long: a block of the products themselves.
-PAIR_ROWS, LEAST_SECONDS = 8192, 0.5
 
 
 class _LineReporter(SilentReporter):
@@ -67,37 +62,6 @@ class _LineReporter(SilentReporter):
 
 def _say(**content: Any) -> None:
     print(json.dumps(plain(content)), flush=True)
-
-
-def entry_seconds(kernel: Kernel, precision: Precision, cores: int | None = None) -> float:
-    """Seconds of one core for an entry that serves its row and its column, while all cores are at it.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    precision : {"single", "double"}
-        Of the tiles.
-    cores : int, optional
-        What this process may use by default.
-    """
-    cores = cores or available_cores()
-    evaluator = TileEvaluator(kernel, precision)
-    rng = np.random.default_rng(0)
-    left, right = (evaluator.prepare(rng.standard_normal((PAIR_ROWS, kernel.n_features))) for _ in range(2))
-    weights = np.ones((PAIR_ROWS, 1))
-
-    def work(_: int) -> int:
-        count, until = 0, time.perf_counter() + LEAST_SECONDS
-        while time.perf_counter() < until:
-            evaluator.pair(left, right, weights, weights)
-            count += 1
-        return count
-
-    evaluator.pair(left, right, weights, weights)  # compiled, and in the caches
-    with ThreadPoolExecutor(cores) as pool:
-        began = time.perf_counter()
-        pairs = sum(pool.map(work, range(cores)))
-        return (time.perf_counter() - began) * cores / (pairs * PAIR_ROWS**2)
 
 
 def train_size(description: dict[str, Any]) -> dict[str, Any]:

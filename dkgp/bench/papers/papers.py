@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dkgp.bench.papers.data import DATA_COLUMNS, PAPER_DATA, Library, PreparedData, data_rows, prepare_data
+from dkgp.bench.library import DATA_COLUMNS, PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp.bench.papers.figures import convergence_figure, gradient_correlations, growth_figure, growth_row
 from dkgp.bench.papers.kernel_cg import kernel_cg_figure
 from dkgp.bench.papers.plots import check_plot_folder, draw_section

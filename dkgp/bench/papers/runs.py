@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.bench.contenders import room_for_cholesky
-from dkgp.bench.papers.data import PreparedData
+from dkgp.bench.library import PreparedData
 from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.progress import Reporter, SilentReporter

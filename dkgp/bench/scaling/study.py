@@ -1,7 +1,7 @@
 """`dkgp bench scaling`: products and whole solves on 1, 2, ... worker processes, and what the cost model says of them.
 
 Each worker has one thread. A product alone is timed with nothing else going on; beside its speed-up stands the
-machine's own ceiling: as many independent single-threaded processes on the same tiles, against one.
+machine's own ceiling: as many threads that evaluate entries and do nothing else, against one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dkgp.bench.contenders import run_contender
+from dkgp.bench.entries import entry_seconds
 from dkgp.bench.problem import BenchProblem, PreparedProblem, ProblemJob
-from dkgp.bench.scaling.run import MODULE, measure_ceiling
+from dkgp.bench.scaling.run import MODULE
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
@@ -71,7 +72,7 @@ class BenchScalingJob(ProblemJob):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs by number of workers, and entries a second of as many independent processes, repeat by repeat.
+    """Runs by number of workers, and entries a second of as many threads that do nothing else, repeat by repeat.
 
     `again` and `ceilings_again` are those of the first number's second turns, if it took any.
     """
@@ -92,7 +93,7 @@ class Scaling:
         return median_ratio(first, [run[name] for run in self.runs[workers]], null)
 
     def ceiling(self, workers: int, base: int) -> float:
-        """Median over the repeats of what the machine gains from more processes."""
+        """Median over the repeats of what the machine gains from more threads."""
         first = self.ceilings[base]
         return median_ratio(self.ceilings[workers], first, (self.ceilings_again, first) if self.again else None)
 
@@ -144,6 +145,7 @@ def measure_scaling(
     turns = [(count, scaling.runs[count], scaling.ceilings[count]) for count in workers]
     turns += [(workers[0], scaling.again, scaling.ceilings_again)] * null
     total, done = 2 * repeats * len(turns), 0
+    kernel = read_hyperparameters(prepared.hyper).kernel
     with reporter.work("worker processes") as show:
         for _ in range(repeats):
             for count, runs, _ceilings in turns:
@@ -158,8 +160,8 @@ def measure_scaling(
                 runs.append(run_contender(description, MODULE))
                 done += 1
             for count, _runs, ceilings in turns:
-                show(WorkProgress(f"{count} processes alone", done, total, "runs"))
-                ceilings.append(measure_ceiling(prepared.hyper, count))
+                show(WorkProgress(f"entries alone on {count}", done, total, "runs"))
+                ceilings.append(count / entry_seconds(kernel, "single", count))
                 done += 1
         show(WorkProgress("done", total, total, "runs"))
     return scaling

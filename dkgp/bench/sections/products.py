@@ -25,10 +25,17 @@ section.SECTIONS.add(
             Option("features", "Number of features.", type=int, default=8),
             Option("vectors", "Vectors at a time.  [default: 1 4 8]", type=int, multiple=True),
             Option("workers", "Threads, and worker processes.", type=int, default=2),
+            Option(
+                "halo",
+                "Of the block-Vecchia factor that worker processes build, with leaves of half of it; 0 for none.",
+                type=int,
+                default=1000,
+            ),
             replace(section.REPEATS, default=7),
             section.SEED,
             section.OUT,
         ),
+        without_null="its baselines run twice in every repeat in any case",
         examples=("dkgp bench products --samples 30000", "dkgp bench products --samples 100000 --vectors 1"),
     )
 )

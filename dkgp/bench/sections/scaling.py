@@ -19,8 +19,8 @@ section.SECTIONS.add(
         "scaling",
         """The update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
 
-        Beside the update's speed-up stands what the machine itself allows: as many independent processes on the same
-        kernel entries, against one. The cost model's figures for the same runs are said too.
+        Beside the speed-up of a product stands what the machine itself allows: as many threads that evaluate kernel
+        entries and do nothing else, against one. The cost model's figures for the same runs are said too.
         """,
         _run,
         (

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dkgp.bench.library import PAPER_DATA, Library, PaperData
 from dkgp.bench.problem import FRIEDMAN1, BenchProblem, open_whole
 from dkgp.bench.variance.measure import MeasuredVariances, VarianceTrial, measure_variances
 from dkgp.commands.reporting.documents import Document
@@ -17,7 +18,7 @@ from dkgp.commands.reporting.measurements import Column, check_record_file, repo
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 
-__all__ = ["PAPER_PROBLEMS", "BenchPaperTableJob", "PaperProblem", "run_bench_paper_table"]
+__all__ = ["PUBLISHED", "BenchPaperTableJob", "Published", "run_bench_paper_table"]
 
 TableNumber = Literal[3, 4]
 
@@ -29,39 +30,29 @@ ONLY_SARCOS_TEST = "test file alone"
 
 
 @dataclass(frozen=True)
-class PaperProblem:
-    """A data set of the paper and what the paper says of it.
+class Published:
+    """Figures of the paper for one of its data sets.
 
     Attributes
     ----------
-    name
-        As the paper has it.
-    files
-        Names under which benchmark data carry it, the better one first; none where it is generated.
-    n, n_test
-        Training and test samples (Table 1).
     subset_seconds, subset_rmse
         Table 3, n = 10,000: seconds a variance, relative RMSE (equation 17) against Cholesky.
     full_seconds
         Table 4, all n: seconds a variance.
     """
 
-    name: str
-    files: tuple[str, ...]
-    n: int
-    n_test: int
     subset_seconds: float
     subset_rmse: float
     full_seconds: float
 
 
-PAPER_PROBLEMS = (
-    PaperProblem("Calhouse", ("california",), 18_000, 2_640, 12.0, 0.00004, 19.0),
-    PaperProblem("Outaouais", ("outaouais",), 20_000, 9_000, 6.0, 0.001, 12.0),
-    PaperProblem("Kin40k", ("kin40k",), 30_000, 10_000, 20.0, 0.02, 48.0),
-    PaperProblem("Sarcos", ("sarcos", "sarcos_test4449"), 44_484, 4_449, 6.0, 0.002, 31.0),
-    PaperProblem("Friedman1", (), 100_000, 5_000, 4.0, 0.001, 75.0),
-)
+PUBLISHED = {
+    "Calhouse": Published(12.0, 0.00004, 19.0),
+    "Outaouais": Published(6.0, 0.001, 12.0),
+    "Kin40k": Published(20.0, 0.02, 48.0),
+    "Sarcos": Published(6.0, 0.002, 31.0),
+    "Friedman1": Published(4.0, 0.001, 75.0),
+}
 
 _COMMON = (
     Column("data", "data set", text=True),
@@ -126,17 +117,21 @@ def run_bench_paper_table(job: BenchPaperTableJob, reporter: Reporter) -> Docume
         raise InputError(f"--data-folder '{folder}' is no folder")
     rows: list[dict[str, Any]] = []
     runs: dict[str, Any] = {}
-    for paper in PAPER_PROBLEMS:
-        source = _source(paper, folder)
-        if source is None:
-            reporter.warn(f"{paper.name} is left out: there is no {paper.files[0]}.npz in '{folder}'")
+    library = Library(folder)
+    for paper in PAPER_DATA:
+        if paper.name not in PUBLISHED:
+            continue
+        found = library.found(paper)
+        if found is None:
+            reporter.warn(f"{paper.name} is left out: there is no {paper.file}.npz in '{folder}'")
             rows.append({**_published(job.table, paper), "note": "not available"})
             continue
+        source = FRIEDMAN1 if found == FRIEDMAN1 else str(library.path(found))
         reporter.note(f"{paper.name}: {source}")
         with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
             measured = _measure(job, paper, source, Path(name), reporter)
         runs[paper.name] = measured.runs
-        note = ONLY_SARCOS_TEST if Path(source).stem == "sarcos_test4449" else None
+        note = ONLY_SARCOS_TEST if found == paper.stand_in else None
         rows.append({**_published(job.table, paper), **_measured(job.table, paper, measured), "note": note})
     trial = job.trial
     title = (
@@ -169,18 +164,11 @@ def _cautions(machine: Document) -> dict[str, str]:
     }
 
 
-def _source(paper: PaperProblem, folder: Path) -> str | None:
-    if not paper.files:
-        return FRIEDMAN1
-    paths = [folder / f"{name}.npz" for name in paper.files]
-    return next((str(path) for path in paths if path.is_file()), None)
-
-
 def _measure(
-    job: BenchPaperTableJob, paper: PaperProblem, source: str, folder: Path, reporter: Reporter
+    job: BenchPaperTableJob, paper: PaperData, source: str, folder: Path, reporter: Reporter
 ) -> MeasuredVariances:
     asked = job.trial.problem
-    n_test = min(asked.n_test, paper.n_test)
+    n_test = asked.n_test if paper.n_test is None else min(asked.n_test, paper.n_test)
     n = min(asked.n or paper.n, TABLE_3_SAMPLES if job.table == 3 else paper.n)
     data = source
     if source != FRIEDMAN1:
@@ -194,24 +182,24 @@ def _measure(
     return measure_variances(replace(job.trial, problem=problem), inner, reporter)
 
 
-def _published(table: TableNumber, paper: PaperProblem) -> dict[str, Any]:
-    row: dict[str, Any] = {"data": paper.name}
+def _published(table: TableNumber, paper: PaperData) -> dict[str, Any]:
+    figures = PUBLISHED[paper.name]
     if table == 3:
-        smaller = min(TABLE_3_SAMPLES, paper.n)
-        return row | {"n_paper": smaller, "paper_seconds": paper.subset_seconds, "paper_rmse": paper.subset_rmse}
-    return row | {"n_paper": paper.n, "paper_seconds": paper.full_seconds, "sparse_seconds": SPARSE_SECONDS}
+        row = {"n_paper": min(TABLE_3_SAMPLES, paper.n), "paper_seconds": figures.subset_seconds}
+        return {"data": paper.name, **row, "paper_rmse": figures.subset_rmse}
+    row = {"n_paper": paper.n, "paper_seconds": figures.full_seconds}
+    return {"data": paper.name, **row, "sparse_seconds": SPARSE_SECONDS}
 
 
-def _measured(table: TableNumber, paper: PaperProblem, measured: MeasuredVariances) -> dict[str, Any]:
+def _measured(table: TableNumber, paper: PaperData, measured: MeasuredVariances) -> dict[str, Any]:
     figures = measured.figures(measured.intervals[0])
-    published = paper.subset_seconds if table == 3 else paper.full_seconds
     row = {
         "n": measured.n,
         "d": measured.d,
         "n_test": measured.n_test,
         "kernel": measured.kernel,
         "noise_variance": measured.noise_variance,
-        "ratio": published / figures["seconds_per_sample"],
+        "ratio": _published(table, paper)["paper_seconds"] / figures["seconds_per_sample"],
         **figures,
     }
     if "cholesky" in measured.runs:

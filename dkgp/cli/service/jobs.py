@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.options import examples, output_options
-from dkgp.cli.running import execute, print_parts
+from dkgp.cli.options import examples
+from dkgp.cli.running import execute, output_options, print_parts, runs
 from dkgp.cli.service.options import client_from, service_options
 
 if TYPE_CHECKING:
@@ -26,38 +26,55 @@ STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
 id_argument = click.argument("job_id", metavar="ID")
 
 
+def exit_code(record: Document) -> int:
+    """Return what the command itself would have ended with."""
+    from dkgp.service.client.client import exit_code_of
+
+    return exit_code_of(record)
+
+
+def show_job(record: Document) -> None:
+    """Print a job in full."""
+    from dkgp.commands.reporting.tables.jobs import job_tables
+
+    print_parts(job_tables(record))
+
+
+def _show_jobs(document: Document) -> None:
+    from dkgp.commands.reporting.tables.jobs import jobs_tables
+
+    print_parts(jobs_tables(document))
+
+
+def _show_states(document: Document) -> None:
+    for record in document["jobs"]:
+        _show_state(record)
+
+
+def _show_state(record: Document) -> None:
+    asked = record["cancel_requested"] and record["state"] == "running"
+    click.echo(f"{record['id']} {'being cancelled' if asked else record['state']}")
+
+
 @click.command(epilog=examples("dkgp jobs", "dkgp jobs --state running --state queued", "dkgp jobs --limit 5 --json"))
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Those in this state; repeatable.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
 @service_options
-@output_options
-def jobs(as_json: bool, quiet: bool, debug: bool, states: tuple[str, ...], limit: int, **options: Any) -> None:
+@runs(show=_show_jobs)
+def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any) -> Document:
     """List the service's jobs, the newest first, and how many there are in each state."""
-
-    def job(reporter: Reporter) -> Document:
-        with client_from(options, reporter) as client:
-            return client.jobs(states=states, limit=limit)
-
-    def show(document: Document) -> None:
-        from dkgp.commands.reporting.tables.jobs import jobs_tables
-
-        print_parts(jobs_tables(document))
-
-    execute("jobs", job, as_json=as_json, quiet=quiet, debug=debug, show=show)
+    with client_from(options, reporter) as client:
+        return client.jobs(states=states, limit=limit)
 
 
 @click.command(epilog=examples("dkgp status 3f2a90c1d4e5", "dkgp status 3f2a --json"))
 @id_argument
 @service_options
-@output_options
-def status(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+@runs(show=show_job)
+def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
     """Show the job ID: its state, progress and options, and its result or error. The first digits of ID are enough."""
-
-    def job(reporter: Reporter) -> Document:
-        with client_from(options, reporter) as client:
-            return client.job(client.find(job_id))
-
-    execute("status", job, as_json=as_json, quiet=quiet, debug=debug, show=show_job)
+    with client_from(options, reporter) as client:
+        return client.job(client.find(job_id))
 
 
 @click.command(epilog=examples("dkgp logs 3f2a", "dkgp logs -f 3f2a", "dkgp logs --json 3f2a > events.jsonl"))
@@ -81,29 +98,21 @@ def logs(as_json: bool, quiet: bool, debug: bool, follow: bool, job_id: str, **o
 @click.command(epilog=examples("dkgp cancel 3f2a"))
 @id_argument
 @service_options
-@output_options
-def cancel(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+@runs(show=_show_state)
+def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
     """End the job ID: at once where it is queued; where it runs, it saves a checkpoint first and can be resumed."""
-
-    def job(reporter: Reporter) -> Document:
-        with client_from(options, reporter) as client:
-            return client.cancel(client.find(job_id))
-
-    execute("cancel", job, as_json=as_json, quiet=quiet, debug=debug, show=_show_state)
+    with client_from(options, reporter) as client:
+        return client.cancel(client.find(job_id))
 
 
 @click.command(epilog=examples("dkgp resume 3f2a"))
 @id_argument
 @service_options
-@output_options
-def resume(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any) -> None:
+@runs(show=_show_state)
+def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
     """Put the job ID, which failed, was cancelled or stopped short, back into the queue; it goes on where it was."""
-
-    def job(reporter: Reporter) -> Document:
-        with client_from(options, reporter) as client:
-            return client.resume(client.find(job_id))
-
-    execute("resume", job, as_json=as_json, quiet=quiet, debug=debug, show=_show_state)
+    with client_from(options, reporter) as client:
+        return client.resume(client.find(job_id))
 
 
 @click.command(epilog=examples("dkgp wait 3f2a", "dkgp wait 3f2a 77c0 --timeout 3600", "dkgp wait $(dkgp submit ...)"))
@@ -115,29 +124,17 @@ def resume(as_json: bool, quiet: bool, debug: bool, job_id: str, **options: Any)
     help="Give up after so long, with exit code 124; the jobs go on.",
 )
 @service_options
-@output_options
-def wait(
-    as_json: bool, quiet: bool, debug: bool, job_ids: tuple[str, ...], timeout: float | None, **options: Any
-) -> None:
+@runs(show=_show_states, exit_code=lambda found: int(found["exit_code"]))
+def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **options: Any) -> Document:
     """Wait until the jobs ID... have ended; leave with the job's exit code, of several the first that is not 0.
 
     A cancelled job's exit code is 130.
     """
-
-    def job(reporter: Reporter) -> Document:
-        until = None if timeout is None else time.monotonic() + timeout
-        with client_from(options, reporter, patient=True) as client:
-            records = [client.wait(found, until=until) for found in [client.find(job_id) for job_id in job_ids]]
-        codes = [exit_code(record) for record in records]
-        return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
-
-    def show(document: Document) -> None:
-        for record in document["jobs"]:
-            _show_state(record)
-
-    execute(
-        "wait", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=lambda found: found["exit_code"]
-    )
+    until = None if timeout is None else time.monotonic() + timeout
+    with client_from(options, reporter, patient=True) as client:
+        records = [client.wait(found, until=until) for found in [client.find(job_id) for job_id in job_ids]]
+    codes = [exit_code(record) for record in records]
+    return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
 
 
 def print_events(
@@ -182,22 +179,3 @@ def print_events(
             f"no longer following; the job {job_id} goes on. `dkgp logs -f {job_id}` follows it again, "
             f"`dkgp cancel {job_id}` ends it"
         ) from None
-
-
-def exit_code(record: Document) -> int:
-    """Return what the command itself would have ended with."""
-    from dkgp.service.client.client import exit_code_of
-
-    return exit_code_of(record)
-
-
-def show_job(record: Document) -> None:
-    """Print a job in full."""
-    from dkgp.commands.reporting.tables.jobs import job_tables
-
-    print_parts(job_tables(record))
-
-
-def _show_state(record: Document) -> None:
-    asked = record["cancel_requested"] and record["state"] == "running"
-    click.echo(f"{record['id']} {'being cancelled' if asked else record['state']}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand
-from dkgp.cli.options import cluster_from, cluster_options, examples, output_options
-from dkgp.cli.running import execute
+from dkgp.cli.options import cluster_from, cluster_options, examples
+from dkgp.cli.running import execute, output_options
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, declared_options
-from dkgp.cli.options import CLUSTER_NAMES, examples, output_options
+from dkgp.cli.options import CLUSTER_NAMES, examples
 from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
-from dkgp.cli.running import execute
+from dkgp.cli.running import execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
 from dkgp.cli.train import train, train_job

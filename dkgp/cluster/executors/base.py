@@ -14,7 +14,7 @@ from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.threads import available_cores
 from dkgp.cluster.tile_budget import TileBudget
 
-__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "PendingRound", "split_evenly"]
+__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "LocalRound", "PendingRound", "Rounds", "split_evenly"]
 
 BlockTask: TypeAlias = Callable[..., list[Any]]
 
@@ -29,8 +29,26 @@ class PendingRound(Protocol):
         """Wait for all groups; return one result for each block, in block order."""
 
 
-class BlockExecutor(Protocol):
-    """Runs rounds; `tiles` is what workers may keep of a kernel matrix, and may be set."""
+class Rounds(Protocol):
+    """Runs rounds of tasks: an executor, or whoever counts what its tasks evaluate."""
+
+    def submit(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
+    ) -> PendingRound:
+        """Start one round; `name` labels its tasks on a dashboard.
+
+        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
+        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+        """
+
+
+class BlockExecutor(Rounds, Protocol):
+    """Runs rounds on threads or workers; `tiles` is what workers may keep of a kernel matrix, and may be set."""
 
     tiles: TileBudget
 
@@ -66,20 +84,6 @@ class BlockExecutor(Protocol):
     def workers(self) -> Mapping[str, int]:
         """Threads by worker process that keeps things of its own between rounds; one, by any name, in one process."""
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
-        """Start one round; `name` labels its tasks on a dashboard.
-
-        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
-        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
-        """
-
     def submit_sum(
         self,
         name: str,
@@ -113,14 +117,18 @@ def split_evenly(items: Sequence[Any], parts: int) -> list[list[Any]]:
     return [group for group in groups if group]
 
 
-class _LocalRound:
+class LocalRound:
+    """A round of this process's threads."""
+
     def __init__(self, futures: list[Future[list[Any]]]) -> None:
         self._futures = futures
 
     def done(self) -> bool:
+        """True if `result` would return without waiting."""
         return all(future.done() for future in self._futures)
 
     def result(self) -> list[Any]:
+        """Wait for all groups; return one result for each block, in block order."""
         return [value for future in self._futures for value in future.result()]
 
 
@@ -170,7 +178,7 @@ class LocalExecutor:
         owners: Sequence[str] | None = None,
     ) -> PendingRound:
         """Start one round on the pool."""
-        return _LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+        return LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
 
     def submit_sum(
         self,
@@ -180,7 +188,7 @@ class LocalExecutor:
         groups: Sequence[Sequence[Any]],
         combine: Combine,
     ) -> PendingSum:
-        """Start a sum on the pool."""
+        """Start a sum of tasks that run here."""
         return SumHere(self.submit, name, task, arguments, groups, combine)
 
     def require_one_arithmetic(self) -> None:

@@ -16,7 +16,8 @@ from distributed import Client
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
 from dkgp.cluster.executors.base import BlockTask, PendingRound
-from dkgp.cluster.executors.dask_rounds import RESUMABLE, DaskRound, DaskSum, InProcessRound, threads_by_worker
+from dkgp.cluster.executors.dask_rounds import RESUMABLE, Calls, DaskRound, DaskSum, InProcessRound, threads_by_worker
+from dkgp.cluster.executors.mailbox import Mailbox
 from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
@@ -78,6 +79,7 @@ class DaskExecutor:
         batch = getattr(client, "scheduler_comm", None)
         if batch is not None and hasattr(batch, "interval"):
             batch.interval = min(batch.interval, CLIENT_BATCH_SECONDS)
+        self._calls = Calls(client)  # where workers share this process
         # Where all workers are this process, they compute alike.
         self._one_arithmetic = in_process
         if not in_process:
@@ -153,7 +155,9 @@ class DaskExecutor:
         """Start one round: one task for each group."""
         label = self._label(name, task, arguments)
         if self.shares_memory:
-            return InProcessRound(self._client, label, task, arguments, groups, None, self._deadline, self.parallelism)
+            mailbox = Mailbox(task, arguments, groups)
+            self._calls.post(label, mailbox, min(self.parallelism, len(groups)))
+            return InProcessRound(self._calls, mailbox, label[2], self._deadline)
         return DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
 
     def submit_sum(
@@ -184,6 +188,7 @@ class DaskExecutor:
 
     def close(self) -> None:
         """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""
+        self._calls.close()
         if self._client.status == "running":
             with suppress(Exception):  # a cluster that is lost has nothing to be taken off
                 forget: Any = partial(self._client._unregister_worker_plugin, name=self._setup.name)

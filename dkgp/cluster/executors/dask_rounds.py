@@ -6,6 +6,7 @@ is submitted again; what the scheduler can repair by itself (a worker dies in mi
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
@@ -16,11 +17,11 @@ from typing import Any
 from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.executors.base import BlockTask
-from dkgp.cluster.executors.mailbox import Mailbox, deliver
+from dkgp.cluster.executors.mailbox import Desk, Mailbox, serve
 from dkgp.cluster.executors.sums import Combine, Told, nodes_of
 from dkgp.errors import ClusterError
 
-__all__ = ["RESUMABLE", "DaskRound", "DaskSum", "InProcessRound", "threads_by_worker"]
+__all__ = ["RESUMABLE", "Calls", "DaskRound", "DaskSum", "InProcessRound", "threads_by_worker"]
 
 ROUND_ATTEMPTS = 4
 # Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
@@ -52,9 +53,8 @@ class _Round:
         groups: Sequence[Sequence[Any]],
         owners: Sequence[str] | None,
         deadline_seconds: float,
-        threads: int = 1,
     ) -> None:
-        self._client, self._label, self._threads = client, label, threads
+        self._client, self._label = client, label
         self._task, self._arguments, self._groups = task, arguments, groups
         self._owners = None if owners is None else list(owners)
         self._deadline_seconds = deadline_seconds
@@ -273,17 +273,13 @@ def _only(task: BlockTask, *arguments: Any) -> Any:
     return value
 
 
-class InProcessRound(_Round):
-    """A round whose results come back through memory; the cluster cannot be lost without this process.
+class InProcessRound:
+    """A round whose results come back through memory; the cluster cannot be lost without this process."""
 
-    Its tasks on the cluster are one for each thread, and share those of the round.
-    """
-
-    def _start(self) -> list[Future[Any]]:
+    def __init__(self, calls: Calls, mailbox: Mailbox, number: int, deadline_seconds: float) -> None:
+        self._calls, self._mailbox = calls, mailbox
+        self._number, self._deadline_seconds = number, deadline_seconds
         self._until = 0.0  # the deadline's moment, once somebody waits
-        self._mailbox = Mailbox(self._task, self._arguments, self._groups)
-        count = min(self._threads, len(self._groups))
-        return [self._submit(index, deliver, self._mailbox.number) for index in range(count)]
 
     def done(self) -> bool:
         """True if `result` would return without waiting."""
@@ -297,15 +293,56 @@ class InProcessRound(_Round):
             return [value for part in self._mailbox.take() for value in part]
         finally:
             self._mailbox.close()
-            self._release()
 
     def look(self) -> None:
         """Raise `ClusterError` where the scheduler has given the round up, or its deadline has passed."""
         self._until = self._until or time.monotonic() + self._deadline_seconds
-        failed = next((future for future in self._futures if future.status in ("error", "cancelled", "lost")), None)
-        if failed is not None and not self._mailbox.done():  # before it could deliver anything
-            raise ClusterError(f"round {self._label[2]} was given up: a task is {failed.status}; {RESUMABLE}")
+        if self._mailbox.done():
+            return
+        failed = self._calls.failed()
+        if failed is not None:  # the scheduler gave a task up before it could deliver anything
+            raise ClusterError(f"round {self._number} was given up: a task is {failed}; {RESUMABLE}")
         if time.monotonic() > self._until:
             raise ClusterError(
-                f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+                f"round {self._number} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
             )
+
+
+class Calls:
+    """The tasks on an in-process cluster that work on an executor's rounds, one for each thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._desk = client, Desk()
+        self._futures: list[Future[Any]] = []
+        self._lock = threading.Lock()
+
+    def post(self, label: tuple[str, str, int], mailbox: Mailbox, threads: int) -> None:
+        """Have so many threads work on a round, those that are there and others that are called."""
+        missing = self._desk.post(mailbox, threads)
+        called = [
+            self._client.submit(serve, self._desk.number, key=(*label, index), pure=False) for index in range(missing)
+        ]
+        with self._lock:
+            self._futures += called
+        for future in called:
+            future.add_done_callback(self._forget_finished)
+
+    def _forget_finished(self, future: Future[Any]) -> None:
+        # Nothing of a round stays on the scheduler when its threads have gone.
+        with self._lock:
+            if future.status == "finished" and future in self._futures:
+                self._futures.remove(future)
+
+    def failed(self) -> str | None:
+        """Status of a task that will not work on anything any more; whoever asks next is told of the others."""
+        with self._lock:
+            for future in self._futures:
+                if future.status in ("error", "cancelled", "lost"):
+                    self._futures.remove(future)
+                    self._desk.forget()
+                    return str(future.status)
+        return None
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._desk.close()

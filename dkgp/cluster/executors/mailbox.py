@@ -1,27 +1,32 @@
-"""Arguments and results of a round on an in-process cluster, handed over in memory.
+"""Arguments and results of rounds on an in-process cluster, handed over in memory.
 
 Fetching a result through the scheduler takes two more round trips than computing it, 5 to 10 ms in all; what it sends
 it pickles; and each task of its own takes 2 ms of everybody's Python. Where workers share the coordinator's process
-the scheduler sees one task for each thread instead, which works on the round's tasks as long as there are any: it takes
-their arguments from the waiting thread and leaves their results there, and what the scheduler has to be told of the end
-is told while the coordinator already works on.
+the scheduler sees one task for each thread instead, which works on the rounds' tasks as long as there are any: it takes
+their arguments from the waiting thread and leaves their results there. A moment longer than that: a solve's next round
+mostly follows at once, and finds them still there, so that it begins without a word to the scheduler.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 from dkgp.cluster.executors.base import BlockTask
 
-__all__ = ["Mailbox", "deliver"]
+__all__ = ["Desk", "Mailbox", "serve"]
+
+# How long a thread waits for the next round. Others who use the same workers wait that long, too.
+LINGER_SECONDS = 0.05
 
 _numbers = itertools.count()
-# Nobody listens to a round that nobody holds any more.
-_open: WeakValueDictionary[int, Mailbox] = WeakValueDictionary()
+# Nobody listens to a desk that nobody holds any more.
+_open: weakref.WeakValueDictionary[int, Desk] = weakref.WeakValueDictionary()
 
 
 class Mailbox:
@@ -31,22 +36,25 @@ class Mailbox:
         self._task, self._arguments, self._groups = task, arguments, groups
         count = len(groups)
         self._left = iter(range(count))  # next() on it is atomic
-        self.number = next(_numbers)
         self._results: list[Any] = [None] * count
         self._missing = set(range(count))
         self._error: BaseException | None = None
         self._complete = threading.Event()
         self._lock = threading.Lock()
-        _open[self.number] = self
+        self._closed = False
 
     def work(self) -> None:
         """Run one task after the other that nobody has begun, until none is left."""
         for index in self._left:
+            if self._closed:
+                return
             try:
                 result = self._task(*self._arguments, list(self._groups[index]))
             except BaseException as error:
                 self.put(index, None, error)
-                raise
+                if not isinstance(error, Exception):
+                    raise
+                return
             self.put(index, result, None)
 
     def put(self, index: int, result: Any, error: BaseException | None) -> None:
@@ -67,19 +75,88 @@ class Mailbox:
         return self._complete.wait(seconds)
 
     def take(self) -> list[Any]:
-        """Return the results, or raise the first error; the mailbox is closed by either."""
-        self.close()
+        """Return the results, or raise the first error."""
         if self._error is not None:
             raise self._error
         return self._results
 
     def close(self) -> None:
-        """Stop listening; what arrives later is dropped."""
+        """Begin no further task of the round."""
+        self._closed = True
+
+
+class Desk:
+    """An executor's rounds, and the cluster's threads that come for them.
+
+    Attributes
+    ----------
+    number : int
+        What a thread finds it by.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        # A round that nobody holds any more is not worked on.
+        self._rounds: deque[weakref.ref[Mailbox]] = deque()
+        self._called = 0  # threads that were called and have not left
+        self._closed = False
+        self._changed = threading.Condition()
+        _open[self.number] = self
+
+    def post(self, mailbox: Mailbox, threads: int) -> int:
+        """Put a round on the desk; return how many threads have to be called for so many to work on it."""
+        with self._changed:
+            self._rounds.append(weakref.ref(mailbox))
+            self._changed.notify_all()
+            missing = max(0, threads - self._called)
+            self._called += missing
+            return missing
+
+    def serve(self) -> None:
+        """Work on the rounds, in their order, as long as there are any and a moment longer."""
+        try:
+            while True:
+                mailbox = self._next()
+                if mailbox is None:
+                    return
+                mailbox.work()
+                with self._changed:
+                    if self._rounds and self._rounds[0]() is mailbox:  # all of it is begun, at least
+                        self._rounds.popleft()
+                del mailbox  # with its arguments
+        except BaseException:
+            self.forget()
+            raise
+
+    def _next(self) -> Mailbox | None:
+        until = time.monotonic() + LINGER_SECONDS
+        with self._changed:
+            while True:
+                while self._rounds:
+                    if (mailbox := self._rounds[0]()) is not None:
+                        return mailbox
+                    self._rounds.popleft()
+                left = until - time.monotonic()
+                if self._closed or left <= 0.0:
+                    self._called -= 1
+                    return None
+                self._changed.wait(left)
+
+    def forget(self) -> None:
+        """Count on one thread less, since it will not come or has gone."""
+        with self._changed:
+            self._called = max(0, self._called - 1)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         _open.pop(self.number, None)
 
 
-def deliver(number: int) -> None:
-    """Work on a mailbox's round on a worker of this process; nothing where nobody waits any more."""
-    mailbox = _open.get(number)
-    if mailbox is not None:
-        mailbox.work()
+def serve(number: int) -> None:
+    """Work at a desk on a worker of this process; nothing where there is none any more."""
+    desk = _open.get(number)
+    if desk is not None:
+        desk.serve()

@@ -79,10 +79,13 @@ if (( requeued >= resume_after )); then command+=(--resume); fi
 dkgp=''
 signals=0
 warned=0
-trap 'signals=$((signals + 1)); warned=1; kill -TERM $dkgp 2> /dev/null || :' USR1
+told=0
+tell() { if (( ! told )) && [[ -n "$dkgp" ]]; then told=1; kill -TERM "$dkgp" 2> /dev/null || :; fi; }
+trap 'signals=$((signals + 1)); warned=1; tell' USR1
 trap 'signals=$((signals + 1))' TERM
 "${command[@]}" &
 dkgp=$!
+if (( warned )); then tell; fi  # by a signal that came before its number was known
 code=0
 wait "$dkgp" || code=$?
 # A signal cuts `wait` short; bash keeps the code of a process that has ended for the next one.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.types import FloatArray
+from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "block_rows",
     "find_columns",
     "numbers",
-    "quoted",
     "row_places",
     "text_error",
 ]
@@ -241,9 +240,3 @@ def text_error(name: str, text: str, place: str) -> InputError:
 def row_places(url: str, first_row: int) -> Callable[[int], str]:
     """The place of a row in a source without lines, for `Block.place`."""
     return lambda row: f"row {first_row + row + 1} of '{url}' (the first row is 1)"
-
-
-def quoted(names: Sequence[str], limit: int = 20) -> str:
-    """A list of names for a message, cut where it is long."""
-    shown = ", ".join(f"'{name}'" for name in names[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

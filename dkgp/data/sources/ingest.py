@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url, remove_tree
-from dkgp.data.sources.base import Block, Column, Source, find_columns, quoted
+from dkgp.data.sources.base import Block, Column, Source, find_columns
 from dkgp.data.sources.open_source import expand_locations, open_source
 from dkgp.data.sources.split import check_split, mask_from_column, random_mask
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter, check_names
 from dkgp.data.stores.writable import ensure_writable
-from dkgp.data.types import BoolArray, FloatArray, Json, Location, Progress, ProgressCallback
+from dkgp.data.types import BoolArray, FloatArray, Json, Location, Progress, ProgressCallback, quoted
 from dkgp.errors import InputError, UsageError
 
 __all__ = ["IngestReport", "ingest"]

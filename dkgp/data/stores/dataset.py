@@ -15,7 +15,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.manifest import check_complete, read_manifest
 from dkgp.data.stores.standardisation import Standardisation
-from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 
 __all__ = ["DATASET_KIND", "Dataset", "open_dataset"]
@@ -178,14 +178,14 @@ class Dataset:
         missing = [name for name in feature_names if name not in self.raw_feature_names]
         if missing:
             raise InputError(
-                f"'{self.url}' lacks the feature{'s' if len(missing) > 1 else ''} {_quoted(missing)}; "
-                f"it has {_quoted(self.raw_feature_names)}. Ingest data with the features of the training set."
+                f"'{self.url}' lacks the feature{'s' if len(missing) > 1 else ''} {quoted(missing)}; "
+                f"it has {quoted(self.raw_feature_names)}. Ingest data with the features of the training set."
             )
         stored_targets = self._stored_target_names
         shared = set(target_names) & set(stored_targets)
         if shared and shared != set(target_names):
             raise InputError(
-                f"'{self.url}' has the targets {_quoted(stored_targets)}; expected all of {_quoted(target_names)}."
+                f"'{self.url}' has the targets {quoted(stored_targets)}; expected all of {quoted(target_names)}."
             )
         other = copy.copy(self)
         other._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
@@ -233,8 +233,3 @@ def open_dataset(url: Location) -> Dataset:
         return Dataset(address, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; write the store again.") from error
-
-
-def _quoted(names: Sequence[str], limit: int = 20) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -89,8 +89,7 @@ class _Run:
         self._space, self._settings = space, settings
         n = dataset.n_samples
         rows = held_out_rows(n, settings.held_out, settings.seed)
-        starts = range(0, n, dataset.chunk_rows)
-        targets = np.concatenate([dataset.targets(start, min(start + dataset.chunk_rows, n)) for start in starts])
+        targets = dataset.all_targets()
         if targets.shape[1] == 0:
             raise InputError("there are no targets to refine hyperparameters on; ingest the data again and name them")
         self._targets = np.delete(targets, rows, axis=0)

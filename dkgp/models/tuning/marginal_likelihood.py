@@ -83,12 +83,7 @@ class ArdSquaredExponential:
         self._learn_variance = learn_variance
         self._start = start
         self._held_variance = 1.0 if start is None else start.variance
-        self._names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parameters in messages."""
-        return self._names
+        self.names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
 
     @property
     def bounds(self) -> FloatArray:
@@ -98,7 +93,7 @@ class ArdSquaredExponential:
 
     def initial(self) -> FloatArray:
         """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
-        start = np.zeros(len(self._names))
+        start = np.zeros(len(self.names))
         default = 1.0 / (2.0 * self._n_features)
         if self._start is None or self._start.gamma == (default,) * self._n_features:
             start[: self._n_features] = -math.log(2.0 * self._n_features)
@@ -137,7 +132,7 @@ class ArdSquaredExponential:
         product = symmetric_product(weights, self._inputs_and_one)
         row_sums = product[:, -1]
         spread = self._squares.T @ row_sums - np.einsum("ij,ij->j", self._inputs, product[:, :-1])
-        gradient = np.empty(len(self._names))
+        gradient = np.empty(len(self.names))
         gradient[: self._n_features] = -2.0 * np.exp(parameters[: self._n_features]) * spread
         if self._learn_variance:
             gradient[-1] = row_sums.sum()

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
-from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.models.variance.search import Wanted, expected_widths, search
+from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.search import Wanted, column_dots, expected_widths, search
 from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
@@ -44,7 +45,7 @@ STALLED_FACTOR = 0.5
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
 # Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
-TAIL_PARTS = 3
+TAIL_PARTS = 5
 
 
 def batch_bytes(n: int, samples: int) -> int:
@@ -189,11 +190,11 @@ def solve_batch(
             continue
         wanted = Wanted(gap, 0.0 if latent else factor.noise_variance)
         limit = math.floor(max_passes) - 1  # the last one is float64's
-        v, products = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
-        passes[group] += products
-        start = [v.astype(np.float64)]
+        v, taken = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
+        passes[group] += taken
+        start = [v]
         del v
-        batch.run(max_passes - products, start, TAIL_PARTS)
+        batch.run(max_passes - taken.max(), start, TAIL_PARTS)
     return bounds.reported(passes, tally)
 
 
@@ -223,19 +224,19 @@ class _Batch:
         self._age = np.zeros(len(todo), dtype=np.intp)
         self._upper, self._expected = np.full(len(todo), np.nan), np.full(len(todo), np.nan)
 
-    def run(self, max_passes: float, start: list[FloatArray] | None = None, parts: int = 1) -> None:
+    def run(self, max_passes: float, start: list[NDArray[Any]] | None = None, parts: int = 1) -> None:
         """Go on until all samples are done, from the one array (n, t) of `start`, taken out of it, or from M^-1 k_x.
 
-        After the first product those that are not done go on together; in so many parts, lest they take more memory
-        than the product did.
+        A start in float32 is proven with as it is, its numbers taken for float64's. After the first product those that
+        are not done go on together; in so many parts, lest they take more memory than the product did.
         """
         factor = self._factor
         r = np.empty((factor.n, len(self._todo)))
         for rows, where in factor.pieces():
             r[where] = factor.evaluator.tile(rows, self._test.features)
-        v = self._preconditioner.apply(r) if start is None else start.pop()
-        along = _dots(v, r)  # v'k_x
-        absolute = _lengths(v, factor.weights)
+        v: NDArray[Any] = self._preconditioner.apply(r) if start is None else start.pop()
+        along = column_dots(v, r, self._threads)  # v'k_x
+        absolute = _lengths(v, factor.weights, self._threads)
         self._add_product(r, v, -1.0)
         # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
@@ -250,6 +251,7 @@ class _Batch:
             pair = [v, r] if len(part) == v.shape[1] else [v[:, part], r[:, part]]
             if number == len(groups) - 1:
                 del v, r
+            pair[0] = pair[0].astype(np.float64, copy=False)
             rest._go_on(max_passes, pair, along[part], rounding[part])
 
     def _keep(self, keep: IndexArray) -> None:
@@ -270,8 +272,8 @@ class _Batch:
             add_product(r, directions.images, -step, self._threads)
             along += np.einsum("jt,jt->t", self._against_test(directions.vectors), step)
             # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r; and v's rounding.
-            spread = _lengths(directions.vectors, factor.weights) @ np.abs(step)
-            absolute = _lengths(v, factor.weights)
+            spread = _lengths(directions.vectors, factor.weights, self._threads) @ np.abs(step)
+            absolute = _lengths(v, factor.weights, self._threads)
             unit = factor.unit + (len(step) + 4) * EPS
             rounding += unit * factor.largest * (self._test.share + absolute + 2.0 * spread)
             done += 1
@@ -297,7 +299,7 @@ class _Batch:
     ) -> IndexArray:
         """Tighten the bounds; return which of the samples have not met the gap and may still do so."""
         factor, size = self._factor, self._test.share + absolute
-        raw = self._test.prior - along - _dots(v, r)
+        raw = self._test.prior - along - column_dots(v, r, self._threads)
         # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
@@ -342,18 +344,14 @@ class _Batch:
         return total
 
 
-def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Inner products by column, in runs short enough for `NystromFactor.unit` to count: (t,)."""
-    total = np.zeros(left.shape[1])
-    for start in range(0, len(left), PIECE_ROWS):
-        rows = slice(start, start + PIECE_ROWS)
-        total += np.einsum("it,it->t", left[rows], right[rows])
-    return total
-
-
-def _lengths(tall: NDArray[Any], weights: FloatArray) -> FloatArray:
+def _lengths(tall: NDArray[Any], weights: FloatArray, threads: int) -> FloatArray:
     """Weighed sums of absolute values down the columns."""
-    total = np.zeros(tall.shape[1])
-    for rows in row_pieces(len(tall)):
-        total += weights[rows] @ np.abs(tall[rows])
-    return total
+    pieces = list(row_pieces(len(tall)))
+    parts = np.empty((len(pieces), tall.shape[1]))
+
+    def add(index: int) -> None:
+        rows = pieces[index]
+        parts[index] = weights[rows] @ np.abs(tall[rows])
+
+    in_parallel(add, len(pieces), threads)
+    return np.asarray(parts.sum(axis=0))

@@ -50,6 +50,7 @@ def landmarks_of(kept: FactorRecord) -> Landmarks:
         float(kept.metadata["residual_trace"]),
         float(kept.metadata["effective_dimension"]),
         float(kept.metadata.get("kernel_trace", math.nan)),
+        float(kept.metadata.get("gain", math.nan)),
     )
 
 
@@ -71,6 +72,7 @@ def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, 
         "residual_trace": landmarks.residual_trace,
         "effective_dimension": landmarks.effective_dimension,
         **({} if math.isnan(landmarks.kernel_trace) else {"kernel_trace": landmarks.kernel_trace}),
+        **({} if math.isnan(landmarks.gain) else {"gain": landmarks.gain}),
         "gap": gap,
         "seed": seed,
     }

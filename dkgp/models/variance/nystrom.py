@@ -31,6 +31,7 @@ from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.variance.remainder import Interpolation, Remainder, remainder_bytes
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
@@ -55,9 +56,13 @@ __all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landm
 PIECE_ROWS = 512
 
 
-def factor_bytes(n: int, rank: int, precision: Precision = "single", *, held: bool = True) -> int:
-    """Bytes that a worker process holds of a factor: two triangles, some n-vectors, and F in float32, if that is."""
-    return 4 * n * rank * held + (8 if precision == "single" else 16) * rank * rank + 24 * n
+def factor_bytes(n: int, rank: int, precision: Precision = "single", *, held: bool = True, proves: bool = False) -> int:
+    """Bytes that a worker process holds of a factor.
+
+    Two triangles, some n-vectors, F in float32, if that is, and blocks of what is left where it `proves` by itself.
+    """
+    triangles = (8 if precision == "single" else 16) * rank * rank
+    return 4 * n * rank * held + triangles + 24 * n + proves * remainder_bytes(n)
 
 
 def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
@@ -86,6 +91,8 @@ class FactorSource:
         Where the factor is kept, if it is.
     leaves : Leaves or None
         Of the block-Vecchia factor that preconditions beside it, if one does.
+    proves : bool
+        Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
     """
 
     context: BlockContext
@@ -95,16 +102,18 @@ class FactorSource:
     held: bool = True
     stored: FactorRecord | None = None
     leaves: Leaves | None = None
+    proves: bool = False
 
     def factor(self) -> NystromFactor:
         """Return this process's factor, built by whichever task needs it first."""
         rank = len(self.landmark_inputs)
         digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
-        key = (self.context.run_id, "factor", self.precision, self.held, rank, digest)
+        key = (self.context.run_id, "factor", self.precision, self.held, self.proves, rank, digest)
         cache = worker_cache()
         # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
-        needed = factor_bytes(self.context.n, rank, self.precision, held=self.held) + features + self._leaf_bytes
+        needed = factor_bytes(self.context.n, rank, self.precision, held=self.held, proves=self.proves)
+        needed += features + self._leaf_bytes
         cache.budget_bytes = max(cache.budget_bytes, needed)
         return cache.get(key, lambda: NystromFactor.of(self))
 
@@ -176,6 +185,8 @@ class NystromFactor:
         sqrt(k(x, x) / largest) of the landmarks, times their m.
     whitening : Whitening or None
         How errors grow on their way through L; None where L is too ill-conditioned, or float32, to prove anything.
+    remainder : Remainder or None
+        Blocks of K - Q, of a factor that proves.
     """
 
     def __init__(
@@ -185,6 +196,7 @@ class NystromFactor:
         gram_lower: NDArray[Any],
         columns: NDArray[np.float32] | None,
         residual_diagonal: FloatArray,
+        remainder: Remainder | None = None,
     ) -> None:
         self.context = source.context
         self.noise_variance = source.noise_variance
@@ -192,7 +204,7 @@ class NystromFactor:
         self._landmark_inputs = source.landmark_inputs
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
-        self.columns, self.residual_diagonal = columns, residual_diagonal
+        self.columns, self.residual_diagonal, self.remainder = columns, residual_diagonal, remainder
         kernel, context = source.context.kernel, source.context
         blocks = [context.bounds(block) for block in range(context.n_blocks)]
         errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
@@ -225,6 +237,7 @@ class NystromFactor:
             np.asfortranarray(stored.gram_lower(), dtype=dtype),
             columns,
             stored.residual_diagonal(),
+            _remainder(source) if source.proves else None,
         )
 
     @classmethod
@@ -234,36 +247,32 @@ class NystromFactor:
         evaluator = _evaluator(context)
         dtype = np.float32 if source.precision == "single" else np.float64
         triangle = LandmarkTriangle.of(evaluator, source.landmark_inputs, dtype)
-        errors = evaluator.row_errors(source.landmark_inputs)
+        rows = _RowsOfF(source, evaluator, triangle)
         rank, n = triangle.features.n, context.n
         columns = np.empty((n, rank), np.float32) if source.held else None
-        diagonal, prior, pieces = np.empty(n), _diagonal(context), list(_pieces(context))
+        diagonal, pieces = np.empty(n), list(_pieces(context))
         gram = np.zeros((rank, rank), order="F")
         for group in split_evenly(range(len(pieces)), 1 if source.held else -(-n // ROWS_AT_ONCE)):
             first, last = pieces[group[0]][1], pieces[group[-1]][2]
             values = np.empty((last - first, rank), np.float32) if columns is None else columns
 
             def fill(index: int, values: NDArray[Any] = values, group: list[int] = group, first: int = first) -> None:
-                rows, start, stop = pieces[group[index]]
-                block = triangle.columns(evaluator, rows())
+                features, start, stop = pieces[group[index]]
+                block = rows.of(features(), slice(start, stop), diagonal)
                 values[start - first : stop - first] = block.T
-                own = prior[start:stop]
-                diagonal[start:stop] = np.maximum(own - np.einsum("ri,ri->i", block, block), 0.0)
-                if dtype == np.float64:
-                    of_rows = evaluator.row_errors(context.source.inputs(start, stop))
-                    diagonal[start:stop] += residual_slack(triangle.lower, block, own, of_rows, errors)
 
             in_parallel(fill, len(group), process_threads())
             gram += FactorRows(values, source.precision, process_threads()).gram()
         gram_lower = regularised_factor(gram, source.noise_variance).astype(dtype, order="F", copy=False)
-        return cls(source, triangle.lower, gram_lower, columns, diagonal)
+        return cls(source, triangle.lower, gram_lower, columns, diagonal, rows.remainder)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         columns = np.zeros(0) if self.columns is None else self.columns
         held = (columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights, self.prior)
-        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes
+        left = 0 if self.remainder is None else self.remainder.nbytes
+        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes + left
 
     @property
     def weight_norm(self) -> float:
@@ -328,9 +337,46 @@ class NystromFactor:
         return np.asarray(beta, dtype=np.float64)
 
 
-def residual_slack(
-    lower: NDArray[Any], f: NDArray[Any], prior: FloatArray, errors: FloatArray, landmark_errors: FloatArray
-) -> FloatArray:
+class _RowsOfF:
+    """Makes rows of F, and with them what K - Q is on the diagonal, roundings included."""
+
+    def __init__(self, source: FactorSource, evaluator: TileEvaluator, triangle: LandmarkTriangle) -> None:
+        self._evaluator, self._triangle, self._context = evaluator, triangle, source.context
+        self._prior = _diagonal(source.context)
+        self._errors = evaluator.row_errors(source.landmark_inputs)
+        self._typical_error = float(np.median(self._errors))
+        double = triangle.lower.dtype == np.float64
+        self.remainder = Remainder(source.context.n, self._typical_error) if source.proves and double else None
+
+    def of(self, features: Features, where: slice, diagonal: FloatArray) -> NDArray[Any]:
+        """The rows of some samples as columns (R, r); their part of `diagonal` and of the remainder is filled in."""
+        block, prior = self._triangle.columns(self._evaluator, features), self._prior[where]
+        diagonal[where] = np.maximum(prior - np.einsum("ri,ri->i", block, block), 0.0)
+        if block.dtype == np.float64:
+            errors = self._evaluator.row_errors(self._context.source.inputs(where.start, where.stop))
+            weights = Interpolation.of(self._triangle.lower, block, self._errors)
+            diagonal[where] += residual_slack(weights, block, prior, errors)
+            if self.remainder is not None:
+                scale = np.sqrt(prior) * np.maximum(errors / self._typical_error, 1.0)
+                self.remainder.fill(self._evaluator, features, where, block, scale, weights)
+        return block
+
+
+def _remainder(source: FactorSource) -> Remainder | None:
+    """That of a factor which was kept, to the same bits as when it was made."""
+    evaluator, pieces = _evaluator(source.context), list(_pieces(source.context))
+    rows = _RowsOfF(source, evaluator, LandmarkTriangle.of(evaluator, source.landmark_inputs))
+    diagonal = np.empty(source.context.n)
+
+    def fill(index: int) -> None:
+        features, start, stop = pieces[index]
+        rows.of(features(), slice(start, stop), diagonal)
+
+    in_parallel(fill, len(pieces), process_threads())
+    return rows.remainder
+
+
+def residual_slack(weights: Interpolation, f: NDArray[Any], prior: FloatArray, errors: FloatArray) -> FloatArray:
     """By how much k(x, x) - |f|^2 as computed may be below k(x, x) - k'(LL')^-1 k, for f = L^-1 k as computed: (r,).
 
     For any w, k'(LL')^-1 k >= 2 w'k - |L'w|^2. With w = L^-T f as computed, both triangular solves within gamma_R |L|
@@ -338,13 +384,10 @@ def residual_slack(
     |f| - (gamma S)^2 - 2 |w|'|dk|, dk the roundings of k. S is a sum of interpolation weights; a bound by the norm of
     L^-1 would be larger by orders of magnitude.
     """
-    rank = len(lower)
-    gamma = (rank + 2) * UNIT
-    w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
-    lengths = np.linalg.norm(lower, axis=1)
-    size, length, scale = gamma * (lengths @ w), np.linalg.norm(f, axis=0), np.sqrt(prior)
+    rank = len(f)
+    size, length, scale = (rank + 2) * UNIT * weights.size, np.linalg.norm(f, axis=0), np.sqrt(prior)
     slack = 6.0 * size * length + size**2 + (rank + 4) * UNIT * length**2
-    slack += 2.0 * EPS * scale * (errors * (lengths @ w) + (lengths * landmark_errors) @ w)
+    slack += 2.0 * EPS * scale * (errors * weights.size + weights.errors)
     slack += (2.0 * EPS * errors + UNIT) * prior
     return np.asarray(EVALUATION * slack)
 

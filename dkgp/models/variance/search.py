@@ -6,8 +6,8 @@ as many columns as the batch has samples, beside which the kernel's entries, eva
 
 The first directions are local: for each test sample the solution that its nearest training samples alone would have, by
 a small Cholesky factor of its own. The next ones are preconditioned residuals, conjugate to the last. What all samples'
-directions span serves each. The search ends where float64 is likely to find most samples within the gap, or where
-float32 has nothing more to give.
+directions span serves each. A sample leaves once float64 is likely to find it within the gap, and takes its last step
+without a product; the search ends where all have left, or where float32 has nothing more to give.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
 from dkgp.models.variance.bounds import Queries
-from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
-__all__ = ["Wanted", "expected_widths", "local_samples", "search", "vectors_at_once"]
+__all__ = ["Wanted", "column_dots", "expected_widths", "local_samples", "search", "vectors_at_once"]
 
 SingleArray = NDArray[np.float32]
 
@@ -38,12 +38,12 @@ TILE_ROWS, TILE_COLUMNS = 512, 1024
 MOST_AT_ONCE, LEAST_AT_ONCE, NUMBERS_AT_ONCE = 64, 8, 2_000_000
 # Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
-# A float64 product costs two of float32, and a sample that it does not certify two more. So it is worth its time once
-# this share of the samples is expected to be within the gap.
-EXPECTED_SHARE = 0.5
-# What a step is taken to make of a width before there was one to tell by, and by how much the next one falls short of
-# the last. A step's length along M^-1 r, likewise; Kbar is rarely above twice M.
-FIRST_FACTOR, SLOWING = 0.4, 1.25
+# Samples leave where so many are expected within the gap: the others' directions cost as much the fewer they are.
+LEAVING_SHARE = 0.2
+# What a step is taken to make of a width before there was one to tell by, and at best; and by how much the next one
+# falls short of the last. A sample that is let go too early takes kernel entries in float64 all by itself.
+FIRST_FACTOR, LEAST_FACTOR, SLOWING = 0.4, 0.3, 1.4
+# A step's length along M^-1 r before there was one, and at least; Kbar is rarely above twice M.
 FIRST_LENGTH, SHORTEST = 0.6, 0.3
 # Without a quarter of the samples' widths halved in so many products, float32 has done what it can, or nothing helps.
 STALLED_PRODUCTS, STALLED_FACTOR, STALLED_SHARE = 6, 0.5, 0.25
@@ -90,8 +90,8 @@ def search(
     limit: int,
     tally: ProductTally,
     threads: int = 1,
-) -> tuple[SingleArray, int]:
-    """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that it took.
+) -> tuple[SingleArray, FloatArray]:
+    """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that each took part in: (t,).
 
     Parameters
     ----------
@@ -111,13 +111,12 @@ def search(
     """
     single = _Single(factor, tally, threads)
     r = single.columns(inputs)
-    v = np.zeros_like(r)
-    looked_at = np.linspace(0, r.shape[1] - 1, min(r.shape[1], MOST_AT_ONCE)).astype(np.intp)
-    floor = (SINGLE_FLOOR * np.sqrt(_dots(r, r))) ** 2 / factor.noise_variance
+    found = v = np.zeros_like(r)
+    todo = np.arange(r.shape[1])
+    floor = (SINGLE_FLOOR * np.sqrt(column_dots(r, r, threads))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
     z, along = single.local(r, inputs), np.zeros(r.shape[1])
-    pace = _Pace()
-    products = 0
+    pace, products, taken = _Pace(), 0, np.zeros(r.shape[1])
     explained = np.zeros(r.shape[1])
     while products < limit:
         step = directions.advance(z, r, single.product)
@@ -126,26 +125,43 @@ def search(
         add_product(v, directions.vectors, step, threads)
         add_product(r, directions.images, -step, threads)
         products += 1
-        before, explained = explained, single.explained(v, r, inputs)
+        taken[todo] += 1
+        before, explained = explained, single.explained(v, r, inputs[todo])
         pace.note_step(explained - before, along)
-        widths = expected_widths(factor, r[:, looked_at], threads)[0]
-        goal = np.maximum(wanted.widths(test.prior - explained), floor)[looked_at]
-        share = pace.share_within(widths, goal)
+        widths = expected_widths(factor, r, threads)[0]
+        goal = np.maximum(wanted.widths(test.prior[todo] - explained), floor[todo])
+        within = pace.within(widths, goal)
         if pace.stalled:
             break
+        last = products >= limit or bool(within.all())
+        del z
         z = _preconditioned(preconditioner, r)
-        along = _dots(z, r)
-        if share >= EXPECTED_SHARE or products >= limit:
-            # What a product would be spent on next is worth most of that as it is: its length is what the last one was.
-            directions.conjugate(z)
-            v += pace.length * z
+        along = column_dots(z, r, threads)
+        if not last and within.mean() < LEAVING_SHARE:
+            continue
+        # What a product would be spent on next is worth most of that as it is: its length is what the last one was.
+        directions.conjugate(z)
+        leaving = np.ones_like(within) if last else within
+        for rows in row_pieces(len(r)):
+            found[rows, todo[leaving]] = v[rows, leaving] + pace.length * z[rows, leaving]
+        if last:
+            todo = todo[:0]
             break
-    v[~np.isfinite(v)] = 0.0
-    return v, products
+        rest = ~within
+        directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
+        todo, along, explained = todo[rest], along[rest], explained[rest]
+        v = v[:, rest]  # one after the other, so that only one of them is there twice at a time
+        r = r[:, rest]
+        z = z[:, rest]
+        pace.keep(rest)
+    if v is not found and len(todo):
+        found[:, todo] = v
+    found[~np.isfinite(found)] = 0.0
+    return found, taken
 
 
 class _Pace:
-    """Foresees from the widths of some samples what the next step of a search will bring."""
+    """Foresees from the samples' widths what the next step of a search will bring."""
 
     def __init__(self) -> None:
         self._best: list[FloatArray] = []
@@ -158,13 +174,17 @@ class _Pace:
         if total > 0.0:
             self.length = np.float32(np.clip(float(gained.sum()) / total, SHORTEST, 1.0))
 
-    def share_within(self, widths: FloatArray, goal: FloatArray) -> float:
-        """Share of the samples that one more step is likely to bring within their goals."""
+    def within(self, widths: FloatArray, goal: FloatArray) -> NDArray[np.bool_]:
+        """The samples that one more step is likely to bring within their goals."""
         if self._best:
             ratio = np.median(widths / np.maximum(self._best[-1], np.finfo(np.float64).tiny))
-            self._factor = float(np.clip(SLOWING * ratio, FIRST_FACTOR / 2.0, 1.0))
+            self._factor = float(np.clip(SLOWING * ratio, LEAST_FACTOR, 1.0))
         self._best.append(np.minimum(self._best[-1], widths) if self._best else widths)
-        return float(np.mean(self._factor * widths <= goal))
+        return np.asarray(self._factor * widths <= goal)
+
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Go on with some of the samples."""
+        self._best = [widths[which] for widths in self._best]
 
     @property
     def stalled(self) -> bool:
@@ -176,25 +196,37 @@ class _Pace:
 
 
 def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int) -> tuple[FloatArray, FloatArray]:
-    """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t)."""
-    low_rank, count = factor.preconditioner(threads), residual.shape[1]
-    widths, z = np.empty(count), np.empty((factor.rank, count), factor.lower.dtype)
-    at_once = vectors_at_once(len(residual))
-    for first in range(0, count, at_once):
-        columns = slice(first, first + at_once)
-        part = residual[:, columns].astype(np.float64)
-        solved, z[:, columns] = low_rank.solve(part)
-        widths[columns] = np.abs(_dots(part, solved))
-    return widths, z
+    """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t).
+
+    With p = F'r and z = (F'F + s2 I)^-1 p it is (r'r - p'z) / s2.
+    """
+    projected, z = factor.preconditioner(threads).projected(residual)
+    left = column_dots(residual, residual, threads) - np.einsum("rt,rt->t", projected, z)
+    return np.abs(left) / factor.noise_variance, z
 
 
 def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
+    count = residual.shape[1]
+    # In float32 twice as many take no more.
+    groups = np.array_split(np.arange(count), -(-count // (2 * vectors_at_once(len(residual)))))
     z = np.empty(residual.shape, np.float32)
-    at_once = vectors_at_once(len(residual))
-    for first in range(0, residual.shape[1], at_once):
-        columns = slice(first, first + at_once)
-        z[:, columns] = preconditioner.apply(residual[:, columns].astype(np.float64))
+    for group in groups:
+        columns = slice(group[0], group[-1] + 1)
+        z[:, columns] = preconditioner.apply(residual[:, columns])
     return z
+
+
+def column_dots(left: NDArray[Any], right: NDArray[Any], threads: int = 1) -> FloatArray:
+    """Inner products by column, in float64 and in runs short enough for `NystromFactor.unit` to count: (t,)."""
+    starts = range(0, len(left), PIECE_ROWS)
+    parts = np.empty((len(starts), left.shape[1]))
+
+    def add(index: int) -> None:
+        rows = slice(starts[index], starts[index] + PIECE_ROWS)
+        parts[index] = np.einsum("it,it->t", left[rows], right[rows], dtype=np.float64)
+
+    in_parallel(add, len(starts), threads)
+    return np.asarray(parts.sum(axis=0))
 
 
 class _Single:
@@ -240,7 +272,7 @@ class _Single:
 
         def add(index: int) -> None:
             rows, where = self._rows[index]
-            parts[index] = _dots(v[where], self._evaluator.tile(rows, test) + r[where])
+            parts[index] = column_dots(v[where], self._evaluator.tile(rows, test) + r[where])
 
         in_parallel(add, len(self._rows), self._threads)
         return np.asarray(parts.sum(axis=0))
@@ -276,11 +308,3 @@ def _joined(parts: list[Features]) -> Features:
     values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
     norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
     return Features(values, norms, values.shape[1])
-
-
-def _dots(left: NDArray[Any], right: NDArray[Any]) -> FloatArray:
-    """Inner products by column, pieces in the arrays' type, their sum in float64: (t,)."""
-    total = np.zeros(left.shape[1])
-    for rows in row_pieces(len(left)):
-        total += np.einsum("it,it->t", left[rows], right[rows], dtype=np.float64)
-    return total

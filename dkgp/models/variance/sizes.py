@@ -42,9 +42,9 @@ RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 110.0, 4.0 / 11.0
 LEAST_HALO = 256
 # Samples that are to be solved for together at least, if there are so many: entries are evaluated once for all.
 LEAST_TOGETHER = 100
-# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v and r, and of
-# the third that goes on at a time also v, r, M^-1 r, images, and directions in float32.
-SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 2 * 8 + (4 * 8 + 4) // 3
+# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v in float32 and r,
+# and of the fifth that goes on at a time also v, r, M^-1 r, images, and directions in float32.
+SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 4 + 8 + (4 * 8 + 4) // 5
 # Without a search: v, r, M^-1 r and images, the preconditioner's input.
 START_BYTES = 5 * 8
 # Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly
@@ -118,6 +118,8 @@ class Memory:
         The kernel's `feature_width`.
     batches : int
         Solved at once.
+    proves : bool
+        Whether the factor certifies by itself.
     """
 
     total: int
@@ -128,11 +130,12 @@ class Memory:
     held: bool
     width: int
     batches: int
+    proves: bool = False
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the samples."""
-        factor = factor_bytes(self.n, self.rank, self.precision, held=self.held)
+        factor = factor_bytes(self.n, self.rank, self.precision, held=self.held, proves=self.proves)
         if not self.halo:
             return factor
         at_once = vectors_at_once(self.n)

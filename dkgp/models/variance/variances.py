@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import choose_landmarks, is_enough
+from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -165,6 +165,8 @@ class VarianceRun:
         Plan of the prediction that is resumed; the regions still missing are computed as the first ones were.
     n_test : int, optional
         Test samples in all, where `test` is a part of them; see `at`.
+    landmarks : Landmarks, optional
+        Those of another run of this model and these settings, so that they need not be drawn again.
 
     Attributes
     ----------
@@ -192,6 +194,7 @@ class VarianceRun:
         stored: dict[str, Any] | None = None,
         *,
         n_test: int | None = None,
+        landmarks: Landmarks | None = None,
     ) -> None:
         executor.require_one_arithmetic()
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
@@ -216,7 +219,8 @@ class VarianceRun:
         landmarks = (
             landmarks_of(kept)
             if kept
-            else choose_landmarks(
+            else landmarks
+            or choose_landmarks(
                 model,
                 kernel,
                 gap=value_error_goal(settings.gap),
@@ -226,14 +230,10 @@ class VarianceRun:
                 seed=settings.seed,
             )
         )
-        smooth = (kept is None or kept.metadata["precision"] == "double") and is_enough(
-            landmarks.residual_trace,
-            landmarks.effective_dimension,
-            model.noise_variance,
-            value_error_goal(settings.gap),
-            n,
-            latent=settings.latent,
-        )
+        smooth = False
+        if kept is None or kept.metadata["precision"] == "double":
+            goal = value_error_goal(settings.gap)
+            landmarks, smooth = judged(landmarks, model, kernel, gap=goal, latent=settings.latent)
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
         self._joint = executor.shares_memory and not smooth and settings.max_passes >= 1
         self._landmarks = landmarks
@@ -241,6 +241,7 @@ class VarianceRun:
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
         if kept:
             precision = "double" if kept.metadata["precision"] == "double" else "single"
+        proves = precision == "double" and (smooth or settings.max_passes < 1)
         self._memory = Memory(
             memory_bytes,
             n,
@@ -248,11 +249,13 @@ class VarianceRun:
             0,
             precision,
             held=False,
+            proves=proves,
             width=feature_width(kernel),
             batches=1 if self._joint else executor.threads_per_process,
         )
         halo = stored.get("halo", 0) if stored else self._halo(smooth)
-        held = not halo and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
+        # What it proves by itself is evaluated from kernel columns.
+        held = not halo and not proves and factor_bytes(n, landmarks.rank, precision) <= FACTOR_SHARE * memory_bytes
         self._memory = replace(self._memory, halo=halo, held=held)
         self._source = FactorSource(
             context,
@@ -262,6 +265,7 @@ class VarianceRun:
             held,
             kept,
             leaves_of(context, model.noise_variance, executor, halo) if halo else None,
+            proves,
         )
         together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
@@ -294,6 +298,16 @@ class VarianceRun:
         other._gap_sum = other._gap_max = other._passes = 0.0
         other._tally = ProductTally()
         return other
+
+    @property
+    def landmarks(self) -> Landmarks:
+        """The training samples that the factor is built on."""
+        return self._landmarks
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of a worker's process, as it was planned."""
+        return self._memory
 
     @property
     def region_rows(self) -> int:

@@ -240,6 +240,11 @@ class LowRankPreconditioner:
         lapack("potrs", b"L", self.rank, z.shape[1], self.lower, self.rank, z, self.rank)
         return z
 
+    def projected(self, residual: NDArray[Any]) -> tuple[FloatArray, NDArray[Any]]:
+        """F' r for r (n, t), and the z that it comes to, where noise is one number: (R, t) each."""
+        found = self._factor.project(residual)
+        return found, self.weights(found)
+
     def solve(self, residual: FloatArray) -> tuple[FloatArray, NDArray[Any]]:
         """M^-1 r for r (n, t), and the z that it comes from: (n, t) and (R, t)."""
         if self._scale is not None:

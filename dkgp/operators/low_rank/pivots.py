@@ -8,9 +8,11 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.errors import NumericalError
+from dkgp.cluster.threads import in_parallel
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blas import blas
 
 __all__ = [
     "RandomlyPivotedCholesky",
@@ -26,6 +28,8 @@ __all__ = [
 SAMPLES_PER_LANDMARK = 1.5
 LEAST_SUBSET = 4000
 PIVOTS_A_STEP = 128
+# Samples that a thread works on at a time.
+PIECE_SAMPLES = 1024
 # Pivots whose own residual has sunk to this share of their k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
@@ -34,6 +38,8 @@ LEAST_JITTER = 1e-9
 ENTRY_ERROR = 64.0
 # Where k(x, x) varies, it counts for this share of the largest at least: no division by zero.
 LEAST_COUNTED = 1e-20
+# Where no k(x, x) is above this, the kernel is zero: its shares would underflow.
+LEAST_PRIOR = 1e-250
 
 
 def jitter(rank: int, largest_diagonal: float, entry_error: float = ENTRY_ERROR) -> float:
@@ -58,9 +64,9 @@ def jittered(matrix: FloatArray, entry_error: float = ENTRY_ERROR) -> FloatArray
     return matrix
 
 
-def counted(diagonal: FloatArray) -> FloatArray:
-    """Values of k(x, x), raised to a tiny share of the largest where they vanish beside it."""
-    values: FloatArray = np.maximum(diagonal, LEAST_COUNTED * diagonal.max())
+def counted(diagonal: FloatArray, largest: float | None = None) -> FloatArray:
+    """Values of k(x, x), raised to a tiny share of the largest, of these or of all, where they vanish beside it."""
+    values: FloatArray = np.maximum(diagonal, LEAST_COUNTED * (diagonal.max() if largest is None else largest))
     return values
 
 
@@ -122,6 +128,11 @@ class RandomlyPivotedCholesky:
         Pivots at most.
     rng : numpy.random.Generator
 
+    Raises
+    ------
+    InputError
+        The kernel is zero at all samples, or not finite at some.
+
     Attributes
     ----------
     residual : (m,) float64
@@ -143,6 +154,12 @@ class RandomlyPivotedCholesky:
         self._evaluator, self._features, self._rng = evaluator, features, rng
         self._largest_rank = largest_rank
         self._largest_prior = float(prior.max())
+        if not LEAST_PRIOR < self._largest_prior < np.inf:
+            raise InputError(
+                f"k(x, x) comes to {self._largest_prior:.3g} at most at {len(prior):,} samples, which is "
+                f"{'zero' if self._largest_prior < 1.0 else 'not finite'} for a factor's purposes. Scale the inputs, "
+                "or choose another kernel"
+            )
         # What is left is judged by each sample's own k(x, x): errors go with it. Ones where it is the same everywhere.
         self._relative = np.sqrt(counted(prior) / self._largest_prior)
         self.residual = prior.copy()
@@ -185,8 +202,16 @@ class RandomlyPivotedCholesky:
             # What rounding leaves of a large k(x, x) may be more than all there is of a small one.
             left = np.where(left > self._least * self._relative**2, left, 0.0)
         drawn = np.unique(self._rng.choice(len(left), step, p=left / left.sum()))
-        columns = self._evaluator.tile(self._features, self._features.take(drawn)) - rows[:rank].T @ rows[:rank, drawn]
-        columns /= self._relative[drawn]
+        taken, weights = self._features.take(drawn), np.ascontiguousarray(rows[:rank, drawn])
+        columns = np.empty((len(left), len(drawn)))
+        pieces = [slice(start, start + PIECE_SAMPLES) for start in range(0, len(left), PIECE_SAMPLES)]
+
+        def evaluate(index: int) -> None:
+            piece = pieces[index]
+            kernel = self._evaluator.tile(self._features.slice(piece.start, min(piece.stop, len(left))), taken)
+            columns[piece] = (kernel - rows[:rank, piece].T @ weights) / self._relative[drawn]
+
+        in_parallel(evaluate, len(pieces))
         block = columns[drawn] / self._relative[drawn, None]
         lower, order, kept, _ = scipy.linalg.lapack.dpstrf(
             np.asarray(block + block.T, dtype=np.float64) / 2.0, lower=1, tol=self._least
@@ -195,11 +220,19 @@ class RandomlyPivotedCholesky:
             self._ended = True
             return
         order = order[:kept] - 1
-        new = scipy.linalg.solve_triangular(
-            np.tril(lower[:kept, :kept]), columns[:, order].T, lower=True, check_finite=False
-        ).astype(rows.dtype)
-        rows[rank : rank + kept] = new
-        self.residual = np.maximum(self.residual - np.einsum("ri,ri->i", new, new), 0.0)
+        triangle = np.asfortranarray(np.tril(lower[:kept, :kept]))
+        taken_off = np.empty(len(left))
+
+        def whiten(index: int) -> None:
+            piece = pieces[index]
+            new = np.asfortranarray(columns[piece][:, order].T)
+            blas("trsm", b"L", b"L", b"N", b"N", kept, new.shape[1], 1.0, triangle, kept, new, kept)
+            rows[rank : rank + kept, piece] = new
+            new = new.astype(rows.dtype, copy=False)
+            taken_off[piece] = np.einsum("ri,ri->i", new, new)
+
+        in_parallel(whiten, len(pieces))
+        self.residual = np.maximum(self.residual - taken_off, 0.0)
         self.residual[drawn[order]] = 0.0
         self._chosen.extend(int(index) for index in drawn[order])
 

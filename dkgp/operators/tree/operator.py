@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.program import Profile
@@ -174,6 +174,9 @@ class TreeKernelOperator(BlockedKernelOperator):
     N. Ratliff and J. A. Bagnell (2007), section 6; A. Gray and A. Moore, N-body problems in statistical learning.
     """
 
+    # An entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit.
+    overlaps = False
+    overlap_evaluations = 0
     approximate = True
 
     def __init__(
@@ -201,16 +204,6 @@ class TreeKernelOperator(BlockedKernelOperator):
         require_room(self.n, active)
         # What is far away is taken by the C library's exponential.
         executor.require_one_arithmetic()
-
-    @property
-    def overlaps(self) -> bool:
-        """False: an entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit."""
-        return False
-
-    @property
-    def overlap_evaluations(self) -> int:
-        """None, then."""
-        return 0
 
     def announce(self, indices: IndexArray) -> None:
         """Nothing: no round brings inputs."""
@@ -256,16 +249,9 @@ class TreeKernelOperator(BlockedKernelOperator):
             "ktree",
             tree_task,
             (self.context, None if len(active) == self.n else active, ordered, errors, precision),
-            self._tasks(forest.n_groups, self.n * len(indices)),
+            self._cut(forest.n_groups, TASKS_PER_THREAD[self.executor.shares_memory], self.n * len(indices)),
         ).result()
         result[forest.tree.order] = np.concatenate([rows for rows, _ in found])
         result[:, ~finite] = np.nan
         self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in found))
         return result
-
-    def _tasks(self, n_groups: int, evaluations: int) -> list[list[int]]:
-        parts = self._executor.parallelism * TASKS_PER_THREAD[self._executor.shares_memory]
-        least = self._executor.least_task_evaluations
-        if least:
-            parts = min(parts, max(1, round(evaluations / least)))
-        return split_evenly(range(n_groups), parts)

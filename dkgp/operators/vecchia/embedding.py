@@ -17,7 +17,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted, stand_in
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["embed", "embedding_landmarks", "embedding_width", "is_one_distance"]
+__all__ = ["embed", "embedding_landmarks", "is_one_distance"]
 
 # Landmarks of an embedding: what tells near samples from far ones, not what approximates the kernel.
 EMBEDDING_RANK = 48
@@ -28,11 +28,6 @@ def is_one_distance(evaluator: TileEvaluator) -> bool:
     """True if the kernel is a function of one distance, that between its prepared features."""
     features = evaluator.prepare(np.zeros((1, evaluator.kernel.n_features)))
     return int(evaluator.program[0, 0]) == 1 and features.squared_norms.shape[0] == 1
-
-
-def embedding_width(evaluator: TileEvaluator) -> int:
-    """Numbers that a point of the embedding has, at most."""
-    return evaluator.inputs if is_one_distance(evaluator) else EMBEDDING_RANK
 
 
 def embedding_landmarks(operator: BlockedKernelOperator) -> FloatArray | None:
@@ -58,11 +53,12 @@ def embed(context: BlockContext, landmarks: FloatArray | None) -> NDArray[np.flo
         return np.concatenate([rows.values[:, : rows.n].T for rows in features])
     evaluator = context.evaluator("double")
     triangle = LandmarkTriangle.of(evaluator, landmarks)
+    largest = float(context.kernel.diagonal(landmarks).max())
     points = np.empty((context.n, len(landmarks)), np.float32)
     for block in blocks:
         start, stop = context.bounds(block)
         inputs = context.source.inputs(start, stop)
-        prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64))
+        prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64), largest)
         columns = triangle.columns(evaluator, context.block_features(block, "double"))
         points[start:stop] = (columns / np.sqrt(prior)).T
     return points

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockTask, PendingRound
+from dkgp.cluster.executors.base import BlockTask, PendingRound, Rounds
 from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
@@ -52,19 +52,6 @@ __all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
 # Vectors that are multiplied at once: as many as BLAS is quick with, fewer where results on their way would take more.
 VECTORS_AT_ONCE = 128
 BYTES_AT_ONCE = 2**28
-
-
-class _Rounds(Protocol):
-    """Runs rounds of tasks: an operator, which counts entries, or threads of this process."""
-
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound: ...
 
 
 @dataclass(frozen=True)
@@ -94,8 +81,8 @@ class VecchiaProduct:
     Parameters
     ----------
     recipe : VecchiaRecipe
-    rounds : object with `submit`
-        Who runs the tasks.
+    rounds : Rounds
+        Who runs the tasks: an operator, or threads of this process.
     workers : callable
         Returns threads by worker, now.
     shares_memory : bool
@@ -103,7 +90,7 @@ class VecchiaProduct:
     """
 
     def __init__(
-        self, recipe: VecchiaRecipe, rounds: _Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool
+        self, recipe: VecchiaRecipe, rounds: Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool
     ) -> None:
         self.recipe = recipe
         self._rounds, self._workers, self._shares_memory = rounds, workers, shares_memory
@@ -115,19 +102,19 @@ class VecchiaProduct:
         """Landmarks, R."""
         return self.recipe.leaves.rank
 
-    def apply(self, residual: FloatArray) -> FloatArray:
-        """M^-1 r for r (n, t), a new array."""
-        out = np.zeros(residual.shape)
+    def apply(self, residual: NDArray[Any]) -> NDArray[Any]:
+        """M^-1 r for r (n, t), a new array; in float32 for such an r, where there are no landmarks."""
+        out = np.zeros(residual.shape, np.float64 if self.rank else residual.dtype)
         with single_threaded_blas():
             self._find_halos()
             united = sum(len(samples) for samples in self._samples)
-            step = max(1, min(VECTORS_AT_ONCE, BYTES_AT_ONCE // (8 * united)))
+            step = max(1, min(VECTORS_AT_ONCE, BYTES_AT_ONCE // (out.itemsize * united)))
             for first in range(0, residual.shape[1], step):
                 columns = slice(first, first + step)
-                self._apply(np.ascontiguousarray(residual[:, columns], dtype=np.float64), out[:, columns])
+                self._apply(np.ascontiguousarray(residual[:, columns], dtype=out.dtype), out[:, columns])
         return out
 
-    def _apply(self, residual: FloatArray, out: FloatArray) -> None:
+    def _apply(self, residual: NDArray[Any], out: NDArray[Any]) -> None:
         leaves, noise = self.recipe.leaves, self.recipe.noise
 
         def arguments(bundles: list[int]) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def forward(leaf: Leaf, vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
     """q = T_GI r_I and V_G' q, for r_I (m, t): (rows, t) and (R, t)."""
     count = vectors.shape[1]
     if count > FEW_VECTORS:
-        image = _many_forward(leaf, vectors)
+        image = _many_forward(leaf, vectors).astype(np.float64, copy=False)
         return image, leaf.projected[: leaf.rows, : leaf.rank].astype(np.float64).T @ image
     image = np.empty((count, leaf.padded_rows))
     _forward(leaf.values, leaf.halo, leaf.rows, _padded(vectors, leaf.width), image)
@@ -74,9 +74,9 @@ def _many_forward(leaf: Leaf, vectors: FloatArray) -> FloatArray:
     dtype: Any = np.float64 if leaf.double else np.float32
     converted = np.zeros((leaf.width, vectors.shape[1]), dtype)
     converted[: len(vectors)] = vectors
-    image = np.empty((leaf.padded_rows, vectors.shape[1]))
+    image = np.empty((leaf.padded_rows, vectors.shape[1]), dtype)
     for rows, strip in leaf.strips():
-        image[rows] = strip.astype(dtype, copy=False) @ converted[: strip.shape[1]]
+        np.matmul(strip.astype(dtype, copy=False), converted[: strip.shape[1]], out=image[rows])
     return image[: leaf.rows]
 
 
@@ -90,7 +90,7 @@ def _many_backward(leaf: Leaf, image: FloatArray) -> FloatArray:
         height, width = values.shape
         # Added where the sum is, as NumPy's product of a transposed matrix would not.
         blas("gemm", b"N", b"T", count, width, height, 1.0, converted[rows], count, values, width, 1.0, out, count)
-    return out[: leaf.halo + leaf.rows].astype(np.float64, copy=False)
+    return out[: leaf.halo + leaf.rows]
 
 
 # ------------------------------------------------------------------------------------------------------ compiled loops

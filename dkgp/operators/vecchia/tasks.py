@@ -59,7 +59,7 @@ def sweep_task(leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list
     for number in bundles:
         opened = _opened(leaves, number, noise)
         rows = _rows_of(vectors, number, opened.bundle)
-        out = np.zeros(rows.shape)
+        out = np.zeros(rows.shape, rows.dtype)
         for place, places in enumerate(opened.bundle.places):
             out[places] += sweep(opened.leaf(place), rows[places])
         results.append(out)

@@ -67,17 +67,13 @@ class Cholesky(Method[CholeskyState]):
 
     budget_bytes: int = DEFAULT_BUDGET_BYTES
 
+    name = "cholesky"
     state_type = CholeskyState
     precision = "double"
 
     def __post_init__(self) -> None:
         if self.budget_bytes < 1:
             raise InputError(f"the memory budget must be positive; got {self.budget_bytes}")
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "cholesky"
 
     def resolved(self, n: int, d: int, p: int = 1) -> Cholesky:
         """Return the settings; refuse what does not fit."""

@@ -108,6 +108,7 @@ class TiledCholesky(Method[TiledCholeskyState]):
     disk_budget_bytes: int | None = None
     keep: bool = False
 
+    name = "tiled-cholesky"
     state_type = TiledCholeskyState
 
     def __post_init__(self) -> None:
@@ -121,11 +122,6 @@ class TiledCholesky(Method[TiledCholeskyState]):
             )
         if self.keep and self.folder is None:
             raise UsageError("to keep the tiles, name the folder they are to lie in")
-
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "tiled-cholesky"
 
     def resolved(self, n: int, d: int, p: int = 1) -> TiledCholesky:
         """Return the settings with the tile size chosen for n samples; what the workers are does not enter."""

@@ -29,8 +29,10 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
+from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
 
@@ -148,53 +150,71 @@ class BlockState(SolverState):
 
 
 def iterate(
-    operator: KernelOperator, state: BlockState, preconditioned: FloatArray, *, renewing: bool = False
+    operator: KernelOperator,
+    state: BlockState,
+    preconditioned: FloatArray,
+    moving: Callable[[Progress], bool] | None = None,
 ) -> dict[str, float]:
     """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
 
-    `renewing`, its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
-    and the step along P is exact for it, so that the gradient after it is exact, too.
+    With `moving` its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
+    and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
+    of where the solve stands before it.
 
     Parameters
     ----------
     preconditioned : (n, p) float64
         Overwritten.
+
+    Raises
+    ------
+    NumericalError
+        The matrix has no curvature along the true gradient, in float64.
     """
-    started, seconds = time.perf_counter(), 0.0
+    started, seconds, multiplied, onward = time.perf_counter(), 0.0, False, True
     directions, residual, p = state.directions, -state.gradient, state.gradient.shape[1]
 
     def product(vectors: NDArray[Any]) -> FloatArray:
-        nonlocal seconds
-        before = time.perf_counter()
-        if not renewing:
+        nonlocal seconds, multiplied, onward
+        before, multiplied = time.perf_counter(), True
+        if moving is None:
             images = operator.matmat(vectors, state.precision)
         else:
             both = operator.matmat(np.hstack([state.alpha, vectors]))
             state.take_gradient(operator, both[:, :p] - state.rhs)
+            onward = moving(state.verified or state.measured(operator))
             np.negative(state.gradient, out=residual)
             images = np.ascontiguousarray(both[:, p:])
         seconds = time.perf_counter() - before
         return images
 
+    # What came of the true gradient alone, in float64, would come of it again.
+    last_resort = state.precision == "double" and state.exact and not directions.vectors.size
     step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
-    if not renewing:
+    if moving is None:
         state.columns += operator.n
-    elif not state.exact:  # there was no direction to go
-        state.renew_gradient(operator)
     if not len(step):
-        # Tiles in float32 need not form a positive definite matrix; those in float64 may do.
+        if last_resort and multiplied:
+            raise NumericalError(
+                f"after {state.iteration} rounds the kernel matrix, in float64, has no curvature along the gradient: "
+                "it is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
+            )
+        # Tiles in float32 need not form a positive definite matrix; those in float64 may do. What steps along such
+        # tiles have come to, the recursion does not know: it may be worse than the start.
+        if not state.exact:
+            state.renew_gradient(operator)
         state.precision = "double"
-    else:
+    elif onward:
         add_product(state.alpha, directions.vectors, step)
         add_product(state.gradient, directions.images, step)
-        if not renewing:
+        if moving is None:
             state.note_step(np.einsum("kt,kt->t", step, step))
         else:
             state.stepped = np.zeros_like(state.alpha)
             add_product(state.stepped, np.abs(directions.vectors), np.abs(step))
     return {
-        "check" if renewing else "product": seconds,
+        "product" if moving is None else "check": seconds,
         "update": time.perf_counter() - started - seconds,
     }
 
@@ -251,7 +271,8 @@ def _independent(z: NDArray[Any], dtype: np.dtype[Any], threads: int) -> NDArray
     scale = 1.0 / np.sqrt(np.maximum(lengths, np.finfo(np.float64).tiny))
     if z.dtype == np.float32:
         scale[lengths < SHORTEST_SINGLE**2] = 0.0
-    values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
+    scaled = scale[:, None] * gram * scale
+    values, vectors = (scaled[0], np.ones((1, 1))) if len(scaled) == 1 else np.linalg.eigh(scaled)
     dependent = DEPENDENT_SINGLE if z.dtype == np.float32 else DEPENDENT
     kept = values > dependent**2 * values[-1]
     mixing = scale[:, None] * vectors[:, kept] / np.sqrt(values[kept])

@@ -22,6 +22,7 @@ from dkgp.solvers.conjugate.growth import Growth
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Preconditioner, Preconditioning
 from dkgp.solvers.prices import Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
+from dkgp.solvers.stopping import Progress
 
 __all__ = ["ConjugateGradient", "ConjugateGradientState"]
 
@@ -100,12 +101,17 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         """True but for products that are off by more than rounding: what bounds them is of a product with alpha."""
         return not operator.approximate
 
-    def renew(self, operator: KernelOperator, state: ConjugateGradientState, moving: bool) -> dict[str, float]:
-        """Compute the gradient anew in float64, by an iteration's own product where `moving`; seconds by phase."""
-        return self._iterate(operator, state, True) if moving else super().renew(operator, state, moving)
+    def renew(
+        self, operator: KernelOperator, state: ConjugateGradientState, moving: Callable[[Progress], bool] | None
+    ) -> dict[str, float]:
+        """Compute the gradient anew in float64, with `moving` by an iteration's own product; seconds by phase."""
+        return super().renew(operator, state, None) if moving is None else self._iterate(operator, state, moving)
 
     def _iterate(
-        self, operator: KernelOperator, state: ConjugateGradientState, renewing: bool = False
+        self,
+        operator: KernelOperator,
+        state: ConjugateGradientState,
+        moving: Callable[[Progress], bool] | None = None,
     ) -> dict[str, float]:
         if self.observe is not None:
             self.observe(state)
@@ -117,7 +123,7 @@ class ConjugateGradient(Method[ConjugateGradientState]):
             preconditioned = factor.apply(preconditioned)
         times.append(time.perf_counter())
         seconds = dict(zip(("precondition", "factor"), reversed(np.diff(times).tolist()), strict=False))
-        return {**seconds, **iterate(operator, state, preconditioned, renewing=renewing)}
+        return {**seconds, **iterate(operator, state, preconditioned, moving)}
 
     def _factor(self, operator: KernelOperator, state: ConjugateGradientState) -> Preconditioner:
         """The preconditioner, built where it is not there, and built anew where a larger one should pay."""

@@ -105,10 +105,7 @@ class KernelConjugateGradient(_LeastSquaresSolver):
     N. Ratliff and J. A. Bagnell, Kernel Conjugate Gradient for Fast Kernel Machines (2007), Algorithm 1, section 3.
     """
 
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "kcg"
+    name = "kcg"
 
     def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
@@ -174,10 +171,7 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
     N. Ratliff and J. A. Bagnell (2007), sections 3 and 5: condition number kappa(K) times kernel CG's.
     """
 
-    @property
-    def name(self) -> str:
-        """Short name, as on the command line."""
-        return "paramcg"
+    name = "paramcg"
 
     def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

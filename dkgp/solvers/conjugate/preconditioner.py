@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.threads import process_threads
 from dkgp.errors import InputError, UsageError
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.operators.base import IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
@@ -47,7 +48,7 @@ def factor_bytes_allowed(n: int) -> int:
 class Preconditioner(Protocol):
     """M^-1 for some M near Kbar, of many vectors at once."""
 
-    def apply(self, residual: FloatArray) -> FloatArray:
+    def apply(self, residual: NDArray[Any]) -> NDArray[Any]:
         """M^-1 r for r (n, t), a new array."""
 
 

@@ -16,6 +16,11 @@ dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly wi
 Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n,
 and go on growing as they do from half of the subset to all of it.
 
+What float32 kernel entries are off by takes from the least eigenvalues, about in proportion to n where these are next
+to nothing (usps, and three Gaussian features, n from 500 to 4,000: 0.03 to 0.08 n 2^-24 of k(x, x)). Where the
+subset's matrix as float32 has it, with a quarter of s2 m / n on its diagonal, is not positive definite, float32 rounds
+would not come to their end, and counts are those of float64.
+
 The subset's matrix is held, and so are its factors: a run takes some hundredths of a second. Nothing is timed: the same
 seed comes to the same counts, but for what another processor's roundings change.
 """
@@ -23,6 +28,7 @@ seed comes to the same counts, but for what another processor's roundings change
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,10 +66,18 @@ RANK_SHARE = 0.25
 LEAST_HALO = 12
 # Targets that are solved for: with more, iterations hardly get fewer.
 MOST_TARGETS = 8
+# A run that has less than this share of its digits half-way to the most it may take is given up, unless it is short.
+HOPELESS, LEAST_GIVEN_UP = 0.25, 10
 # Where counts grow by this power of 1 / s2, the noise is felt, and they do not depend on n (kin40k, s2 from 1e-4 to
 # .005).
 FELT, MOST_GROWTH = 0.12, 16.0
-DAMPING = 1e-6  # of a leaf's diagonal: no subset is so regular that it would not be positive definite
+# Of a leaf's diagonal: no subset is so regular that it would not be positive definite.
+DAMPING, DAMPING_IN_DOUBLE = 1e-6, 1e-10
+# This share of the noise is to make up for what float32 entries take: where all of it hardly does, a float64 gradient
+# finds most of the one before it again.
+SHARE_OF_NOISE = 0.25
+# They take no more than this for each sample, of the largest k(x, x).
+MOST_TAKEN = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,8 @@ class _Subset:
 
     def __init__(self, kernel: Kernel, inputs: FloatArray, p: int, seed: int) -> None:
         self.m = len(inputs)
+        self.double = False
+        self._kernel, self._inputs = kernel, inputs
         evaluator, double = TileEvaluator(kernel, "single"), TileEvaluator(kernel, "double")
         features = evaluator.prepare(inputs)
         self.matrix = np.ascontiguousarray(evaluator.tile(features, features))
@@ -136,43 +152,61 @@ class _Subset:
         self._rough = drawn[1]
         self._leaves: dict[tuple[int, int], _Leaves] = {}
 
+    def takes_double(self, noise: float) -> bool:
+        """True if float32 leaves no positive definite matrix with so little on its diagonal."""
+        if noise >= MOST_TAKEN * self.m * float(self.prior.max()):
+            return False
+        matrix = self.matrix.astype(np.float64, order="F")
+        matrix[np.diag_indices(self.m)] += noise
+        return bool(scipy.linalg.lapack.dpotrf(matrix, lower=1, overwrite_a=1)[1])
+
+    def go_on_in_double(self) -> None:
+        """Evaluate the matrix in float64."""
+        evaluator = TileEvaluator(self._kernel, "double")
+        features = evaluator.prepare(self._inputs)
+        self.matrix, self.double = np.ascontiguousarray(evaluator.tile(features, features)), True
+
     def iterations(self, halo: int, leaf: int, rank: int, noise: float, tolerance: float, most: int) -> int | None:
-        """Iterations to max |g| <= tolerance; None if they are more than `most`."""
+        """Iterations to max |g| <= tolerance; None if they are more than `most`, or break down."""
         targets = self._smooth + math.sqrt(noise / float(self.prior.max())) * self._rough
         residual: FloatArray = targets / targets.std(axis=0)
         apply = self._preconditioner(halo, leaf, rank, noise)
 
         def product(vectors: NDArray[Any]) -> FloatArray:
-            return (self.matrix @ vectors.astype(np.float32)).astype(np.float64) + noise * vectors
+            return np.asarray((self.matrix @ vectors.astype(self.matrix.dtype)).astype(np.float64) + noise * vectors)
 
         directions = BlockDirections()
+        started = float(np.abs(residual).max())
         for count in range(most + 1):
-            if np.abs(residual).max() <= tolerance:
+            left = float(np.abs(residual).max())
+            if left <= tolerance:
                 return count
+            if 2 * count >= most >= LEAST_GIVEN_UP and left > started * (tolerance / started) ** HOPELESS:
+                return None
             step = directions.advance(apply(residual), residual, product)
             if not len(step):
-                return count
+                return None
             residual -= directions.images @ step
         return None
 
     def _preconditioner(self, halo: int, leaf: int, rank: int, noise: float) -> Callable[[FloatArray], FloatArray]:
         """M^-1 of a factor with a halo, or of F F' + noise without one."""
         rows = self.landmarks.rows[:rank]
+        triangle: Any = 1.0 / math.sqrt(noise)
         if halo:
             triangle = self._triangle(halo, leaf, rows, noise)
-        else:
-            triangle = scipy.sparse.identity(self.m, format="csr") / math.sqrt(noise)
+        transposed, times = (triangle.T, operator.matmul) if halo else (triangle, operator.mul)
         if not len(rows):
-            return lambda residual: np.asarray(triangle.T @ (triangle @ residual))
-        images = np.asarray(triangle @ rows.T)
+            return lambda residual: np.asarray(times(transposed, times(triangle, residual)))
+        images = np.asarray(times(triangle, rows.T))
         gram = images.T @ images
         gram[np.diag_indices(len(gram))] += 1.0
         small = scipy.linalg.cho_factor(gram, lower=True, overwrite_a=True)
 
         def apply(residual: FloatArray) -> FloatArray:
-            forward = triangle @ residual
-            forward -= images @ scipy.linalg.cho_solve(small, images.T @ forward)
-            return np.asarray(triangle.T @ forward)
+            forward = times(triangle, residual)
+            forward -= images @ scipy.linalg.cho_solve(small, images.T @ forward, check_finite=False)
+            return np.asarray(times(transposed, forward))
 
         return apply
 
@@ -186,11 +220,12 @@ class _Subset:
             block = self.matrix[np.ix_(samples, samples)].astype(np.float64)
             part = rows[:, samples]
             block -= part.T @ part
-            block[np.diag_indices(len(samples))] += noise + DAMPING * self.prior[samples]
+            damping = DAMPING_IN_DOUBLE if self.double else DAMPING
+            block[np.diag_indices(len(samples))] += noise + damping * self.prior[samples]
             lower = scipy.linalg.lapack.dpotrf(block, lower=1, clean=1)[0]
             ours = np.zeros((len(samples), own))
             ours[np.arange(len(samples) - own, len(samples)), np.arange(own)] = 1.0
-            ours = scipy.linalg.solve_triangular(lower, ours, lower=True, trans="T", check_finite=False)
+            ours = scipy.linalg.lapack.dtrtrs(lower, ours, lower=1, trans=1)[0]
             data.append(ours.T.ravel())
             columns.append(np.tile(samples, own))
             lengths += [len(samples)] * own
@@ -263,6 +298,15 @@ class Probe:
         return self._whole.landmarks.curve
 
     @property
+    def double(self) -> bool:
+        """True where float32 rounds would not do, and counts are those of float64."""
+        return self._whole.double
+
+    def share_above(self, least: float) -> float:
+        """Share of the kernel's entries that are larger."""
+        return float(np.mean(self._whole.matrix > least))
+
+    @property
     def largest_rank(self) -> int:
         """The largest rank of which anything can be told."""
         if self.n > MANY_SUBSETS * self._whole.m:
@@ -307,8 +351,10 @@ class Probe:
             count = min((each for each in found if each is not None), default=None)
             return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
-        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most / self._growth))
-        return math.inf if count is None else count * self._growth
+        count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most))
+        if count is None or count * self._growth > most:
+            return math.inf
+        return count * self._growth
 
     @cached_property
     def _growth(self) -> float:
@@ -337,9 +383,15 @@ class Probe:
     @cached_property
     def _whole(self) -> _Subset:
         with single_threaded_blas():
-            return _Subset(self._kernel, self._inputs, self.p, self._seed)
+            found = _Subset(self._kernel, self._inputs, self.p, self._seed)
+            if found.takes_double(SHARE_OF_NOISE * self._noise * found.m / self.n):
+                found.go_on_in_double()
+            return found
 
     @cached_property
     def _half(self) -> _Subset:
         chosen = np.random.default_rng([self._seed, 4]).permutation(len(self._inputs))[: len(self._inputs) // 2]
-        return _Subset(self._kernel, self._inputs[np.sort(chosen)], self.p, self._seed)
+        found = _Subset(self._kernel, self._inputs[np.sort(chosen)], self.p, self._seed)
+        if self._whole.double:
+            found.go_on_in_double()
+        return found

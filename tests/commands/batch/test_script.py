@@ -321,6 +321,16 @@ def test_a_warned_job_stays_ended_where_it_should(
     assert ("submit again with --resume" in stderr) == bool(settings)
 
 
+def test_a_warning_while_dkgp_starts_is_not_lost(site: Site) -> None:
+    """The signal comes between dkgp's start and the line that notes its number."""
+    early = 'while [[ ! -e "$NOTES/started" ]]; do sleep 0.02; done; kill -USR1 $$; kill -USR1 $$\ndkgp=$!\n'
+    text = script()
+    assert text.count("dkgp=$!\n") == 1
+    code, _ = site.run(text.replace("dkgp=$!\n", early), WAITS="1", CODE="130")
+    assert code == 130
+    assert site.noted("signals") == ["TERM"]
+
+
 def test_a_cancelled_job_is_not_signalled_twice(site: Site) -> None:
     """SLURM's own TERM goes to every process of the job; the script must wait for dkgp's checkpoint."""
     process = site.start(script(), WAITS="1", CODE="130")

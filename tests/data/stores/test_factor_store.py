@@ -26,35 +26,12 @@ from tests.data.stores.factors import (
     found,
     keep,
     opened,
-    random_factor,
     save,
     small,
 )
 
 Place = Callable[[str], str]
 Arrays = tuple[np.ndarray, np.ndarray]
-
-
-@pytest.fixture
-def dataset(place: Place, arrays: Arrays) -> Dataset:
-    return dataset_from_arrays(place("train.zarr"), *arrays, chunk_rows=300)
-
-
-@pytest.fixture
-def model(place: Place, dataset: Dataset) -> str:
-    """The address of a model of 1,000 samples."""
-    return save(place("model.zarr"), dataset)
-
-
-@pytest.fixture
-def local(tmp_path: Path, arrays: Arrays) -> Path:
-    """The folder of such a model on a local disk."""
-    return Path(save(str(tmp_path / "local.zarr"), dataset_from_arrays(tmp_path / "data.zarr", *arrays)))
-
-
-@pytest.fixture
-def factor(rng: np.random.Generator) -> Factor:
-    return random_factor(rng)
 
 
 # --- what is kept comes back ------------------------------------------------------------------------------------------

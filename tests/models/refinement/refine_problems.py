@@ -41,8 +41,8 @@ class ArrayDataset:
     def input_rows(self, indices: FloatArray) -> FloatArray:
         return self.X[indices]
 
-    def targets(self, start: int, stop: int) -> FloatArray:
-        return self.y[start:stop]
+    def all_targets(self) -> FloatArray:
+        return self.y
 
     def __reduce__(self) -> tuple[object, ...]:
         raise AssertionError("arrays do not travel")

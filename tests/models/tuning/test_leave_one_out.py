@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from threadpoolctl import threadpool_limits
 
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
@@ -32,12 +30,6 @@ from dkgp.models.tuning.scores import ScoreSums, cut_folds, scores_of
 from dkgp.models.tuning.subsets import plan_subsets
 
 FloatArray = NDArray[np.float64]
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 def family_of(inputs: FloatArray, learn_variance: bool = True) -> ArdSquaredExponential:

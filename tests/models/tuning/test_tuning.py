@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize, stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from threadpoolctl import threadpool_limits
 
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
@@ -25,13 +23,6 @@ from dkgp.models.tuning.search_space import SearchSpace
 from dkgp.models.tuning.tune import draw_subset
 
 FloatArray = NDArray[np.float64]
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    # Matrices this small gain nothing from threads, and lose much where other work shares the cores.
-    with threadpool_limits(1):
-        yield
 
 
 def likelihood(inputs: FloatArray, targets: FloatArray, learn_variance: bool) -> LogMarginalLikelihood:

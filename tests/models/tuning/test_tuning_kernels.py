@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
-from threadpoolctl import threadpool_limits
 
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, Matern32, Matern52, SquaredExponential, White, parse_kernel
@@ -21,12 +19,6 @@ from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
 
 FloatArray = NDArray[np.float64]
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture

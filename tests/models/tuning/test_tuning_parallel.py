@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor, worker_cache
 from dkgp.cluster.executors.dask import DaskExecutor
@@ -29,12 +27,6 @@ from dkgp.models.tuning.tasks import Objective, evaluate_task
 FloatArray = NDArray[np.float64]
 
 N, D, SUBSET, SUBSETS = 400, 3, 70, 3
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
-from threadpoolctl import threadpool_limits
 
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
@@ -21,12 +19,6 @@ from dkgp.models.tuning.search_space import SearchSpace, search_space
 
 FloatArray = NDArray[np.float64]
 NAMES = ("lat", "lon", "day")
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture

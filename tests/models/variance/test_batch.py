@@ -14,32 +14,18 @@ from hypothesis import strategies as st
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import SquaredExponential
-from dkgp.models.variance import batch as variance_batch
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
+from dkgp.models.variance import search as variance_search
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
 from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
-from tests.models.variance.variance_problems import Coarse, VarianceProblem, draw, exact_in_50_digits, solve
+from tests.models.variance.variance_problems import KINDS, Coarse, VarianceProblem, draw, exact_in_50_digits, solve
 
-REGIMES = {
-    "smooth": draw(1, 300, 3, gamma=0.1, noise=0.05),
-    "rough": draw(2, 300, 5, gamma=8.0, noise=0.1),
-    "one feature": draw(3, 120, 1, gamma=0.5, noise=1e-4),
-    "many features": draw(4, 200, 21, gamma=1.0, noise=0.02),
-    "duplicates": draw(5, 200, 3, gamma=1.0, noise=0.01, kind="duplicates"),
-    "clusters": draw(6, 200, 4, gamma=1.0, noise=1e-3, kind="clusters"),
-    "grid": draw(7, 200, 2, gamma=0.5, noise=1e-3, kind="grid"),
+REGIMES = KINDS | {
     "outliers": draw(17, 100, 12, gamma=12.0, noise=1e-3, kind="outliers"),
     "few outliers": draw(18, 3, 15, gamma=5.0, noise=1e-5, kind="outliers"),
-    "large noise": draw(8, 200, 3, gamma=2.0, noise=30.0),
-    "tiny noise": draw(9, 150, 3, gamma=1.0, noise=1e-6),
-    "tinier noise": draw(10, 60, 2, gamma=0.3, noise=1e-8),
-    "small amplitude": draw(11, 150, 3, gamma=1.0, noise=0.05, variance=1e-3),
-    "large amplitude": draw(12, 150, 3, gamma=1.0, noise=0.05, variance=1e4),
-    "one sample": draw(13, 1, 2, gamma=1.0, noise=0.1),
-    "two equal samples": draw(14, 2, 2, gamma=1.0, noise=0.1, kind="duplicates"),
     "fewer samples than tests": draw(15, 7, 3, gamma=1.0, noise=0.01),
     "several blocks": draw(16, 560, 3, gamma=2.0, noise=0.05),
 }
@@ -327,7 +313,7 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
     monkeypatch.setattr(block, "PIECE_ROWS", 100)
-    for module in (nystrom, variance_batch, variance_bounds, products):
+    for module in (nystrom, variance_search, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
     monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)

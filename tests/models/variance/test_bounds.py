@@ -15,25 +15,17 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.models.rounding import UNIT, product_roundings, sum_roundings
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import NystromFactor
-from tests.models.variance.variance_problems import Coarse, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
+from tests.models.variance.variance_problems import (
+    KINDS,
+    Coarse,
+    Long,
+    VarianceProblem,
+    draw,
+    exact_in_50_digits,
+    long_kernel,
+)
 
 PRECISIONS = pytest.mark.parametrize("precision", ["single", "double"])
-REGIMES = {
-    "smooth": draw(1, 300, 3, gamma=0.1, noise=0.05),
-    "rough": draw(2, 300, 5, gamma=8.0, noise=0.1),
-    "one feature": draw(3, 120, 1, gamma=0.5, noise=1e-4),
-    "many features": draw(4, 200, 21, gamma=1.0, noise=0.02),
-    "duplicates": draw(5, 200, 3, gamma=1.0, noise=0.01, kind="duplicates"),
-    "clusters": draw(6, 200, 4, gamma=1.0, noise=1e-3, kind="clusters"),
-    "grid": draw(7, 200, 2, gamma=0.5, noise=1e-3, kind="grid"),
-    "large noise": draw(8, 200, 3, gamma=2.0, noise=30.0),
-    "tiny noise": draw(9, 150, 3, gamma=1.0, noise=1e-6),
-    "tinier noise": draw(10, 60, 2, gamma=0.3, noise=1e-8),
-    "small amplitude": draw(11, 150, 3, gamma=1.0, noise=0.05, variance=1e-3),
-    "large amplitude": draw(12, 150, 3, gamma=1.0, noise=0.05, variance=1e4),
-    "one sample": draw(13, 1, 2, gamma=1.0, noise=0.1),
-    "two equal samples": draw(14, 2, 2, gamma=1.0, noise=0.1, kind="duplicates"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,9 +72,9 @@ def test_the_reference_has_the_digits(noise: float) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 60, 10**6])
-@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_factors_interval_contains_the_exact_variance(name: str, rank: int) -> None:
-    problem = REGIMES[name]
+    problem = KINDS[name]
     lower, upper = interval(problem, problem.factor(some_landmarks(problem, rank), precision="double"))
     exact = problem.exact_of(latent=False)
     digit = np.spacing(problem.kernel.variance + problem.noise_variance)
@@ -94,7 +86,7 @@ def test_the_factors_interval_contains_the_exact_variance(name: str, rank: int) 
 @pytest.mark.parametrize("name", ["smooth", "rough", "clusters", "large noise", "large amplitude"])
 def test_so_does_that_of_a_single_precision_factor(name: str, rank: int) -> None:
     """Its Q may exceed K: from above it proves nothing but the prior."""
-    problem = REGIMES[name]
+    problem = KINDS[name]
     lower, upper = interval(problem, problem.factor(some_landmarks(problem, rank), precision="single"))
     prior = problem.kernel.variance + problem.noise_variance
     assert (lower - problem.exact_of(latent=False)).max() <= np.spacing(prior)
@@ -104,7 +96,7 @@ def test_so_does_that_of_a_single_precision_factor(name: str, rank: int) -> None
 @pytest.mark.parametrize("name", ["smooth", "rough", "many features", "large noise", "large amplitude"])
 def test_a_complete_factor_leaves_no_gap(name: str) -> None:
     """With all samples as landmarks Q = K, and both bounds are attained: anything less would be a weaker theorem."""
-    problem = REGIMES[name]
+    problem = KINDS[name]
     lower, upper = interval(problem, problem.factor(np.arange(problem.n), precision="double"))
     assert (upper - lower).max() <= 2e-3 * problem.noise_variance
     latent = (problem.exact / problem.kernel.variance).astype(float)
@@ -114,7 +106,7 @@ def test_a_complete_factor_leaves_no_gap(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rough", "smooth"])
 def test_gaps_shrink_with_the_rank(name: str) -> None:
-    problem = REGIMES[name]
+    problem = KINDS[name]
     widths = []
     for rank in (5, 60, 300):
         lower, upper = interval(problem, problem.factor(some_landmarks(problem, rank), precision="double"))
@@ -145,7 +137,7 @@ def test_the_stated_inequalities_in_numbers() -> None:
 def test_the_residuals_bound_holds_for_any_residual_and_any_weights(
     name: str, precision: str, rng: np.random.Generator
 ) -> None:
-    problem = REGIMES[name]
+    problem = KINDS[name]
     factor = problem.factor(some_landmarks(problem, 40), precision=precision)
     r = problem.kernel.variance * rng.normal(size=(problem.n, 6)) * np.geomspace(1e-8, 1e3, 6)
     truth, none = explained(problem, r), np.zeros(6)
@@ -163,7 +155,7 @@ def test_the_residuals_bound_holds_for_any_residual_and_any_weights(
 @pytest.mark.parametrize("name", ["smooth", "rough", "large noise"])
 def test_it_is_attained_by_a_complete_factor(name: str, rng: np.random.Generator) -> None:
     """Then ||r - K beta||^2 / s2 + beta' K beta = r' Kbar^-1 r: either term alone, or half, would be too small."""
-    problem = REGIMES[name]
+    problem = KINDS[name]
     factor = problem.factor(np.arange(problem.n), precision="double")
     axes = scipy.linalg.eigh(kbar(problem))[1]
     r = np.column_stack([problem.kernel(problem.X, problem.T[:4]), axes[:, [0, -1]], rng.normal(size=problem.n)])
@@ -174,7 +166,7 @@ def test_it_is_attained_by_a_complete_factor(name: str, rng: np.random.Generator
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2])
 @pytest.mark.parametrize("name", ["smooth", "rough", "large noise"])
 def test_it_counts_in_what_the_residual_may_be_off_by(name: str, size: float, rng: np.random.Generator) -> None:
-    problem = REGIMES[name]
+    problem = KINDS[name]
     factor = problem.factor(some_landmarks(problem, 40), precision="double")
     computed = size * rng.normal(size=(problem.n, 5))
     off = size * np.asarray([0.0, 0.1, 1.0, 3.0, 10.0])
@@ -190,7 +182,7 @@ def test_it_counts_in_what_the_residual_may_be_off_by(name: str, size: float, rn
 @pytest.mark.parametrize("name", ["rough", "clusters", "duplicates", "tinier noise"])
 def test_the_landmarks_form_is_bounded_whatever_cancels(name: str, precision: str, rng: np.random.Generator) -> None:
     """With r = K_nI beta nothing but beta' K_II beta is left, and with weights like these most of it cancels."""
-    problem = REGIMES[name]
+    problem = KINDS[name]
     chosen = some_landmarks(problem, 40)
     factor = problem.factor(chosen, precision=precision)
     z = rng.normal(size=(40, 4)) * np.geomspace(1e-6, 1e3, 4)
@@ -222,7 +214,7 @@ def test_a_product_with_the_matrix_rounds_to_less_than_allowed_for(n: int, rng: 
 def test_the_factors_interval_allows_for_roundings(
     monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float
 ) -> None:
-    problem = REGIMES[name]
+    problem = KINDS[name]
     exact, digit = problem.exact_of(latent=False), np.spacing(problem.kernel.variance + problem.noise_variance)
     for rank, of_landmarks, of_tests in itertools.product((5, 60, 10**6), (-1.0, 1.0), (-1.0, 1.0)):
         factor = problem.factor(some_landmarks(problem, rank), precision="double")
@@ -239,7 +231,7 @@ def test_the_residuals_bound_allows_for_roundings(
     monkeypatch: pytest.MonkeyPatch, precision: str, coarseness: float
 ) -> None:
     """A residual that the weights seem to leave nothing of, because both are off in the same way."""
-    problem = REGIMES["tinier noise"]
+    problem = KINDS["tinier noise"]
     factor = problem.factor(np.arange(problem.n), precision=precision)
     for z in (np.eye(problem.n)[:, :3], np.linalg.eigh(factor.lower.T @ factor.lower)[1][:, -3:]):
         beta = factor.landmark_weights(z)

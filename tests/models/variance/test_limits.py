@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
+from dkgp.cluster import BlockExecutor, PendingRound
 from dkgp.data import ModelRecord, open_dataset, open_factor, open_model, open_prediction
 from dkgp.errors import ExitCode, InputError, InterruptedRunError, MemoryBudgetError, StoreError
 from dkgp.kernels import SquaredExponential
@@ -24,21 +23,9 @@ from dkgp.models.variance.nystrom import NystromFactor
 from dkgp.models.variance.sizes import building_bytes
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
-from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, Counting, N, World, content, gaps, make_world
+from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, Counting, N, World, content, gaps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[BlockExecutor]:
-    local = LocalExecutor(2)
-    yield local
-    local.close()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, executor: BlockExecutor) -> World:
-    return make_world(tmp_path_factory.mktemp("world"), executor)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster import BlockExecutor
 from dkgp.data import open_model, open_prediction
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
@@ -22,23 +21,11 @@ from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import PredictSummary, predict
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
-from tests.models.variance.variance_world import NOISE, QUICK, TESTS, Counting, N, World, content, gaps, make_world
+from tests.models.variance.variance_world import NOISE, QUICK, TESTS, Counting, N, World, content, gaps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 
 VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[BlockExecutor]:
-    local = LocalExecutor(2)
-    yield local
-    local.close()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, executor: BlockExecutor) -> World:
-    return make_world(tmp_path_factory.mktemp("world"), executor)
 
 
 # ------------------------------------------------------------------------------------------------- against the dense GP

@@ -9,6 +9,7 @@ from mpmath import mp
 
 from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.models.variance.nystrom import residual_slack
+from dkgp.models.variance.remainder import Interpolation
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.low_rank.pivots import jittered
 
@@ -59,7 +60,7 @@ def test_what_the_factor_leaves_is_never_less_than_computed_and_hardly_more(rng:
     errors = evaluator.row_errors(landmarks)
     lower = np.linalg.cholesky(jittered(np.array(evaluator.tile(Z, Z)), 2.0 * float(errors.max())))
     f = scipy.linalg.solve_triangular(lower, evaluator.tile(X, Z).T, lower=True)
-    slack = residual_slack(lower, f, np.ones(30), evaluator.row_errors(rows), errors)
+    slack = residual_slack(Interpolation.of(lower, f, errors), f, np.ones(30), evaluator.row_errors(rows))
     upper = 1.0 - np.einsum("ri,ri->i", f, f) + slack
     with mp.workdps(60):
         gamma = [mp.mpf(value) for value in kernel.gamma]

@@ -203,3 +203,22 @@ def solve(problem: VarianceProblem, factor: NystromFactor, **options: Any) -> Ba
     inputs = options.pop("inputs", problem.T)
     with single_threaded_blas():
         return solve_batch(factor, inputs, **{"gap": 0.02, "max_passes": 20.0, **options})
+
+
+# Kinds of problems, easy and hard.
+KINDS = {
+    "smooth": draw(1, 300, 3, gamma=0.1, noise=0.05),
+    "rough": draw(2, 300, 5, gamma=8.0, noise=0.1),
+    "one feature": draw(3, 120, 1, gamma=0.5, noise=1e-4),
+    "many features": draw(4, 200, 21, gamma=1.0, noise=0.02),
+    "duplicates": draw(5, 200, 3, gamma=1.0, noise=0.01, kind="duplicates"),
+    "clusters": draw(6, 200, 4, gamma=1.0, noise=1e-3, kind="clusters"),
+    "grid": draw(7, 200, 2, gamma=0.5, noise=1e-3, kind="grid"),
+    "large noise": draw(8, 200, 3, gamma=2.0, noise=30.0),
+    "tiny noise": draw(9, 150, 3, gamma=1.0, noise=1e-6),
+    "tinier noise": draw(10, 60, 2, gamma=0.3, noise=1e-8),
+    "small amplitude": draw(11, 150, 3, gamma=1.0, noise=0.05, variance=1e-3),
+    "large amplitude": draw(12, 150, 3, gamma=1.0, noise=0.05, variance=1e4),
+    "one sample": draw(13, 1, 2, gamma=1.0, noise=0.1),
+    "two equal samples": draw(14, 2, 2, gamma=1.0, noise=0.1, kind="duplicates"),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,20 +27,6 @@ CLOSED = [
     ("GET", "//v1/jobs"),
     ("GET", "/page.js/../v1/jobs"),
 ]
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as stage:
-        yield stage
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """For requests that are refused: they leave nothing behind."""
-    with staged(tmp_path_factory.mktemp("shared")) as stage:
-        yield stage
-        assert sum(stage.queue.counts().values()) == 0
 
 
 @pytest.fixture(scope="module")

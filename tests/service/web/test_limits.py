@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 
 from dkgp.service.web.answers import MalformedError
 from dkgp.service.web.limits import DEEPEST_JSON, BodyLimit, parse_json
-from tests.service.stage import BEARER, Stage, served, staged
+from tests.service.stage import BEARER, Stage, served
 
 LIMIT = 2**20
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """For requests that are refused: they leave nothing behind."""
-    with staged(tmp_path_factory.mktemp("shared")) as stage:
-        yield stage
-        assert sum(stage.queue.counts().values()) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
 NASTY = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 needs_browser = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as stage:
-        yield stage
 
 
 def page_file(name: str) -> str:

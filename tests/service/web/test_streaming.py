@@ -7,9 +7,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,15 +17,9 @@ import pytest
 from dkgp.errors import StorageError
 from dkgp.service.web import streaming
 from dkgp.service.web.streaming import EventHub
-from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served, staged
+from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served
 
 FOLLOWERS = 200
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as stage:
-        yield stage
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,6 @@ from dkgp.solvers import Checkpointing, MaxIterations, TiledCholesky, solve
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits, solved
 from tests.solvers.problems import Problem, smooth_problem
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where folders that nobody named are made, for a test to look into."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
-    return Writes(monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])

@@ -14,8 +14,9 @@ __all__ = ["plan_tables"]
 
 
 def plan_tables(document: Document) -> list[RenderableType]:
-    """Return the tables of a plan: the problem, the workers, and what a validation found."""
-    return [_summary(document), _workers(document), Text(_sentence(document)), *_validation(document)]
+    """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
+    tables = [_summary(document), _workers(document), Text(_sentence(document))]
+    return [*tables, *_kept(document), *_variances(document), *_validation(document)]
 
 
 def _summary(document: Document) -> RenderableType:
@@ -38,7 +39,7 @@ def _milliseconds(*seconds: float) -> str:
 
 
 def _workers(document: Document) -> RenderableType:
-    phases = list(document["workers"][0]["phases"])
+    phases = _phases(document)
     table = Table()
     for heading in ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit"):
         table.add_column(heading, justify="left" if heading == "limit" else "right")
@@ -47,12 +48,66 @@ def _workers(document: Document) -> RenderableType:
             f"{row['workers']:,}",
             duration(row["seconds"]),
             f"{duration(row['seconds_low'])} and {duration(row['seconds_high'])}",
-            *(duration(row["phases"][name]) for name in phases),
+            *(duration(row["phases"].get(name, 0.0)) for name in phases),
             size(row["worker_memory_bytes"]),
             f"{row['worker_hours']:.3g}",
             row["limit"],
         )
     return table
+
+
+def _phases(document: Document) -> list[str]:
+    """Names in their order; with fewer workers there may be fewer."""
+    return max((list(row["phases"]) for row in document["workers"]), key=len)
+
+
+def _kept(document: Document) -> list[RenderableType]:
+    """Tiles that workers keep, and the time that they save; no table where there are none."""
+    if not any(row["tiles"]["share"] for row in document["workers"]):
+        return []
+    table = Table()
+    for heading in ("workers", "K kept", "memory of each", "a product", "saved"):
+        table.add_column(heading, justify="right")
+    for row in document["workers"]:
+        tiles = row["tiles"]
+        seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
+        table.add_row(f"{row['workers']:,}", f"{tiles['share']:.0%}", size(tiles["bytes"]), *seconds)
+    return [Text("Kept between products", style="bold"), table]
+
+
+def _variances(document: Document) -> list[RenderableType]:
+    found = document["variance"]
+    if found is None:
+        return []
+    rows = [
+        ("samples", f"{found['tests']:,}, to a gap of {found['gap']:g}{', latent' if found['latent'] else ''}"),
+        ("rank, halo", f"{found['rank']:,}, {found['halo']:,}"),
+        ("products in float32", _products(found["products_float32"])),
+        ("products in float64", _products(found["products_float64"])),
+        ("factors", size(found["factor_bytes"])),
+        ("a sample that is solved for", size(found["sample_bytes"])),
+    ]
+    table = Table()
+    phases = list(document["workers"][0]["variance"]["phases"])
+    for heading in ("workers", "time", "between", *phases, "samples a batch", "memory of each"):
+        table.add_column(heading, justify="right")
+    for row in document["workers"]:
+        own = row["variance"]
+        table.add_row(
+            f"{row['workers']:,}",
+            duration(own["seconds"]),
+            f"{duration(own['seconds_low'])} and {duration(own['seconds_high'])}",
+            *(duration(own["phases"][name]) for name in phases),
+            f"{own['batch_size']:,}",
+            size(own["worker_memory_bytes"]),
+        )
+    return [table_of("Variances", rows), table]
+
+
+def _products(counts: Document) -> str:
+    if not counts["high"]:
+        return "none: the factor suffices"
+    return f"{counts['count']:.1f}, between {counts['low']:.1f} and {counts['high']:.1f}"
 
 
 def _sentence(document: Document) -> str:

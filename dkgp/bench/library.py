@@ -1,4 +1,4 @@
-"""Data sets of the papers that `dkgp bench papers` reproduces: what is here, what is not, and what stands in for it."""
+"""Data sets that benchmarks name: those of the papers, what is here of them, and what stands in for the rest."""
 
 from __future__ import annotations
 

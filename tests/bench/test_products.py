@@ -1,0 +1,26 @@
+"""`dkgp bench products`: the ratios that count, by name and with their noise."""
+
+from __future__ import annotations
+
+from dkgp.bench.products import BenchProductsJob, run_bench_products
+from dkgp.commands.reporting.progress import SilentReporter
+
+
+def test_ratios_stand_beside_their_noise() -> None:
+    found = run_bench_products(
+        BenchProductsJob(samples=600, features=2, vectors=(1,), repeats=2, halo=40), SilentReporter()
+    )
+    named = {"read_to_evaluated", "in_process_dask_to_none", "speedup_of_2_workers", "factor_speedup_of_2_workers"}
+    assert named <= set(found["figures"])
+    for name in named:
+        least, most = found["null"][name]
+        assert 0.0 < least <= most
+        assert found["figures"][name] > 0.0
+    assert [(row["cluster"], row["workers"]) for row in found["rows"]] == [
+        ("none", 2),
+        ("none", 2),
+        ("local", 2),
+        ("processes", 1),
+        ("processes", 2),
+    ]
+    assert set(found["settings"]["factor_seconds"]) == {"1", "2"}

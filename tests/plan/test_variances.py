@@ -1,0 +1,135 @@
+"""Variances foreseen: factors, batches and memory are those of the prediction itself, products near what it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import Dataset, dataset_from_arrays, memory_model, open_prediction
+from dkgp.errors import MemoryBudgetError
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.exact import train
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.variances import ForeseenVariances, PlannedWorkers, foresee_variances
+from dkgp.solvers.prices import Prices, Sizes, core_seconds
+
+N, D, TESTS = 1200, 4, 90
+ROUGH = {"kernel": {"type": "rbf", "gamma": [2.0] * D}, "noise_variance": 0.01}
+SMOOTH = {"kernel": {"type": "rbf", "gamma": [0.01] * D}, "noise_variance": 0.1}
+SMALL = {"rank": 150, "halo": 100, "memory_bytes": 2**28}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-1.5, 1.5, (N, D))
+    y = np.sin(3.0 * X).sum(axis=1) + 0.1 * rng.standard_normal(N)
+    return dataset_from_arrays(tmp_path_factory.mktemp("variances") / "d.zarr", X, y)
+
+
+@pytest.fixture(scope="module")
+def tests(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    X = np.random.default_rng(4).uniform(-1.5, 1.5, (TESTS, D))
+    return dataset_from_arrays(tmp_path_factory.mktemp("variances") / "t.zarr", X, None)
+
+
+def hyper(document: dict[str, Any], folder: Path) -> Hyperparameters:
+    (folder / "hyper.json").write_text(json.dumps(document))
+    return read_hyperparameters(folder / "hyper.json")
+
+
+def predicted(
+    dataset: Dataset, tests: Dataset, found: Hyperparameters, settings: VarianceSettings, workers: int, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan that a prediction stores, and its summary."""
+    executor = LocalExecutor(1)
+    trained = train(dataset, found.kernel, found.noise_variance, executor)
+    model = memory_model(
+        dataset,
+        kernel=found.kernel.to_json(),
+        noise_variance=found.noise_variance,
+        alpha=trained.solution.alpha,
+        certificate=trained.certificate.to_json(),
+    )
+    out = os.fspath(folder / f"pred{workers}.zarr")
+    summary = predict(model, tests, out, PlannedWorkers(workers, 1), variance=settings)
+    executor.close()
+    assert summary.variance is not None
+    return open_prediction(out).attributes["variance"], summary.variance
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_layout_is_the_predictions(workers: int, dataset: Dataset, tests: Dataset, tmp_path: Path) -> None:
+    found, settings = hyper(ROUGH, tmp_path), VarianceSettings(**SMALL)
+    planned = foresee_variances(dataset, found, settings, TESTS)
+    plan, summary = predicted(dataset, tests, found, settings, workers, tmp_path)
+    assert planned.on(workers, 1).plan == plan
+    assert (plan["rank"], plan["halo"]) == (150, 100)
+    assert not plan["smooth"]
+    assert 0.0 < planned.single.low <= summary["products_float32"] <= planned.single.high
+    assert 0.0 < planned.double.low <= summary["products_float64"] <= planned.double.high
+    assert planned.single.high + planned.double.high <= 2.0 * settings.max_passes
+
+
+def test_a_factor_that_suffices_takes_no_products(dataset: Dataset, tests: Dataset, tmp_path: Path) -> None:
+    found, settings = hyper(SMOOTH, tmp_path), VarianceSettings()
+    planned = foresee_variances(dataset, found, settings, TESTS)
+    plan, summary = predicted(dataset, tests, found, settings, 1, tmp_path)
+    assert planned.run.plan == plan
+    assert plan["smooth"]
+    assert planned.single.high == planned.double.high == summary["products_float64"] == 0.0
+    without = foresee_variances(dataset, hyper(ROUGH, tmp_path), VarianceSettings(max_passes=0.0, rank=40), TESTS)
+    assert without.single.high == without.double.high == 0.0
+
+
+def test_memory_is_refused_as_the_prediction_refuses_it(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(MemoryBudgetError, match="a factor of rank 900"):
+        foresee_variances(dataset, hyper(ROUGH, tmp_path), VarianceSettings(rank=900, memory_bytes=2**24), TESTS)
+
+
+def foreseen(dataset: Dataset, folder: Path, **settings: Any) -> ForeseenVariances:
+    return foresee_variances(dataset, hyper(ROUGH, folder), VarianceSettings(**{**SMALL, **settings}), TESTS)
+
+
+def test_a_workers_memory_is_what_it_holds(dataset: Dataset, tmp_path: Path) -> None:
+    planned = foreseen(dataset, tmp_path)
+    run, one = planned.run, planned.worker_bytes(planned.run, 0)
+    many = planned.on(1, 4)
+    # Each thread has a batch of its own, its factors are shared.
+    assert many.memory.batches == 4
+    more = planned.worker_bytes(many, 0) - one - (many.memory.fixed - run.memory.fixed)
+    batches = [4 * int(many.plan["batch_size"]), int(run.plan["batch_size"])]
+    assert more == (batches[0] - batches[1]) * run.memory.of_a_sample
+    assert planned.worker_bytes(run, 10**9) == one + 10**9
+
+
+def test_work_grows_with_products_and_samples(dataset: Dataset, tmp_path: Path) -> None:
+    planned = foreseen(dataset, tmp_path)
+    sizes, prices = Sizes(N, D), Prices.nominal(D)
+
+    def seconds(single: float, double: float) -> float:
+        return core_seconds(planned.phases(planned.run, sizes, single, double), prices)
+
+    # A sample's part in a product with K is 2 n^2 operations; an entry is evaluated once for all of a batch.
+    more = seconds(3.0, 1.0) - seconds(2.0, 1.0)
+    least = TESTS * 2.0 * N * N * prices.operations + N * N * prices.entries
+    assert least < more < 2.0 * least
+    dearer = seconds(2.0, 2.0) - seconds(2.0, 1.0)
+    assert dearer > TESTS * 2.0 * N * N * prices.double_operations + N * N * prices.double_entries
+    names = [phase.name for phase in planned.phases(planned.run, sizes, 2.0, 1.0)]
+    assert names == ["landmarks", "factor", "batches"]
+
+
+def test_counting_leaves_nothing_in_the_workers_cache(dataset: Dataset, tmp_path: Path) -> None:
+    from dkgp.cluster.cache import worker_cache
+
+    before = worker_cache().nbytes
+    foreseen(dataset, tmp_path)
+    assert worker_cache().nbytes <= before
