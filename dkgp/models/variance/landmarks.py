@@ -36,8 +36,8 @@ WIDEST_LATENT, WIDEST = 0.3, 1.0
 # Over the gain of the remainder's groups that is what intervals come to: the widest of 1,000 latent ones had from .6 to
 # .95 of it over the gain, the mean .22 (Friedman1, n = 20,000, ranks 300 to 740). With the noise there is one in some
 # thousand, far out, that has five. What a factor leaves wanting takes products with all samples, which cost more than
-# the landmarks that save them (n = 100,000, 1,000 samples, gap 2 %: 3.5 % at worst with 3, .7 with 6; ranks 267, 309).
-GROUPED_LATENT, GROUPED = 1.2, 6.0
+# the landmarks that save them (n = 100,000, 1,000 samples, gap 2 %: 3.5 % at worst with 3, .4 with 10; ranks 267, 347).
+GROUPED_LATENT, GROUPED = 1.2, 12.0
 # Groups that tell the gain.
 GROUPS_LOOKED_AT = 4
 # A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
