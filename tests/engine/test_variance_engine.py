@@ -186,14 +186,16 @@ def test_memory_does_not_grow_with_the_number_of_tests(
     model: ModelRecord, one_thread: BlockExecutor, tmp_path: Path
 ) -> None:
     """NumPy reports its arrays to tracemalloc."""
-    peaks: list[int] = []
-    for rows in (40, 40, 160, 320):  # the first fills caches and imports
+    peaks: dict[int, list[int]] = {}
+    # The first fills caches and imports. What happens to be written at the same moment comes on top: the least counts.
+    for rows in (40, 40, 160, 320, 160, 320, 40, 160, 320):
         X, _ = friedman1(rows, n_features=6, seed=9, test=True)
-        dataset = dataset_from_arrays(str(tmp_path / f"{len(peaks)}.zarr"), X, None, chunk_rows=40)
+        number = sum(map(len, peaks.values()))
+        dataset = dataset_from_arrays(str(tmp_path / f"{number}.zarr"), X, None, chunk_rows=40)
         tracemalloc.start()
         settings = VarianceSettings(gap=0.5, max_passes=0, rank=20, batch_size=40)
-        predict(model, dataset, str(tmp_path / f"p{len(peaks)}"), one_thread, variance=settings)
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        predict(model, dataset, str(tmp_path / f"p{number}"), one_thread, variance=settings)
+        peaks.setdefault(rows, []).append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] < 1.5 * peaks[1]
-    assert peaks[3] < 1.1 * peaks[2]
+    assert min(peaks[160]) < 1.5 * min(peaks[40])
+    assert min(peaks[320]) < 1.1 * min(peaks[160])
