@@ -42,7 +42,7 @@ PORTABLE = {
     "counted_task",  # runs another one, whose mark counts
 }  # fmt: skip
 MARKED = {
-    "gram_task", "project_task", "expand_task",
+    "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task",
