@@ -64,7 +64,6 @@ CHOLESKY_WITHOUT_A_LOOK, CHOLESKY_UNLESS_EASY, EASY = 0.25, 0.7, 0.5
 # Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo.
 HALO_SHARE = 20
 LEAST_HALO = 64
-LEAST_STEP = 1.2
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
 RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
 MOST_ITERATIONS = 400
