@@ -110,7 +110,7 @@ class Rung:
             list(certificate.best),
             float(certificate.rms_bound.max()),
             float(certificate.gap.max()),
-            None if certificate.evidence is None else certificate.evidence.lower,
+            None if certificate.evidence is None else float(certificate.evidence.lower),
             passes,
             entries,
             round(seconds, 3),
