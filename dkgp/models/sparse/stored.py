@@ -16,7 +16,7 @@ from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.train import TrainedSparse
 
-__all__ = ["OpenedSparse", "open_sparse", "save_sparse"]
+__all__ = ["OpenedSparse", "open_sparse", "opened_sparse", "save_sparse", "sparse_record"]
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class OpenedSparse:
 
     def interval(self) -> VarianceInterval:
         """The proven interval of the exact variance; a few m^3 multiply-adds."""
-        noise = None if self.record.indices is None else self.record.noise_variance
-        return interval_of(self.model, noise, self.certificate.normal_share)
+        record = self.record
+        own = record.noise_variance if record.basis_noise is None else record.basis_noise
+        return interval_of(self.model, None if record.indices is None else own, self.certificate.normal_share)
 
 
-def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:
-    """Write a trained sparse model to a store of its own; errors as of `save_sparse_model`."""
+def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
+    """Describe a trained sparse model as a store has it; nothing is written, and its address is empty."""
     model = trained.model
-    save_sparse_model(
-        url,
-        dataset=dataset,
+    return SparseRecord(
+        url="",
         kernel=model.kernel.to_json(),
         method=model.method.name,
         noise_variance=trained.noise_variance,
@@ -54,16 +54,31 @@ def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, over
         lower=model.lower,
         normal=model.normal,
         indices=trained.basis.indices,
+        basis_noise=trained.basis_noise,
+        standardisation=dataset.standardisation,
+        feature_names=dataset.feature_names,
+        target_names=dataset.target_names,
+        fingerprint=dataset.fingerprint,
+        training_url=dataset.url,
         history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
         certificate=trained.certificate.to_json(),
         summary=trained.summary,
-        overwrite=overwrite,
     )
 
 
-def open_sparse(url: Location) -> OpenedSparse:
-    """Open a stored sparse model; errors as of `open_sparse_model`, and a method that this dkgp does not know."""
-    record = open_sparse_model(url)
+def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:
+    """Write a trained sparse model to a store of its own; errors as of `save_sparse_model`."""
+    save_sparse_model(url, sparse_record(trained, dataset), overwrite=overwrite)
+
+
+def opened_sparse(record: SparseRecord) -> OpenedSparse:
+    """Make a model of its record.
+
+    Raises
+    ------
+    InputError
+        A method that this dkgp does not know.
+    """
     model = SparseModel(
         method_named(record.method),
         kernel_from_json(record.kernel),
@@ -73,3 +88,8 @@ def open_sparse(url: Location) -> OpenedSparse:
         None if record.normal is None else np.asfortranarray(record.normal),
     )
     return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate))
+
+
+def open_sparse(url: Location) -> OpenedSparse:
+    """Open a stored sparse model; errors as of `open_sparse_model` and `opened_sparse`."""
+    return opened_sparse(open_sparse_model(url))

@@ -6,7 +6,7 @@ nothing of size n. What is proven of the model, and how it came about, is JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, default_chunk_rows
-from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import check_complete, commit, read_manifest
 from dkgp.data.stores.model_store import software_versions
 from dkgp.data.stores.standardisation import Standardisation
@@ -25,7 +24,7 @@ from dkgp.errors import InputError, NumericalError, StoreError
 __all__ = ["SPARSE_MODEL_KIND", "SparseRecord", "open_sparse_model", "save_sparse_model"]
 
 SPARSE_MODEL_KIND = "sparse model"
-_AS_WRITTEN = ("kernel", "method", "fingerprint", "history", "certificate", "summary", "versions")
+_AS_WRITTEN = ("kernel", "method", "fingerprint", "history", "certificate", "summary", "versions", "training_url")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +34,13 @@ class SparseRecord:
     Attributes
     ----------
     url
-        Where the store is.
+        Where the store is; of a model that is not stored, its address in this process.
     kernel
         The kernel's JSON.
     method
         The method's name.
     noise_variance
-        s2, on the standardised scale.
+        s2, on the standardised scale; with noise by sample, that of a sample of weight one.
     prototypes
         Basis samples, standardised, shape (m, d).
     weights
@@ -50,12 +49,14 @@ class SparseRecord:
         Triangles, shape (m, m); a subset of data has no second one.
     indices
         Which training samples the basis samples are; None where they are none.
-    standardisation, feature_names, target_names, fingerprint
+    basis_noise
+        The basis samples' own noise, shape (m,); None where all samples have s2, or they are none.
+    standardisation, feature_names, target_names, fingerprint, training_url
         Of the training set.
     history, certificate, summary
-        As given to `save_sparse_model`.
+        JSON: a record per round of a greedy choice, what is proven, how the model came about.
     versions
-        Versions of the software that wrote the model.
+        Versions of the software that made the model.
     """
 
     url: str
@@ -67,14 +68,16 @@ class SparseRecord:
     lower: FloatArray
     normal: FloatArray | None
     indices: IntArray | None
+    basis_noise: FloatArray | None
     standardisation: Standardisation
     feature_names: tuple[str, ...]
     target_names: tuple[str, ...]
     fingerprint: str
-    history: list[Json]
-    certificate: Json
-    summary: Json
-    versions: dict[str, str]
+    training_url: str
+    history: list[Json] = field(default_factory=list)
+    certificate: Json = field(default_factory=dict)
+    summary: Json = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=software_versions)
 
     @property
     def n_features(self) -> int:
@@ -92,31 +95,15 @@ class SparseRecord:
         return len(self.prototypes)
 
 
-def save_sparse_model(
-    url: Location,
-    *,
-    dataset: Dataset,
-    kernel: Json,
-    method: str,
-    noise_variance: float,
-    prototypes: FloatArray,
-    weights: FloatArray,
-    lower: FloatArray,
-    normal: FloatArray | None = None,
-    indices: IntArray | None = None,
-    history: list[Json] | None = None,
-    certificate: Json | None = None,
-    summary: Json | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Write a sparse model's store; parameters as the attributes of `SparseRecord`.
+def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
+    """Write a sparse model's store.
 
     Parameters
     ----------
     url
         Local path or fsspec URL.
-    dataset
-        The training set, for its standardisation and names; nothing of its rows is written.
+    record
+        Written but for its own address.
     overwrite
         Replace a sparse model's store that is there. Anything else that is there is left alone.
 
@@ -129,34 +116,34 @@ def save_sparse_model(
     OutputExistsError, StorageError
         The place is taken, or cannot be written to; what was written is removed.
     """
-    m, d, p = len(prototypes), dataset.n_features, dataset.n_targets
-    arrays: dict[str, NDArray[Any]] = {"prototypes": prototypes, "weights": weights, "lower": lower}
-    expected: dict[str, tuple[int, ...]] = {"prototypes": (m, d), "weights": (m, p), "lower": (m, m)}
-    if normal is not None:
-        arrays["normal"], expected["normal"] = normal, (m, m)
-    if indices is not None:
-        arrays["indices"], expected["indices"] = np.asarray(indices, dtype=np.int64), (m,)
+    m, d, p = len(record.prototypes), record.n_features, record.n_targets
+    arrays: dict[str, NDArray[Any]] = {}
+    expected: dict[str, tuple[int, ...]] = {
+        "prototypes": (m, d),
+        "weights": (m, p),
+        "lower": (m, m),
+        "normal": (m, m),
+        "indices": (m,),
+        "basis_noise": (m,),
+    }
     for name, shape in expected.items():
-        if arrays[name].shape != shape:
-            raise InputError(f"'{name}' of the sparse model has shape {arrays[name].shape}; expected {shape}.")
-        if not np.isfinite(arrays[name]).all():
+        values = getattr(record, name)
+        if values is None:
+            continue
+        arrays[name] = np.asarray(values, dtype=np.int64 if name == "indices" else np.float64)
+        if values.shape != shape:
+            raise InputError(f"'{name}' of the sparse model has shape {values.shape}; expected {shape}.")
+        if not np.isfinite(values).all():
             raise NumericalError(f"'{name}' of the sparse model is not finite; the model is not saved.")
-    if not (np.isfinite(noise_variance) and noise_variance > 0):
-        raise InputError(f"The noise variance must be positive; got {noise_variance}.")
+    if not (np.isfinite(record.noise_variance) and record.noise_variance > 0):
+        raise InputError(f"The noise variance must be positive; got {record.noise_variance}.")
     address = normalise_url(url)
     content: Json = {
-        "kernel": kernel,
-        "method": method,
-        "noise_variance": float(noise_variance),
-        "standardisation": dataset.standardisation.to_json(),
-        "feature_names": list(dataset.feature_names),
-        "target_names": list(dataset.target_names),
-        "fingerprint": dataset.fingerprint,
-        "history": history or [],
-        "certificate": certificate or {},
-        "summary": summary or {},
-        "versions": software_versions(),
-        "training_url": dataset.url,
+        **{name: getattr(record, name) for name in _AS_WRITTEN},
+        "noise_variance": float(record.noise_variance),
+        "standardisation": record.standardisation.to_json(),
+        "feature_names": list(record.feature_names),
+        "target_names": list(record.target_names),
     }
     shown = ("kernel", "method", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
     with new_store(address, SPARSE_MODEL_KIND, {name: content[name] for name in shown}, overwrite) as claim:
@@ -197,6 +184,7 @@ def open_sparse_model(url: Location) -> SparseRecord:
             lower=arrays["lower"],
             normal=arrays.get("normal"),
             indices=arrays.get("indices"),
+            basis_noise=arrays.get("basis_noise"),
             standardisation=Standardisation.from_json(content["standardisation"]),
             feature_names=tuple(content["feature_names"]),
             target_names=tuple(content["target_names"]),
