@@ -40,7 +40,7 @@ class SparseRecord:
     method
         The method's name.
     noise_variance
-        s2, on the standardised scale; with noise by sample, that of a sample of weight one.
+        s2, on the standardised scale; with noise by sample, what that is relative to.
     prototypes
         Basis samples, standardised, shape (m, d).
     weights
