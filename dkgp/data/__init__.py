@@ -14,6 +14,7 @@ from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standar
 from dkgp.data.stores.memory_model import (
     find_any_model,
     find_model,
+    is_resident,
     memory_model,
     memory_sparse_model,
     open_any_model,
@@ -51,6 +52,7 @@ __all__ = [
     "friedman1",
     "ingest",
     "is_committed",
+    "is_resident",
     "memory_dataset",
     "memory_model",
     "memory_sparse_model",

@@ -5,19 +5,22 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import recognise
-from dkgp.data.stores.model_store import ModelRecord, described, description, open_model
-from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model, sparse_arrays
-from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.data.stores.model_store import ModelRecord, about_model, open_model
+from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
+from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import InputError
 
-__all__ = ["find_any_model", "find_model", "memory_model", "memory_sparse_model", "open_any_model"]
+__all__ = ["find_any_model", "find_model", "is_resident", "memory_model", "memory_sparse_model", "open_any_model"]
 
 _RESIDENT: weakref.WeakValueDictionary[str, ModelRecord | SparseRecord] = weakref.WeakValueDictionary()
+# Nothing is ever written to such an address: who asks what lies beside the model finds that nothing does.
+_ADDRESS = "memory://dkgp-model-"
 
 
 def memory_model(
@@ -34,45 +37,30 @@ def memory_model(
 
     Its address is of use in this process, for as long as something holds the record.
     """
-    record = ModelRecord(
-        **described(_address(), description(dataset, kernel, noise_variance, history, certificate, summary)),
-        alpha=alpha,
-        chunk_rows=dataset.chunk_rows,
-        by_reference=True,
-        _support=dataset,
+    about = about_model(
+        dataset,
+        kernel=kernel,
+        noise_variance=noise_variance,
+        history=history,
+        certificate=certificate,
+        summary=summary,
+        url=_new_address(),
     )
+    record = ModelRecord(**about, alpha=alpha, chunk_rows=dataset.chunk_rows, by_reference=True, _support=dataset)
     _RESIDENT[record.url] = record
     return record
 
 
-def memory_sparse_model(
-    dataset: Dataset,
-    *,
-    kernel: Json,
-    method: str,
-    noise_variance: float,
-    prototypes: FloatArray,
-    weights: FloatArray,
-    lower: FloatArray,
-    normal: FloatArray | None = None,
-    indices: IntArray | None = None,
-    basis_noise: FloatArray | None = None,
-    history: Sequence[Mapping[str, Any]] = (),
-    certificate: Json | None = None,
-    summary: Json | None = None,
-) -> SparseRecord:
-    """Make a sparse model without storing it; the parameters and errors are those of `save_sparse_model`.
+def memory_sparse_model(record: SparseRecord) -> SparseRecord:
+    """Give a sparse model an address in this process, of use for as long as something holds what is returned."""
+    resident = replace(record, url=_new_address())
+    _RESIDENT[resident.url] = resident
+    return resident
 
-    Its address is of use in this process, for as long as something holds the record.
-    """
-    arrays = sparse_arrays(dataset, prototypes, weights, lower, normal, indices, basis_noise)
-    record = SparseRecord(
-        **described(_address(), description(dataset, kernel, noise_variance, history, certificate, summary)),
-        method=method,
-        **arrays,
-    )
-    _RESIDENT[record.url] = record
-    return record
+
+def is_resident(url: str) -> bool:
+    """True of the address of a model that is not stored."""
+    return url.startswith(_ADDRESS)
 
 
 def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
@@ -95,6 +83,5 @@ def open_any_model(url: Location, *, reference: str | None = None) -> ModelRecor
     return open_model(url, reference=reference)
 
 
-def _address() -> str:
-    # Nothing is ever written to it: who asks what lies beside the model finds that nothing does.
-    return f"memory://dkgp-model-{uuid.uuid4().hex}"
+def _new_address() -> str:
+    return f"{_ADDRESS}{uuid.uuid4().hex}"

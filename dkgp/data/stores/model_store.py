@@ -33,7 +33,7 @@ from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
 
-__all__ = ["MODEL_KIND", "ModelDescription", "ModelRecord", "described", "description", "open_model", "save_model"]
+__all__ = ["MODEL_KIND", "ModelDescription", "ModelRecord", "about_model", "described", "open_model", "save_model"]
 
 MODEL_KIND = "model"
 _AS_WRITTEN = ("kernel", "fingerprint", "history", "certificate", "summary", "versions", "training_url")
@@ -85,6 +85,16 @@ class ModelDescription:
     def n_targets(self) -> int:
         """Number of targets, p."""
         return len(self.target_names)
+
+    def described(self) -> Json:
+        """The description as JSON, but for its address."""
+        return {
+            "noise_variance": self.noise_variance,
+            "standardisation": self.standardisation.to_json(),
+            "feature_names": list(self.feature_names),
+            "target_names": list(self.target_names),
+            **{name: getattr(self, name) for name in _AS_WRITTEN},
+        }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -153,21 +163,24 @@ class ModelRecord(ModelDescription):
         return row_ranges(self.n_samples, self.chunk_rows)
 
 
-def description(
+def about_model(
     dataset: Dataset,
+    *,
     kernel: Json,
     noise_variance: float,
-    history: Sequence[Mapping[str, Any]],
-    certificate: Json | None,
-    summary: Json | None,
-) -> Json:
-    """Description of a model of a training set, as JSON."""
+    history: Sequence[Mapping[str, Any]] = (),
+    certificate: Json | None = None,
+    summary: Json | None = None,
+    url: str = "",
+) -> dict[str, Any]:
+    """The arguments of `ModelDescription` for a model of a training set, made by this software."""
     return {
+        "url": url,
         "kernel": kernel,
         "noise_variance": float(noise_variance),
-        "standardisation": dataset.standardisation.to_json(),
-        "feature_names": list(dataset.feature_names),
-        "target_names": list(dataset.target_names),
+        "standardisation": dataset.standardisation,
+        "feature_names": dataset.feature_names,
+        "target_names": dataset.target_names,
         "fingerprint": dataset.fingerprint,
         "history": [dict(record) for record in history],
         "certificate": certificate or {},
@@ -178,7 +191,7 @@ def description(
 
 
 def described(url: str, content: Json) -> dict[str, Any]:
-    """The arguments of `ModelDescription` from JSON as `description` made it; `KeyError` where one is missing."""
+    """The arguments of `ModelDescription` from its JSON; `KeyError` where one is missing."""
     return {
         "url": url,
         "noise_variance": float(content["noise_variance"]),
@@ -259,8 +272,16 @@ def save_model(
     if by_reference:
         check_reference(dataset.url)
     address = normalise_url(url)
+    about = about_model(
+        dataset,
+        kernel=kernel,
+        noise_variance=noise_variance,
+        history=history,
+        certificate=certificate,
+        summary=summary,
+    )
     content: Json = {
-        **description(dataset, kernel, noise_variance, history, certificate, summary),
+        **ModelDescription(**about).described(),
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
     }

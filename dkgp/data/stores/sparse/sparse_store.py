@@ -6,7 +6,6 @@ nothing of size n. What is proven of the model, and how it came about, is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,13 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredType, create_array, default_chunk_rows, open_arrays
-from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import commit
-from dkgp.data.stores.model_store import SHOWN, ModelDescription, described, description, require_noise
+from dkgp.data.stores.model_store import SHOWN, ModelDescription, described, require_noise
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
 
-__all__ = ["SPARSE_MODEL_KIND", "SparseRecord", "open_sparse_model", "save_sparse_model", "sparse_arrays"]
+__all__ = ["SPARSE_MODEL_KIND", "SparseRecord", "open_sparse_model", "save_sparse_model"]
 
 SPARSE_MODEL_KIND = "sparse model"
 
@@ -44,7 +42,7 @@ class SparseRecord(ModelDescription):
     indices
         Which training samples the basis samples are; None where they are none.
     basis_noise
-        Their noise variances, shape (m,), where each sample has its own.
+        Their own noise, shape (m,); None where all samples have s2, or the basis samples are none of them.
     """
 
     method: str
@@ -61,32 +59,15 @@ class SparseRecord(ModelDescription):
         return len(self.prototypes)
 
 
-def save_sparse_model(
-    url: Location,
-    *,
-    dataset: Dataset,
-    kernel: Json,
-    method: str,
-    noise_variance: float,
-    prototypes: FloatArray,
-    weights: FloatArray,
-    lower: FloatArray,
-    normal: FloatArray | None = None,
-    indices: IntArray | None = None,
-    basis_noise: FloatArray | None = None,
-    history: Sequence[Mapping[str, Any]] = (),
-    certificate: Json | None = None,
-    summary: Json | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Write a sparse model's store; parameters as the attributes of `SparseRecord`.
+def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
+    """Write a sparse model's store.
 
     Parameters
     ----------
     url
         Local path or fsspec URL.
-    dataset
-        The training set, for its standardisation and names; nothing of its rows is written.
+    record
+        Written but for its own address.
     overwrite
         Replace a sparse model's store that is there. Anything else that is there is left alone.
 
@@ -99,55 +80,40 @@ def save_sparse_model(
     OutputExistsError, StorageError
         The place is taken, or cannot be written to; what was written is removed.
     """
-    arrays = sparse_arrays(dataset, prototypes, weights, lower, normal, indices, basis_noise)
-    require_noise(noise_variance)
-    address = normalise_url(url)
-    content: Json = {
-        **description(dataset, kernel, noise_variance, history, certificate, summary),
-        "method": method,
+    m, d, p = record.basis_size, record.n_features, record.n_targets
+    expected: dict[str, tuple[int, ...]] = {
+        "prototypes": (m, d),
+        "weights": (m, p),
+        "lower": (m, m),
+        "normal": (m, m),
+        "indices": (m,),
+        "basis_noise": (m,),
     }
-    shown = {name: content[name] for name in (*SHOWN, "method")}
-    with new_store(address, SPARSE_MODEL_KIND, shown, overwrite) as claim:
-        written = []
-        for name, values in arrays.items():
-            columns = "feature" if name == "prototypes" else "target" if name == "weights" else "other"
-            dimensions = ("basis", columns)[: values.ndim]
-            dtype: StoredType = "int64" if name == "indices" else "float64"
-            rows = default_chunk_rows(len(values), values.size // len(values))
-            written.append(create_array(address, name, values.shape, rows, dimensions, dtype=dtype, claim=claim))
-            written[-1].write(0, np.ascontiguousarray(values))
-        commit(address, SPARSE_MODEL_KIND, content, written, claim)
-
-
-def sparse_arrays(
-    dataset: Dataset,
-    prototypes: FloatArray,
-    weights: FloatArray,
-    lower: FloatArray,
-    normal: FloatArray | None,
-    indices: IntArray | None,
-    basis_noise: FloatArray | None,
-) -> dict[str, Any]:
-    """Those of a sparse model's arrays that there are, by name; errors as of `save_sparse_model`."""
-    m, d, p = len(prototypes), dataset.n_features, dataset.n_targets
-    given: dict[str, tuple[NDArray[Any] | None, tuple[int, ...]]] = {
-        "prototypes": (prototypes, (m, d)),
-        "weights": (weights, (m, p)),
-        "lower": (lower, (m, m)),
-        "normal": (normal, (m, m)),
-        "indices": (None if indices is None else np.asarray(indices, dtype=np.int64), (m,)),
-        "basis_noise": (basis_noise, (m,)),
-    }
-    arrays = {}
-    for name, (values, shape) in given.items():
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, shape in expected.items():
+        values = getattr(record, name)
         if values is None:
             continue
+        arrays[name] = np.ascontiguousarray(values, dtype=np.int64 if name == "indices" else np.float64)
         if values.shape != shape:
             raise InputError(f"'{name}' of the sparse model has shape {values.shape}; expected {shape}.")
         if not np.isfinite(values).all():
             raise NumericalError(f"'{name}' of the sparse model is not finite; the model is not saved.")
-        arrays[name] = values
-    return arrays
+    require_noise(record.noise_variance)
+    address = normalise_url(url)
+    content: Json = {**record.described(), "method": record.method}
+    with new_store(
+        address, SPARSE_MODEL_KIND, {name: content[name] for name in (*SHOWN, "method")}, overwrite
+    ) as claim:
+        written = []
+        for name, values in arrays.items():
+            columns = "feature" if name == "prototypes" else "target" if name == "weights" else "other"
+            dtype: StoredType = "int64" if name == "indices" else "float64"
+            rows = default_chunk_rows(m, values.size // m)
+            dimensions = ("basis", columns)[: values.ndim]
+            written.append(create_array(address, name, values.shape, rows, dimensions, dtype=dtype, claim=claim))
+            written[-1].write(0, values)
+        commit(address, SPARSE_MODEL_KIND, content, written, claim)
 
 
 def open_sparse_model(url: Location) -> SparseRecord:
