@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data.stores.memory_model import find_sparse_model
+from dkgp.data import SparseRecord, find_any_model
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
@@ -148,9 +148,9 @@ class SparsePredictorSource:
 
     def predictor(self) -> SparsePredictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
-        return worker_cache().get(
-            (self.version, "predictor", self.variance, self.latent),
-            lambda: SparsePredictor(
-                opened_sparse(find_sparse_model(self.url)), variance=self.variance, latent=self.latent, threads=1
-            ),
-        )
+        return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
+
+    def _make(self) -> SparsePredictor:
+        record = find_any_model(self.url)
+        assert isinstance(record, SparseRecord)
+        return SparsePredictor(opened_sparse(record), variance=self.variance, latent=self.latent, threads=1)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkgp.data import Dataset
-from dkgp.data.stores.sparse.sparse_store import SparseRecord, open_sparse_model, save_sparse_model
+from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
+from dkgp.data.stores.model_store import about_model
 from dkgp.data.types import Location
 from dkgp.kernels import kernel_from_json
 from dkgp.models.sparse.certificate import SparseCertificate
@@ -44,25 +44,23 @@ class OpenedSparse:
 def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
     """Describe a trained sparse model as a store has it; nothing is written, and its address is empty."""
     model = trained.model
-    return SparseRecord(
-        url="",
+    about = about_model(
+        dataset,
         kernel=model.kernel.to_json(),
-        method=model.method.name,
         noise_variance=trained.noise_variance,
+        history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
+        certificate=trained.certificate.to_json(),
+        summary=trained.summary,
+    )
+    return SparseRecord(
+        **about,
+        method=model.method.name,
         prototypes=model.prototypes,
         weights=model.weights,
         lower=model.lower,
         normal=model.normal,
         indices=trained.basis.indices,
         basis_noise=trained.basis_noise,
-        standardisation=dataset.standardisation,
-        feature_names=dataset.feature_names,
-        target_names=dataset.target_names,
-        fingerprint=dataset.fingerprint,
-        training_url=dataset.url,
-        history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
-        certificate=trained.certificate.to_json(),
-        summary=trained.summary,
     )
 
 

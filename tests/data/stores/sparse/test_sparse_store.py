@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import Dataset, dataset_from_arrays, open_model, recognise
+from dkgp.data.stores.model_store import about_model
 from dkgp.data.stores.sparse.sparse_store import SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.errors import InputError, NumericalError, OutputExistsError, StoreError
 
@@ -23,25 +24,23 @@ M = 12
 
 def record(dataset: Dataset, **changes: Any) -> SparseRecord:
     rng = np.random.default_rng(1)
-    known = SparseRecord(
-        url="memory://here",
+    about = about_model(
+        dataset,
         kernel={"type": "rbf", "variance": 1.0, "gamma": [0.1, 0.2, 1 / 3]},
-        method="vfe",
         noise_variance=0.01,
+        history=[{"round": 1, "risk": 0.5}],
+        certificate={"risk": [1.0]},
+        summary={"converged": True},
+    )
+    known = SparseRecord(
+        **about,
+        method="vfe",
         prototypes=dataset.inputs(0, M),
         weights=rng.standard_normal((M, 1)),
         lower=np.asfortranarray(np.tril(rng.standard_normal((M, M)))),
         normal=np.tril(rng.standard_normal((M, M))),
         indices=np.arange(M),
         basis_noise=rng.uniform(0.01, 0.1, M),
-        standardisation=dataset.standardisation,
-        feature_names=dataset.feature_names,
-        target_names=dataset.target_names,
-        fingerprint=dataset.fingerprint,
-        training_url=dataset.url,
-        history=[{"round": 1, "risk": 0.5}],
-        certificate={"risk": [1.0]},
-        summary={"converged": True},
     )
     return replace(known, **changes)
 
