@@ -23,7 +23,7 @@ from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, IndexArray, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
@@ -131,10 +131,10 @@ class TrainedSparse:
     ----------
     model : SparseModel
     noise_variance : float
-        White noise that was part of the kernel included; where samples have weights, that of weight one.
+        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
     basis : Basis
     basis_noise : (m,) float64 or None
-        The basis samples' own, where samples have weights and the basis is of them.
+        The basis samples' own, where the noise is by sample and the basis is of samples.
     certificate : SparseCertificate
     greedy : GreedyBasis or None
         The choice, where it was greedy.
@@ -165,7 +165,7 @@ def train_sparse(
     settings: SparseSettings,
     *,
     given: IndexArray | FloatArray | None = None,
-    sample_weight: FloatArray | None = None,
+    relative_noise: FloatArray | None = None,
     callback: Callable[[GreedyProgress], None] | None = None,
     within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
@@ -186,8 +186,8 @@ def train_sparse(
     settings : SparseSettings
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
-    sample_weight : (n,) float64, optional
-        Noise by sample: that of sample i is s2 over its weight, so that a weight of k counts as much as k samples.
+    relative_noise : (n,) float64, optional
+        Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
     callback : callable, optional
         Called after every round of a greedy choice.
     within, checkpointing, interrupted
@@ -216,9 +216,9 @@ def train_sparse(
         timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
-    each = (
-        noise_variance if sample_weight is None else noise_by_sample(noise_variance, sample_weight, dataset.n_samples)
-    )
+    each: Noise = noise_variance
+    if relative_noise is not None:
+        each = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
     with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
@@ -246,31 +246,26 @@ def train_sparse(
         entries = operator.kernel_evaluations
     summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
-    own = (
-        None if sample_weight is None or basis.indices is None else np.asarray(noise_at(operator.noise, basis.indices))
-    )
+    own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
     return TrainedSparse(fit.model, noise_variance, basis, own, certificate, greedy, summary)
 
 
-def noise_by_sample(noise_variance: float, sample_weight: FloatArray, n: int) -> FloatArray:
-    """s2 over each of n samples' weight: (n,).
+def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> FloatArray:
+    """s2 times what n samples have of it: (n,).
 
     Raises
     ------
     InputError
-        Another number of weights, or some that are not positive and finite.
+        Another number of samples, or values that are not positive and finite.
     """
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (n,):
-        raise InputError(f"sample weights have shape {weights.shape}; expected ({n},), one for each sample")
-    usable = np.isfinite(weights) & (weights > 0.0)
+    values = np.asarray(relative, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
+    usable = np.isfinite(values) & (values > 0.0)
     if not usable.all():
         row = int(np.argmin(usable))
-        raise InputError(
-            f"sample weights must be positive and finite; got {weights[row]} for sample {row}. Leave out samples that "
-            "are to have none"
-        )
-    return noise_variance / weights
+        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
+    return noise_variance * values
 
 
 def certify_by_descent(
