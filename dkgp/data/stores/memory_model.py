@@ -14,9 +14,16 @@ from dkgp.data.stores.manifest import recognise
 from dkgp.data.stores.model_store import ModelRecord, about_model, open_model
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.data.types import FloatArray, Json, Location
-from dkgp.errors import InputError
 
-__all__ = ["find_any_model", "find_model", "is_resident", "memory_model", "memory_sparse_model", "open_any_model"]
+__all__ = [
+    "find_any_model",
+    "find_model",
+    "find_sparse_model",
+    "is_resident",
+    "memory_model",
+    "memory_sparse_model",
+    "open_any_model",
+]
 
 _RESIDENT: weakref.WeakValueDictionary[str, ModelRecord | SparseRecord] = weakref.WeakValueDictionary()
 # Nothing is ever written to such an address: who asks what lies beside the model finds that nothing does.
@@ -65,10 +72,14 @@ def is_resident(url: str) -> bool:
 
 def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
     """The model at an address: this process's own, or from its store. `reference` and errors as of `open_model`."""
-    found = _RESIDENT.get(url) or open_model(url, reference=reference)
-    if isinstance(found, SparseRecord):
-        raise InputError("a sparse model is here; expected one of all the samples")
-    return found
+    found = _RESIDENT.get(url)
+    return found if isinstance(found, ModelRecord) else open_model(url, reference=reference)
+
+
+def find_sparse_model(url: str) -> SparseRecord:
+    """The sparse model at an address: this process's own, or from its store. Errors as of `open_sparse_model`."""
+    found = _RESIDENT.get(url)
+    return found if isinstance(found, SparseRecord) else open_sparse_model(url)
 
 
 def find_any_model(url: str, *, reference: str | None = None) -> ModelRecord | SparseRecord:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data import SparseRecord, find_any_model
+from dkgp.data.stores.memory_model import find_sparse_model
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
@@ -151,6 +151,5 @@ class SparsePredictorSource:
         return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
 
     def _make(self) -> SparsePredictor:
-        record = find_any_model(self.url)
-        assert isinstance(record, SparseRecord)
-        return SparsePredictor(opened_sparse(record), variance=self.variance, latent=self.latent, threads=1)
+        opened = opened_sparse(find_sparse_model(self.url))
+        return SparsePredictor(opened, variance=self.variance, latent=self.latent, threads=1)
