@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -133,23 +134,23 @@ class TrainedSparse:
     noise_variance : float
         White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
     basis : Basis
-    basis_noise : (m,) float64 or None
-        The basis samples' own, where the noise is by sample and the basis is of samples.
     certificate : SparseCertificate
     greedy : GreedyBasis or None
         The choice, where it was greedy.
     summary : dict
         n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
         decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
+    basis_noise : (m,) float64 or None
+        The basis samples' own, where the noise is by sample and the basis is of samples.
     """
 
     model: SparseModel
     noise_variance: float
     basis: Basis
-    basis_noise: FloatArray | None
     certificate: SparseCertificate
     greedy: GreedyBasis | None
     summary: dict[str, Any] = field(default_factory=dict)
+    basis_noise: FloatArray | None = None
 
     @property
     def converged(self) -> bool:
@@ -219,6 +220,10 @@ def train_sparse(
     each: Noise = noise_variance
     if relative_noise is not None:
         each = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
+        if checkpointing is not None:
+            checkpointing = replace(
+                checkpointing, identity={**checkpointing.identity, "noise": sha256(each.tobytes()).hexdigest()}
+            )
     with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
@@ -247,7 +252,7 @@ def train_sparse(
     summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
     own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
-    return TrainedSparse(fit.model, noise_variance, basis, own, certificate, greedy, summary)
+    return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, own)
 
 
 def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> FloatArray:
