@@ -61,10 +61,13 @@ class BoundValue:
         Summed over targets, in nats.
     gradient : (q + 1,) float64
         By the logarithms of the kernel's parameters, in their order, and of s2.
+    left : float
+        Share of the samples' k(x, x) that the basis leaves, tr E / tr K.
     """
 
     value: float
     gradient: FloatArray
+    left: float
 
 
 class BoundObjective:
@@ -119,9 +122,10 @@ class BoundObjective:
             fit = fit_regressors(CrossKernel(operator, basis), self._targets, fitc=self._fitc)
             value = self._value(operator, fit)
             gradient = self._gradient(operator, fit)
+            left = 1.0 - float(fit.squares.sum()) / float(operator.prior().sum())
         if not (math.isfinite(value) and np.isfinite(gradient).all()):
             raise NumericalError("the evidence of the sparse model overflows: bring inputs that are far out closer")
-        return BoundValue(value, gradient)
+        return BoundValue(value, gradient, left)
 
     def _value(self, operator: BlockedKernelOperator, fit: RegressorFit) -> float:
         n, p = self._targets.shape
@@ -129,7 +133,7 @@ class BoundObjective:
         determinant = float(np.log(variances).sum()) + 2.0 * float(np.log(fit.normal.diagonal()).sum())
         trace = 0.0 if self._fitc else float(np.sum(operator.prior() - fit.squares)) / operator.noise_variance
         quadratic = 2.0 * float(np.sum(fit.risk))
-        return -0.5 * (p * (n * math.log(2.0 * math.pi) + determinant + trace) + quadratic)
+        return float(-0.5 * (p * (n * math.log(2.0 * math.pi) + determinant + trace) + quadratic))
 
     def _gradient(self, operator: BlockedKernelOperator, fit: RegressorFit) -> FloatArray:
         n, p = self._targets.shape
