@@ -21,7 +21,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import resuming
 
-__all__ = ["TrainingJob", "checkpointing_of", "memory_budget", "opened", "remove_checkpoint"]
+__all__ = ["TrainingJob", "checkpointing_of", "has_checkpoint", "memory_budget", "opened", "remove_checkpoint"]
 
 
 class TrainingJob(Protocol):
@@ -90,7 +90,7 @@ def checkpointing_of(
         check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
     checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
     if not job.resume:
-        if _has_checkpoint(store):
+        if has_checkpoint(store):
             reporter.warn(
                 f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
             )
@@ -134,7 +134,7 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
         )
 
 
-def _has_checkpoint(store: CheckpointStore) -> bool:
+def has_checkpoint(store: CheckpointStore) -> bool:
     """True if there is a checkpoint, a damaged one included."""
     try:
         return exists(store.url) and store.load_latest() is not None
