@@ -18,7 +18,7 @@ from dkgp.kernels import Kernel, fold_white
 from dkgp.models.sparse.bases import blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
-from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
+from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
 from dkgp.models.sparse.memory import SparseMemory, plan_sparse
 from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
@@ -29,11 +29,14 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.stopping import StopReason
 
 __all__ = ["SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
 
 # Choices a round unless a user says otherwise: a hundred rounds, whatever m.
 ROUNDS = 100
+# Of a gap that was met by estimate: what roundings may add to it.
+GAP_ROUNDING = 1e-6
 # Of matching pursuit: earlier candidates that are scored again.
 KEPT = 59
 
@@ -110,6 +113,9 @@ class SparseSettings:
     def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
         """Project what training takes."""
         greedy = self.greedy() if self.chosen_basis == "greedy" else None
+        pool = 0
+        if greedy is not None:
+            pool = n if greedy.exhaustive else min(n, greedy.per_round * (greedy.candidates + greedy.kept))
         return plan_sparse(
             n,
             d,
@@ -119,7 +125,7 @@ class SparseSettings:
             shares_process=executor.shares_memory,
             cache_bytes=cache_bytes,
             width=width,
-            candidates=0 if greedy is None else min(2048, n, greedy.per_round * greedy.candidates + greedy.kept),
+            candidates=pool,
             greedy_factors=0 if greedy is None else 1 + greedy.tracks_gap,
         )
 
@@ -228,6 +234,7 @@ def train_sparse(
 
         greedy: GreedyBasis | None = None
         with operator.watched(heed, within):
+            require_range(operator, targets)
             basis, greedy = _basis(operator, targets, settings, given, callback, within, checkpointing, interrupted)
             lap("choice")
             fit = fit_sparse(operator, targets, basis, settings.sparse_method)
@@ -243,6 +250,8 @@ def train_sparse(
             )
             lap("passes")
         entries = operator.kernel_evaluations
+    if greedy is not None and settings.gap is not None:
+        greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
     summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
     return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, basis.noise_of(each))
@@ -323,6 +332,27 @@ def _basis(
     return Basis(operator.inputs(found.indices), found.indices), found
 
 
+def _judged(reason: StopReason, certificate: SparseCertificate, gap: float, size: int) -> StopReason:
+    """The reason to stop at a gap by what is proven, of all targets together; choosing, it was estimated."""
+    proven = certificate.total_gap
+    if proven <= gap * (1.0 + GAP_ROUNDING):
+        return StopReason("gap", True, f"duality gap {proven:.3g} <= {gap:.3g} is proven with {size:,} basis samples")
+    if not reason.converged:
+        return reason
+    told = f"{reason.message} by the choice's sums; {proven:.3g} is proven of the fit"
+    return StopReason("gap", False, told, "ask for a smaller gap, or raise the noise variance")
+
+
+def _told(greedy: GreedyBasis | None, asked: int | None, size: int) -> str:
+    """The reason in words, and why a basis is smaller than it was asked to be."""
+    if greedy is not None:
+        return greedy.reason.message
+    fewer = asked is not None and size < asked
+    return f"{size:,} basis samples" + (
+        f": others add nothing that float64 could tell; {asked:,} were asked for" if fewer else ""
+    )
+
+
 def summary_of(
     dataset: Dataset,
     settings: SparseSettings,
@@ -342,7 +372,7 @@ def summary_of(
         "basis": "given" if given else settings.chosen_basis,
         "basis_size": len(basis.inputs),
         "converged": greedy is None or greedy.reason.converged,
-        "reason": f"{len(basis.inputs):,} basis samples" if greedy is None else greedy.reason.message,
+        "reason": _told(greedy, None if given else settings.basis_size, len(basis.inputs)),
         "advice": "" if greedy is None else greedy.reason.advice,
         "rounds": 0 if greedy is None else greedy.history[-1].round if greedy.history else 0,
         "passes": 0 if found is None else found.passes,
@@ -350,7 +380,7 @@ def summary_of(
         "excess": certificate.excess.tolist(),
         "rms_bound": certificate.rms_bound.tolist(),
         "best": list(certificate.best),
-        "gap": certificate.gap.tolist(),
+        "gap": [value if np.isfinite(value) else None for value in certificate.gap.tolist()],
         "elbo": None if certificate.evidence is None else certificate.evidence.lower,
         "evidence_upper": certificate.evidence_upper,
         "divergence": certificate.divergence,
