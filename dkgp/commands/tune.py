@@ -1,4 +1,4 @@
-"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a store, or by a sparse model of all of it."""
+"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a store, or by a sparse model of it all."""
 
 from __future__ import annotations
 
