@@ -207,7 +207,7 @@ class Ladder:
             held = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
             self._engine.restore(held, metadata["choice"])
 
-    def trained(self, dataset: Dataset, reason: StopReason) -> TrainedSparse:
+    def trained(self, dataset: Dataset, noise_variance: float, reason: StopReason) -> TrainedSparse:
         """Return the last rung's model; the ladder in its summary."""
         plan, certificate = self._plan, self.certificate
         settings = plan.settings_of(self._size)
@@ -225,14 +225,14 @@ class Ladder:
             "seconds": self.rungs[-1].seconds,
             "seconds_by_part": {name: round(seconds, 3) for name, seconds in self._parts.items()},
         }
-        operator = self._operator
         return TrainedSparse(
             model=self.fitted.model,
-            noise_variance=operator.noise_variance,
+            noise_variance=noise_variance,
             basis=self._basis,
             certificate=certificate,
             greedy=self._greedy,
             summary=summary,
+            basis_noise=self._basis.noise_of(self._operator.noise),
         )
 
     def _exact(self) -> dict[str, Any]:
