@@ -199,9 +199,10 @@ class LadderPlan:
         """The size that meets the target, should the excess go on falling as it did, or a little faster."""
         least: FloatArray = certificate.least
         before, now = rungs[-1].excess(least), float(certificate.excess.sum())
-        if not 0.0 < now < before:
+        missed = self.target.missed(certificate)
+        if not (0.0 < now < before and math.isfinite(missed)):
             return math.inf
-        rungs_left = SOONER * math.log(self.target.missed(certificate)) / math.log(before / now)
+        rungs_left = SOONER * math.log(missed) / math.log(before / now)
         return float(certificate.m * STEP ** min(math.ceil(rungs_left), 64))
 
     def _told(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
