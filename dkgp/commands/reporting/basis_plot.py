@@ -46,7 +46,7 @@ def plot_basis(
         gaps, risks, distances = figure.subplots(1, 3)
         _draw(gaps, known_sizes, _column(known, "gap"), m, max(summary["gap"]), asked["gap"])
         _draw(distances, known_sizes, distance, m, max(summary["rms_bound"]), asked["target_distance"])
-        risks.plot(sizes, risk, marker=".", markersize=3, label="in the choice")
+        risks.semilogy(sizes, risk, marker=".", markersize=3, label="in the choice")
         risks.plot(known_sizes, least, color="grey", label="the least there is, at least")
         risks.plot([m], [sum(certificate["risk"])], "s", color="C1", label="of the model")
         labels = {gaps: "duality gap", risks: "regularised risk", distances: "RMS distance to the exact mean, at most"}

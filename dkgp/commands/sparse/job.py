@@ -86,6 +86,8 @@ class SparseJob:
             raise InputError(f"`target_distance` must be positive; got {self.target_distance}")
         if isinstance(self.basis_size, int) and self.basis_size < 1:
             raise InputError(f"`basis_size` must be at least 1; got {self.basis_size}")
+        if self.basis_size == "auto" and self.target_distance is None and self.settings.gap is None:
+            raise UsageError("`basis_size` auto grows until `target_distance` or `gap` is met; give one of them")
         if self.given_basis is not None:
             other = {"basis_size": self.basis_size, "basis": self.settings.basis, "gap": self.settings.gap}
             for name, value in other.items():
