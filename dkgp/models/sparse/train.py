@@ -29,7 +29,7 @@ from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses,
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
 
-__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
+__all__ = ["SparseSettings", "TrainedSparse", "summary_of", "train_sparse"]
 
 # Choices a round unless a user says otherwise: a hundred rounds, whatever m.
 ROUNDS = 100
@@ -152,8 +152,8 @@ class TrainedSparse:
 
     @property
     def converged(self) -> bool:
-        """True unless a gap was asked for and not met."""
-        return self.greedy is None or self.greedy.reason.converged
+        """True unless a gap or a distance was asked for and not met."""
+        return bool(self.summary["converged"])
 
 
 def train_sparse(
@@ -237,7 +237,7 @@ def train_sparse(
             )
             lap("passes")
         entries = operator.kernel_evaluations
-    summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
+    summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
     return TrainedSparse(fit.model, operator.noise_variance, basis, certificate, greedy, summary)
 
@@ -291,7 +291,7 @@ def _basis(
     return Basis(operator.inputs(found.indices), found.indices), found
 
 
-def _summary(
+def summary_of(
     dataset: Dataset,
     settings: SparseSettings,
     given: bool,
