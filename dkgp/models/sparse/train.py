@@ -23,7 +23,7 @@ from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
@@ -133,8 +133,10 @@ class TrainedSparse:
     ----------
     model : SparseModel
     noise_variance : float
-        White noise that was part of the kernel included.
+        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
     basis : Basis
+    basis_noise : (m,) float64 or None
+        The basis samples' own, where the noise is by sample and the basis is of samples.
     certificate : SparseCertificate
     greedy : GreedyBasis or None
         The choice, where it was greedy.
@@ -146,6 +148,7 @@ class TrainedSparse:
     model: SparseModel
     noise_variance: float
     basis: Basis
+    basis_noise: FloatArray | None
     certificate: SparseCertificate
     greedy: GreedyBasis | None
     summary: dict[str, Any] = field(default_factory=dict)
@@ -164,6 +167,7 @@ def train_sparse(
     settings: SparseSettings,
     *,
     given: IndexArray | FloatArray | None = None,
+    relative_noise: FloatArray | None = None,
     callback: Callable[[GreedyProgress], None] | None = None,
     within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
@@ -184,6 +188,8 @@ def train_sparse(
     settings : SparseSettings
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
+    relative_noise : (n,) float64, optional
+        Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
     callback : callable, optional
         Called after every round of a greedy choice.
     within, checkpointing, interrupted
@@ -212,7 +218,10 @@ def train_sparse(
         timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
-    with BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator:
+    each: Noise = noise_variance
+    if relative_noise is not None:
+        each = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
+    with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
             if interrupted is not None and interrupted():
@@ -239,7 +248,26 @@ def train_sparse(
         entries = operator.kernel_evaluations
     summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
-    return TrainedSparse(fit.model, operator.noise_variance, basis, certificate, greedy, summary)
+    own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
+    return TrainedSparse(fit.model, noise_variance, basis, own, certificate, greedy, summary)
+
+
+def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> FloatArray:
+    """s2 times what n samples have of it: (n,).
+
+    Raises
+    ------
+    InputError
+        Another number of samples, or values that are not positive and finite.
+    """
+    values = np.asarray(relative, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
+    usable = np.isfinite(values) & (values > 0.0)
+    if not usable.all():
+        row = int(np.argmin(usable))
+        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
+    return noise_variance * values
 
 
 def certify_by_descent(
