@@ -89,6 +89,9 @@ def test_the_record_for_people_names_the_bound_that_won(pipeline: dict[str, Any]
         (("--basis-size", 0), "--basis-size must be at least 1; got 0", 3),
         (("--basis-size", "some"), "'some' is no number of basis samples", 2),
         (("--basis-size", "auto"), "auto grows until --target-distance or --gap is met", 2),
+        (("--largest-basis", 300), "--largest-basis belongs to a basis that grows; give --basis-size auto", 2),
+        (("--basis-size", "auto", "--gap", -1), "--gap must be positive; got -1", 3),
+        (("--basis-size", "auto", "--gap", 0.1, "--largest-basis", 0), "the largest basis has one sample at least", 3),
         (("--gap", 0.1), "a duality gap is reached by a greedy basis; this one is pivoted. Choose --basis greedy", 3),
         (("--method", "sggp", "--gap", -1), "the duality gap must be positive; got -1", 3),
         (("--target-distance", 0), "--target-distance must be positive; got 0", 3),
@@ -183,6 +186,44 @@ def test_rounds_are_logged_and_drawn(pipeline: dict[str, Any], run: Command, doc
     assert [record["iteration"] for record in records] == list(range(1, found["rounds"] + 1))
     assert records[-1]["size"] == 30
     assert all(record["risk"] >= record["least"] for record in records)
+
+
+@pytest.mark.parametrize("method", ["vfe", "sggp"])
+def test_a_basis_grows_until_the_distance_is_proven(
+    pipeline: dict[str, Any], run: Command, document: Command, out: Path, method: str
+) -> None:
+    plot, log = out.parent / "rungs.svg", out.parent / "rungs.jsonl"
+    options = ("--method", method, "--basis-size", "auto", "--target-distance", 0.2, "--plot", plot, "--log-json", log)
+    result = run(*sparse(pipeline, out, *options, "--largest-basis", 600))
+    found = document(result)
+    assert max(found["rms_bound"]) <= 0.2
+    rungs = found["ladder"]["rungs"]
+    assert rungs[-1]["size"] == found["basis_size"] == open_sparse_model(out).basis_size
+    for rung in rungs:
+        assert f"{rung['size']} basis samples: proven distance {rung['distance']:.3g}" in result.stderr
+    assert b"asked for: 0.2" in plot.read_bytes() or b"<svg" in plot.read_bytes()
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert records[-1]["size"] == found["basis_size"]
+    assert not Path(f"{out}.checkpoint").exists()
+    done = run(*sparse(pipeline, out, *options[:-2], "--largest-basis", 600, "--resume"))
+    assert "was complete when an earlier run ended" in done.stderr
+    assert document(done)["ladder"] == found["ladder"]
+    again = run(*sparse(pipeline, out, *options[:5], 0.1, "--largest-basis", 600, "--resume"))
+    refused(again, "is of a run with another target distance")
+
+
+def test_a_ladder_that_ends_below_its_target_says_what_the_exact_model_would_take(
+    pipeline: dict[str, Any], run: Command, document: Command, out: Path
+) -> None:
+    command = sparse(pipeline, out, "--basis-size", "auto", "--gap", 1e-12, "--largest-basis", 64)
+    found = document(run(*command), 4)
+    assert found["basis_size"] == 64
+    assert "the largest basis that was allowed" in found["reason"]
+    words = found["ladder"]["exact"]["words"]
+    assert "the exact model (cholesky) would take about" in words
+    shown = run(*(part for part in command if part != "--json"), "--resume", "--quiet")
+    assert shown.exit_code == 4
+    assert " ".join(words.split()) in " ".join(shown.stdout.split())
 
 
 def test_a_finished_model_is_recognised_and_another_is_not(
