@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[
     if rungs:
         return [{**rung, "risk": sum(rung["risk"]), "least": sum(rung["least"])} for rung in rungs]
     least = sum(max(bound) for bound in zip(*certificate["least_risk"].values(), strict=True))
-    ends = {"gap": max(summary["gap"]), "distance": max(summary["rms_bound"])}
+    gaps = [gap for gap in summary["gap"] if gap is not None]
+    ends = {"gap": max(gaps, default=math.nan), "distance": max(summary["rms_bound"])}
     return [{"size": summary["basis_size"], "risk": sum(certificate["risk"]), "least": least, **ends}]
 
 

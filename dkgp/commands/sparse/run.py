@@ -308,13 +308,6 @@ def _judged(job: SparseJob, prepared: _Prepared, trained: TrainedSparse) -> Trai
     }
     if job.target is not None:
         return replace(trained, summary=summary)
-    wanted = job.settings.basis_size
-    if trained.greedy is None and summary["basis_size"] < wanted:
-        summary["reason"] += f"; {wanted:,} were asked for, and no other adds anything that float64 could tell"
-    gap, largest = job.settings.gap, float(np.max(trained.certificate.gap))
-    if gap is not None and not summary["converged"] and largest <= gap:
-        # Other bounds than the choice's own may be tighter.
-        summary |= {"converged": True, "advice": "", "reason": f"{summary['reason']}; proven in the end: {largest:.3g}"}
     worst, target = float(np.max(bound)), job.target_distance
     if target is not None and summary["converged"]:
         met = worst <= target

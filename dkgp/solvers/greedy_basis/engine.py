@@ -307,7 +307,10 @@ class GreedyEngine:
             return StopReason("size", reached, f"{size:,} basis samples chosen{told}", advice)
         if self._empty >= MOST_EMPTY:
             reached = settings.gap is None
-            return StopReason("dependent", reached, f"no sample has anything to add to {size:,} basis samples")
+            told = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
+            return StopReason(
+                "dependent", reached, told, "" if reached else "raise the noise variance, or ask for less"
+            )
         return None
 
     def arrays(self) -> dict[str, NDArray[Any]]:

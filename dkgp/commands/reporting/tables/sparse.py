@@ -49,7 +49,8 @@ def _distances(document: Document) -> Rows:
         bound = document["best"][target]
         proven = f"{document['rms_bound_raw'][target]:.4g}, {document['rms_bound'][target]:.3g} of the targets' spread"
         rows.append((f"RMS distance to the exact mean{of}", f"proven <= {proven} (by {_BOUNDS.get(bound, bound)})"))
-        rows.append((f"duality gap{of}", f"{document['gap'][target]:.3g}"))
+        gap = document["gap"][target]
+        rows.append((f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}"))
     return rows
 
 

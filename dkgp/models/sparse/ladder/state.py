@@ -231,7 +231,6 @@ class Ladder:
             model=self.fitted.model,
             noise_variance=operator.noise_variance,
             basis=self._basis,
-            basis_noise=None,
             certificate=certificate,
             greedy=self._greedy,
             summary=summary,
