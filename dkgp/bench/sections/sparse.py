@@ -12,19 +12,22 @@ from dkgp.registry import Option, whole_numbers
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.problem import BenchProblem
     from dkgp.bench.sparse.job import BenchSparseJob
+    from dkgp.bench.sparse.measure import run_bench_sparse
     from dkgp.bench.sparse.speed import run_bench_sparse_speed
 
     problem = BenchProblem(**section.take(values, *section.problem_options(test_samples=1000)))
-    values.pop("speed")
-    return run_bench_sparse_speed(BenchSparseJob(problem=problem, **values), reporter)
+    speed = values.pop("speed")
+    job = BenchSparseJob(problem=problem, **values)
+    return run_bench_sparse_speed(job, reporter) if speed else run_bench_sparse(job, reporter)
 
 
 section.SECTIONS.add(
     section.Section(
         "sparse",
-        """Sparse models' training against BLAS alone.
+        """Sparse models beside the exact one: errors, coverage, what is proven, seconds to choose, solve and predict.
 
-        Every contender runs in a process of its own and takes its turn in every repeat.
+        Every model runs in a process of its own and takes its turn in every repeat, with the same hyperparameters. With
+        --speed training alone is measured, against the time that BLAS takes for its operations.
         """,
         _run,
         (
@@ -52,6 +55,26 @@ section.SECTIONS.add(
                 metavar="M,M,...",
             ),
             Option(
+                "with_exact",
+                "Whether the exact model takes part.",
+                type=bool,
+                default=True,
+                spellings=("--exact/--no-exact",),
+            ),
+            Option(
+                "peers",
+                "Sparse models of GPyTorch, GPflow and GPBoost take part, with the same hyperparameters.",
+                type=bool,
+                default=False,
+            ),
+            Option(
+                "peer_pythons",
+                "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
+                spellings=("--peer-python",),
+                multiple=True,
+                metavar="PYTHON",
+            ),
+            Option(
                 "speed",
                 "Training alone, against the time that BLAS takes for its operations.",
                 type=bool,
@@ -59,9 +82,16 @@ section.SECTIONS.add(
             ),
             replace(section.REPEATS, default=1),
             section.NULL,
+            Option("plot", "Draw errors and coverage by size into a .png, .pdf or .svg.", metavar="FILE"),
+            section.OVERWRITE,
             section.OUT,
         ),
-        examples=("dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",),
+        examples=(
+            "dkgp bench sparse --samples 10000 --basis-size 100,200,500 --plot sparse.png",
+            "dkgp bench sparse --data kin40k.npz --method vfe --method fitc --basis pivoted --basis k-means",
+            "dkgp bench sparse --method vfe --method fitc --basis uniform --peers --peer-python ~/peers/bin/python",
+            "dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",
+        ),
         on_cluster=True,
     )
 )
