@@ -75,7 +75,7 @@ def every_solver_option() -> list[click.Option]:
     "or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for it.",
 )
 @limit_options
-@click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")
+@click.option("--warm-start", metavar="MODEL", help="Start from a model of the same data, exact or sparse.")
 @click.option("--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs.")
 @memory_limit_option
 @checkpoint_options

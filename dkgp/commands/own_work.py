@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dkgp.commands.reporting.documents import plain
-from dkgp.data import Dataset, ModelRecord, is_committed, open_model, recognise
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import Dataset, ModelRecord, is_committed, open_any_model, open_model, recognise
 from dkgp.data.remote.storage import exists, join, read_object
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.errors import InputError, StoreError
+from dkgp.models import Hyperparameters
+from dkgp.models.sparse.start import start_from_sparse
+from dkgp.models.sparse.stored import opened_sparse
 from dkgp.operators.base import FloatArray
 
 __all__ = ["difference", "is_unfinished_model", "model_difference", "warm_start"]
@@ -70,20 +74,50 @@ def is_unfinished_model(url: str, dataset: Dataset, kind: str = MODEL_KIND) -> b
     return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
 
 
-def warm_start(url: str, dataset: Dataset, identity: Mapping[str, Any]) -> tuple[FloatArray, FloatArray | None]:
+def warm_start(
+    url: str, dataset: Dataset, found: Hyperparameters, identity: Mapping[str, Any], reporter: Reporter
+) -> tuple[FloatArray | None, FloatArray | None]:
     """Coefficients to start from, and their gradient where the model knows it: finding it takes a float64 product.
+
+    None for a sparse model that the solve would take longer from than from zero; the reporter is told.
 
     Raises `InputError` where the model is of other samples.
     """
-    model = open_model(url)
+    model = open_any_model(url)
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
             "samples. Leave --warm-start out, or name such a model"
         )
     held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    own = {name: identity[name] for name in held}
+    if isinstance(model, SparseRecord):
+        if difference(held, own) is not None:
+            reporter.warn(
+                f"the sparse model '{url}' has other hyperparameters than this run: its residual says nothing of the "
+                "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
+            )
+            return None, None
+        return _sparse_start(model, dataset, found, reporter), None
     state = model.training_state() if difference(held, identity) is None else None
     return model.alpha, None if state is None else state[1]
+
+
+def _sparse_start(
+    record: SparseRecord, dataset: Dataset, found: Hyperparameters, reporter: Reporter
+) -> FloatArray | None:
+    """A sparse model's residual over the noise, where it pays."""
+    start = start_from_sparse(dataset, opened_sparse(record), found.kernel, found.noise_variance)
+    shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
+    told = (
+        f"the residual of {record.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
+        f"objective, by {start.rows:,} rows of a product"
+    )
+    if start.alpha is None:
+        reporter.note(f"the sparse model is no start: {told}; the solve starts from zero, and saves its product")
+    else:
+        reporter.note(f"the solve starts from the sparse model, which takes one product in float64: {told}")
+    return start.alpha
 
 
 def _was_begun(url: str, dataset: Dataset) -> bool:

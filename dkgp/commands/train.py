@@ -50,7 +50,7 @@ class TrainJob:
     cluster
         Where the rounds run.
     warm_start
-        A model of the same data to start from.
+        A model of the same data to start from, exact or sparse; a sparse one where that pays.
     by_reference
         Let the model refer to the dataset store instead of copying its inputs.
     checkpoint, checkpoint_seconds, resume
@@ -281,7 +281,9 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
     identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    initial, gradient = (None, None) if job.warm_start is None else warm_start(job.warm_start, dataset, identity)
+    initial = gradient = None
+    if job.warm_start is not None:
+        initial, gradient = warm_start(job.warm_start, dataset, found, identity, reporter)
     checkpointing = checkpointing_of(job, identity, solver.settings(), reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
