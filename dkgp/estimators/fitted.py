@@ -15,10 +15,19 @@ from typing import Any, Self
 import dask.config
 import numpy as np
 
-from dkgp.data import Dataset, ModelRecord, find_model, memory_model, save_model
+from dkgp.data import (
+    Dataset,
+    ModelRecord,
+    SparseRecord,
+    find_model,
+    is_resident,
+    memory_model,
+    memory_sparse_model,
+    open_sparse_model,
+    save_model,
+    save_sparse_model,
+)
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
-from dkgp.data.stores.memory_model import find_sparse_model, is_resident, memory_sparse_model
-from dkgp.data.stores.sparse.sparse_store import SparseRecord, save_sparse_model
 from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
@@ -213,7 +222,7 @@ class FittedSparse(Fitted):
     @classmethod
     def load(cls, url: str, workspace: Workspace) -> FittedSparse:
         """Open a stored model."""
-        return cls(find_sparse_model(url), workspace)
+        return cls(open_sparse_model(url), workspace)
 
     def save(self, url: str, *, overwrite: bool = False) -> None:
         """Write the model to a store; errors as of `save_sparse_model`."""

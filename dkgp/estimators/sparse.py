@@ -166,7 +166,7 @@ class SparseGPRegressor(GPEstimator):
         """
         seed = seed_of(self.random_state)
         self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
-        workspace = Workspace(self.store)
+        workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         dataset, several = training_set(self, X, y, workspace)
         settings, given = self._settings(dataset.n_samples, seed), self._given(dataset)
         noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
@@ -176,7 +176,7 @@ class SparseGPRegressor(GPEstimator):
                 dataset, found.kernel, found.noise_variance, executor, settings, given=given, relative_noise=noise
             )
         about = about_fit(self, dataset, found, several=several)
-        self._take(FittedSparse.of(trained, dataset, workspace, about))
+        self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
         if found.converged is False:
             warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
         if not trained.converged:
@@ -222,8 +222,8 @@ class SparseGPRegressor(GPEstimator):
         self.distance_ = self._by_target(certificate.rms_bound * to.target_std)
         self.gap_ = self._by_target(certificate.gap)
         evidence, upper = certificate.evidence, certificate.evidence_upper
-        self.elbo_ = None if evidence is None else evidence.lower
-        self.log_evidence_bounds_ = None if evidence is None or upper is None else (evidence.lower, upper)
+        self.elbo_ = None if evidence is None else float(evidence.lower)
+        self.log_evidence_bounds_ = None if self.elbo_ is None or upper is None else (self.elbo_, float(upper))
         self._warned = False
 
     def _by_target(self, values: FloatArray) -> float | FloatArray:
