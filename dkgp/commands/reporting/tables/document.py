@@ -11,7 +11,7 @@ from rich.table import Table
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
-from dkgp.commands.reporting.tables.sparse import sparse_tables
+from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
@@ -209,6 +209,8 @@ def _demo(document: Document) -> list[RenderableType]:
 
 
 def _info(document: Document) -> list[RenderableType]:
+    if document["kind"] == "sparse model":
+        return sparse_info_tables(document)
     rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
     if "kernel" in document:
         names = document.get("feature_names") or document.get("features") or ()
