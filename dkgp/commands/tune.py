@@ -1,4 +1,4 @@
-"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a store, or by a sparse model of it all."""
+"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a store, or a sparse model of all of it."""
 
 from __future__ import annotations
 
