@@ -2,9 +2,10 @@
 
 Every score is a function of four things: c_i, A_ii, A_Si and the factor of A_SS (see `scores`), where A = K_mn D K_nm +
 K_mm and D the inverse of the noise. Workers return sums over the samples, K_C D r, the squares and K_S D K_C, with the
-residual r of the weights at hand made where it is used; kernel entries between candidates and basis, and all of size
-m, are the coordinator's. A round of one choice is one pass over n (q + k) entries. One of several choices, or one whose
-score does not need A_SC, takes a second one for the chosen, whose sums over all samples are what the factor grows by.
+residual r of the weights at hand made once a round; kernel entries between candidates and basis, and all of size m, are
+the coordinator's. The basis' columns stay with the workers where they have room (see `GrowingBasis`). Where the score
+takes A_SC, a round of few candidates is one pass over the samples; otherwise a second one for the chosen brings what
+the factor grows by. What is looked at for `single` alone is looked at in float32.
 
 References
 ----------
@@ -27,12 +28,12 @@ from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.kernel import candidate_sums
+from dkgp.operators.cross.candidates import CandidateSums, GrowingBasis
 from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
 from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
-from dkgp.solvers.greedy_basis.scores import needs_basis_products, score
+from dkgp.solvers.greedy_basis.scores import Score, needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
@@ -55,7 +56,6 @@ class _Sums:
     diagonal: FloatArray
     between: FloatArray | None
     inner: FloatArray | None
-    misfit: FloatArray
 
     @classmethod
     def joined(cls, parts: list[_Sums]) -> _Sums:
@@ -66,7 +66,6 @@ class _Sums:
             np.concatenate([part.diagonal for part in parts]),
             between,
             None,
-            parts[0].misfit,
         )
 
 
@@ -102,6 +101,10 @@ class GreedyEngine:
         self._dual = (
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
+        self._columns = GrowingBasis(operator, self._variances)
+        # r of the weights at hand and r' D r, once a pass over all samples has found them.
+        self._left: FloatArray | None = None
+        self._misfit = np.zeros(p)
         self._chosen: list[int] = []
         # Of the basis: fetched once where the coordinator does not hold all inputs.
         self._inputs = np.empty((size, operator.kernel.n_features))
@@ -131,19 +134,21 @@ class GreedyEngine:
             if not len(candidates):
                 self._empty = MOST_EMPTY
                 return 0
-            weights = self.weights
-            looked_at, first_values = candidates, None
+            weights, screened = self.weights, candidates
+            looked = self._looked_at("single" if settings.screen else settings.score, candidates, weights)
             if settings.screen:
-                first_values = self._screening(candidates, weights)
-                order = np.argsort(-first_values.reshape(groups, -1), axis=1, kind="stable")[:, : settings.screen]
-                candidates = np.take_along_axis(candidates.reshape(groups, -1), order, axis=1).ravel()
-            pool, sums, values = self._scored(candidates, weights)
-            picked = best_in_groups(values, candidates, groups, self._out)
-            self._keep(looked_at, values if first_values is None else first_values)
-            gained, misfit = self._join(picked, np.searchsorted(pool, picked), sums, weights)
+                assert looked is not None
+                screened = self._screened(candidates, looked, groups)
+            pool, sums, values = screened, None, looked
+            if settings.screen or looked is None:
+                pool, sums, values = self._scored(screened, weights)
+            assert values is not None
+            picked = best_in_groups(values, screened, groups, self._out)
+            self._keep(candidates, values if looked is None else looked)
+            gained = self._join(picked, pool, sums, weights)
             self.iteration += 1
             self._empty = 0 if gained else self._empty + 1
-            self._record(weights, before, misfit, time.perf_counter() - began)
+            self._record(weights, before, time.perf_counter() - began)
         return gained
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
@@ -163,26 +168,51 @@ class GreedyEngine:
         kept = self._kept[~self._out[self._kept]]
         return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
 
-    def _screening(self, candidates: IndexArray, weights: FloatArray) -> FloatArray:
-        """Scores by `single`, on a fresh sample of rows where one is asked for; -1 of candidates that are out."""
+    def _looked_at(self, kind: Score, candidates: IndexArray, weights: FloatArray) -> FloatArray | None:
+        """Scores without products with the basis, -1 of candidates that are out; None of a kind that takes them.
+
+        Those that screen may be of a fresh sample of rows.
+        """
+        if needs_basis_products(kind):
+            return None
         settings, n = self.settings, self._operator.n
         rows = None
-        if settings.score_rows is not None and settings.score_rows < n:
+        if settings.screen and settings.score_rows is not None and settings.score_rows < n:
             generator = round_generator(settings.seed + ROWS_STREAM, self.iteration)
             rows = np.sort(generator.choice(n, settings.score_rows, replace=False)).astype(np.intp)
         inside = ~self._out[candidates]
         pool, values = np.unique(candidates[inside]), np.full(len(candidates), -1.0)
-        sums = self._sums(pool, weights, samples=rows)
-        found = score("single", sums.gradient, sums.residual, sums.diagonal, None)
+        sums = _Sums.joined(
+            [
+                self._sums(pool[start : start + CANDIDATES_AT_ONCE], weights, single=kind == "single", samples=rows)
+                for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE)
+            ]
+        )
+        found = score(kind, sums.gradient, sums.residual, sums.diagonal, None)
         values[inside] = found[np.searchsorted(pool, candidates[inside])]
         return values
+
+    def _screened(self, candidates: IndexArray, values: FloatArray, groups: int) -> IndexArray:
+        """The best of each run, so many as are asked for; a run leaves out whom an earlier one took, as far as may be.
+
+        Candidates that were kept are in every run: they would leave nobody else in any.
+        """
+        taken, best = np.zeros(self._operator.n, dtype=bool), []
+        for run, scores in zip(candidates.reshape(groups, -1), values.reshape(groups, -1), strict=True):
+            free = np.where(taken[run], -1.0, scores)
+            for _ in range(self.settings.screen):
+                one = run[np.argmax(free)]
+                best.append(one)
+                free[run == one] = -2.0
+                taken[one] = True
+        return np.asarray(best, dtype=np.intp)
 
     def _scored(self, candidates: IndexArray, weights: FloatArray) -> tuple[IndexArray, _Sums, FloatArray]:
         """Candidates that are not out, once each, their sums, and the scores of all."""
         kind, inside = self.settings.score, ~self._out[candidates]
         pool = np.unique(candidates[inside])
-        few = len(pool) <= MOST_JOINED
-        between, parts = few or needs_basis_products(kind), []
+        few, parts = len(pool) <= MOST_JOINED, []
+        between = few or needs_basis_products(kind)
         for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE):
             some = pool[start : start + CANDIDATES_AT_ONCE]
             parts.append(self._sums(some, weights, between=between, inner=few))
@@ -201,21 +231,13 @@ class GreedyEngine:
         *,
         between: bool = False,
         inner: bool = False,
+        single: bool = False,
         samples: IndexArray | None = None,
     ) -> _Sums:
         """Sums that candidates are scored by; of `samples` an estimate, but for the candidates' own rows."""
         operator, basis, inputs = self._operator, self._inputs[: len(self._chosen)], self._operator.inputs(which)
         own, theirs = operator.double.prepare(inputs), operator.double.prepare(basis)
-        found = candidate_sums(
-            operator,
-            inputs,
-            self._targets,
-            (basis, weights) if len(basis) else None,
-            self._variances,
-            between=between,
-            inner=inner,
-            samples=samples,
-        )
+        found = self._pass(inputs, weights, between=between, inner=inner, single=single, samples=samples)
         image = np.zeros((len(which), weights.shape[1]))
         if len(basis):
             image = operator.double.matmat(own, theirs, weights)
@@ -240,33 +262,56 @@ class GreedyEngine:
             squares + prior,
             products,
             None if found.inner is None else scale * found.inner + operator.double.tile(own, own),
-            scale * found.misfit,
         )
 
-    def _join(self, picked: IndexArray, places: IndexArray, sums: _Sums, weights: FloatArray) -> tuple[int, FloatArray]:
-        """Append to the factor what it can take; how many, and r' D r over all samples before."""
+    def _pass(
+        self,
+        inputs: FloatArray,
+        weights: FloatArray,
+        *,
+        between: bool,
+        inner: bool,
+        single: bool,
+        samples: IndexArray | None,
+    ) -> CandidateSums:
+        """A pass over the samples, which finds r where it is not known, or over some of them, which always does."""
+        known = None if samples is not None else self._left
+        found = self._columns.sums(
+            inputs,
+            self._targets if known is None else known,
+            self._inputs[: len(self._chosen)],
+            weights if known is None else None,
+            between=between,
+            inner=inner,
+            single=single,
+            samples=samples,
+        )
+        if samples is None and known is None:
+            self._left, self._misfit = found.residual, self._scale * found.misfit
+        return found
+
+    def _join(self, picked: IndexArray, pool: IndexArray, sums: _Sums | None, weights: FloatArray) -> int:
+        """Append to the factor what it can take; how many that is."""
         if not len(picked):
-            return 0, sums.misfit
-        gradient, between, inner = sums.gradient[places], sums.between, sums.inner
-        if between is not None and inner is not None:
-            between, inner = between[:, places], inner[np.ix_(places, places)]
-        elif between is not None and len(picked) == 1:
-            between, inner = between[:, places], sums.diagonal[places][:, None]
-        else:
-            exact = self._sums(picked, weights, between=True, inner=True)
-            gradient, between, inner = exact.gradient, exact.between, exact.inner
+            return 0
+        places = np.searchsorted(pool, picked)
+        if sums is None or sums.between is None:
+            sums, places = self._sums(picked, weights, between=True, inner=True), np.arange(len(picked))
+        between, inner = sums.between, sums.inner
+        inner = self._sums(picked, weights, inner=True).inner if inner is None else inner[np.ix_(places, places)]
         assert between is not None
         assert inner is not None
-        joined = self._factor.append(between, inner, gradient)
+        joined = self._factor.append(between[:, places], inner, sums.gradient[places])
         self._out[np.delete(picked, joined)] = True  # of the others' span
         self._take(picked[joined])
-        return len(joined), sums.misfit
+        return len(joined)
 
     def _take(self, joined: IndexArray) -> None:
         """Note samples that joined the basis."""
         before = len(self._chosen)
         self._chosen += joined.tolist()
         if len(joined):
+            self._left = None
             self._inputs[before : len(self._chosen)] = self._operator.inputs(joined)
 
     def _keep(self, candidates: IndexArray, values: FloatArray) -> None:
@@ -278,14 +323,14 @@ class GreedyEngine:
             best = best[np.sort(first)]
             self._kept = np.sort(best[~self._out[best]][: self.settings.kept])
 
-    def _record(self, weights: FloatArray, before: int, misfit: FloatArray, seconds: float) -> None:
+    def _record(self, weights: FloatArray, before: int, seconds: float) -> None:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
         penalty = 0.0
         if before:
             features = self._operator.double.prepare(self._inputs[:before])
             penalty = float(np.sum(weights * self._operator.double.matmat(features, features, weights)))
         fall = float(np.sum(self._factor.half[:, before:] ** 2))
-        risk = 0.5 * (float(misfit.sum()) + penalty - fall)
+        risk = 0.5 * (float(self._misfit.sum()) + penalty - fall)
         least = gap = None
         if self._dual is not None:
             self._dual.grow(self._factor.size)
@@ -293,6 +338,10 @@ class GreedyEngine:
             gap = self.settings.gap_between(risk, least, self._square)
         seconds += self.history[-1].seconds if self.history else 0.0
         self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
+
+    def close(self) -> None:
+        """Have workers forget what they keep for this choice."""
+        self._columns.close()
 
     def stops(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
@@ -377,15 +426,18 @@ def choose_greedily(
     interruption = Interruption(interrupted, checkpoints)
     with operator.watched(interruption.heed_within, within):
         engine = GreedyEngine(operator, targets, settings)
-        found = checkpoints.latest()
-        if found is not None:
-            engine.restore(found.arrays, found.metadata["state"])
-        while (reason := engine.stops()) is None:
-            interruption.heed(engine)
-            engine.advance()
-            if callback is not None and engine.history:
-                callback(engine.history[-1])
-            checkpoints.save_if_due(engine)
+        try:
+            found = checkpoints.latest()
+            if found is not None:
+                engine.restore(found.arrays, found.metadata["state"])
+            while (reason := engine.stops()) is None:
+                interruption.heed(engine)
+                engine.advance()
+                if callback is not None and engine.history:
+                    callback(engine.history[-1])
+                checkpoints.save_if_due(engine)
+        finally:
+            engine.close()
         # What comes after a choice may take as long as it.
         if checkpoints.saved_iteration != engine.iteration:
             checkpoints.save(engine)
