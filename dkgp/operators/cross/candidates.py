@@ -23,16 +23,13 @@ from dkgp.operators.blas import blas
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.columns import SLAB_COLUMNS, Slab, columns_between, scratch, slabs
 from dkgp.operators.cross.kernel import prototypes_of, summed
+from dkgp.operators.cross.moments import column_moments
 from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows
 from dkgp.operators.cross.tasks import Prototypes
 from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.kept_tiles import Keeping
 
 __all__ = ["CandidateSums", "GrowingBasis", "candidates_task"]
-
-# Candidates and rows whose float32 entries stay in a core's cache while they are summed.
-LOOKED_AT = 256
-LOOKED_AT_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -207,18 +204,13 @@ def _looked_at(work: CandidatePass, run: Run, left: FloatArray) -> tuple[FloatAr
                     left[where] -= slab.columns(features, where) @ work.weights[slab.first : slab.last]
     scale = 1.0 / run.rows["variances"][:, None] if "variances" in run.rows else np.ones((len(left), 1))
     weighted = left * scale
-    right = np.concatenate([weighted, scale], axis=1).astype(np.float32)
     evaluator, q, t = context.evaluator("single"), work.candidates.count, left.shape[1]
-    inputs = work.candidates.inputs
-    chosen = [evaluator.prepare(inputs[first : first + LOOKED_AT]) for first in range(0, q, LOOKED_AT)]
+    chosen = evaluator.prepare(work.candidates.inputs)
     projected, squares = np.zeros((q, t)), np.zeros(q)
-    for features, where in run.pieces(context, "single", LOOKED_AT_ROWS):
-        for number, some in enumerate(chosen):
-            which = slice(number * LOOKED_AT, number * LOOKED_AT + some.n)
-            columns = columns_between(evaluator, some, features, "candidates")
-            projected[which] += columns.T @ right[where, :t]
-            np.multiply(columns, columns, out=columns)
-            squares[which] += columns.T @ right[where, t]
+    for features, where in run.pieces(context, "single", context.block_rows):
+        products, lengths = column_moments(evaluator, chosen, features, weighted[where], scale[where, 0])
+        projected += products
+        squares += lengths
     misfit = np.einsum("it,it->t", left, weighted)
     return projected, squares, np.zeros((0, 0)), np.zeros((0, 0)), misfit
 

@@ -24,7 +24,7 @@ from dkgp.kernels.tiles import loops
 from dkgp.operators.base import FloatArray
 from dkgp.operators.kept_tiles import Keeping, worker_tiles
 
-__all__ = ["SLAB_COLUMNS", "KeptSlab", "Slab", "columns_between", "scratch", "slab_bytes", "slabs"]
+__all__ = ["SLAB_COLUMNS", "KeptSlab", "Slab", "columns_between", "plain", "scratch", "slab_bytes", "slabs"]
 
 SLAB_COLUMNS = 256
 
@@ -45,14 +45,14 @@ def columns_between(evaluator: TileEvaluator, prototypes: Features, rows: Featur
     evaluator.count(prototypes.n * rows.n)
     out = scratch(name, rows.n, prototypes.values.shape[1], evaluator.dtype)
     loops.tile_into(
-        *_plain(prototypes), *_plain(rows), rows.n, out, evaluator.program, evaluator.tile_rows,
+        *plain(prototypes), *plain(rows), rows.n, out, evaluator.program, evaluator.tile_rows,
         evaluator.dtype.type(evaluator.amplitude),
     )  # fmt: skip
     return out[:, : prototypes.n]
 
 
-def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
-    # The one layout that the loops are compiled for.
+def plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Values and norms in the one layout that the loops are compiled for."""
     return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
 
 

@@ -102,9 +102,9 @@ class GreedyEngine:
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
         self._columns = GrowingBasis(operator, self._variances)
-        # r of the weights at hand and r' D r, once a pass over all samples has found them.
+        # r of the weights at hand, once a pass over all samples has found it, and their risk.
         self._left: FloatArray | None = None
-        self._misfit = np.zeros(p)
+        self._risk = 0.5 * self._square
         self._chosen: list[int] = []
         # Of the basis: fetched once where the coordinator does not hold all inputs.
         self._inputs = np.empty((size, operator.kernel.n_features))
@@ -148,7 +148,7 @@ class GreedyEngine:
             gained = self._join(picked, pool, sums, weights)
             self.iteration += 1
             self._empty = 0 if gained else self._empty + 1
-            self._record(weights, before, time.perf_counter() - began)
+            self._record(before, time.perf_counter() - began)
         return gained
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
@@ -238,9 +238,11 @@ class GreedyEngine:
         operator, basis, inputs = self._operator, self._inputs[: len(self._chosen)], self._operator.inputs(which)
         own, theirs = operator.double.prepare(inputs), operator.double.prepare(basis)
         found = self._pass(inputs, weights, between=between, inner=inner, single=single, samples=samples)
-        image = np.zeros((len(which), weights.shape[1]))
-        if len(basis):
-            image = operator.double.matmat(own, theirs, weights)
+        if samples is None:
+            assert self._left is not None
+            image = self._targets[which] - self._left[which]
+        else:
+            image = operator.double.matmat(own, theirs, weights) if len(basis) else np.zeros((len(which), 1))
         residual, prior = self._targets[which] - image, np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
         scale, products = self._scale, None
         if found.between is not None:
@@ -287,7 +289,10 @@ class GreedyEngine:
             samples=samples,
         )
         if samples is None and known is None:
-            self._left, self._misfit = found.residual, self._scale * found.misfit
+            self._left = found.residual
+            # K_SS beta is what the weights say of the basis.
+            penalty = float(np.sum(weights * (self._targets[self.indices] - self._left[self.indices])))
+            self._risk = 0.5 * (self._scale * float(found.misfit.sum()) + penalty)
         return found
 
     def _join(self, picked: IndexArray, pool: IndexArray, sums: _Sums | None, weights: FloatArray) -> int:
@@ -323,14 +328,9 @@ class GreedyEngine:
             best = best[np.sort(first)]
             self._kept = np.sort(best[~self._out[best]][: self.settings.kept])
 
-    def _record(self, weights: FloatArray, before: int, seconds: float) -> None:
+    def _record(self, before: int, seconds: float) -> None:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
-        penalty = 0.0
-        if before:
-            features = self._operator.double.prepare(self._inputs[:before])
-            penalty = float(np.sum(weights * self._operator.double.matmat(features, features, weights)))
-        fall = float(np.sum(self._factor.half[:, before:] ** 2))
-        risk = 0.5 * (float(self._misfit.sum()) + penalty - fall)
+        risk = self._risk - 0.5 * float(np.sum(self._factor.half[:, before:] ** 2))
         least = gap = None
         if self._dual is not None:
             self._dual.grow(self._factor.size)
