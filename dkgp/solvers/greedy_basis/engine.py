@@ -1,11 +1,10 @@
 """The engine of greedy bases: draw candidates, score them by sums over the samples, refit, and again.
 
 Every score is a function of four things: c_i, A_ii, A_Si and the factor of A_SS (see `scores`), where A = K_mn D K_nm +
-K_mm and D the inverse of the noise. Workers return sums over the samples, K_C D r, the squares and K_S D K_C, with the
-residual r of the weights at hand made once a round; kernel entries between candidates and basis, and all of size m, are
-the coordinator's. The basis' columns stay with the workers where they have room (see `GrowingBasis`). Where the score
-takes A_SC, a round of few candidates is one pass over the samples; otherwise a second one for the chosen brings what
-the factor grows by. What is looked at for `single` alone is looked at in float32.
+K_mm and D the inverse of the noise. Passes over the samples bring them (see `sums`); what is of size m is the
+coordinator's. The basis' columns stay with the workers where they have room (see `GrowingBasis`). Where the score takes
+A_SC, a round of few candidates is one pass; otherwise a second one for the chosen brings what the factor grows by.
+What is looked at for `single` alone is looked at in float32.
 
 References
 ----------
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,19 +23,19 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import ProgressCallback
-from dkgp.errors import InputError
+from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.candidates import CandidateSums, GrowingBasis
 from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
-from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
+from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption, Saved
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
 from dkgp.solvers.greedy_basis.scores import Score, needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.greedy_basis.sums import Sums, SystemSums
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["GreedyEngine", "choose_greedily"]
+__all__ = ["GreedyEngine", "choose_greedily", "run_rounds"]
 
 # Candidates whose products with the basis are found at a time; with each other, where there are no more than this.
 CANDIDATES_AT_ONCE = 2048
@@ -45,28 +43,6 @@ MOST_JOINED = 128
 # Rounds in a row whose candidates are all of the basis' span: the kernel's numerical rank, or so, is reached.
 MOST_EMPTY = 5
 ROWS_STREAM = 1 << 41
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """A's entries for candidates, and their gradient."""
-
-    gradient: FloatArray
-    residual: FloatArray
-    diagonal: FloatArray
-    between: FloatArray | None
-    inner: FloatArray | None
-
-    @classmethod
-    def joined(cls, parts: list[_Sums]) -> _Sums:
-        between = None if parts[0].between is None else np.concatenate([p.between for p in parts], axis=1)
-        return cls(
-            np.concatenate([part.gradient for part in parts]),
-            np.concatenate([part.residual for part in parts]),
-            np.concatenate([part.diagonal for part in parts]),
-            between,
-            None,
-        )
 
 
 class GreedyEngine:
@@ -89,25 +65,14 @@ class GreedyEngine:
     def __init__(self, operator: BlockedKernelOperator, targets: FloatArray, settings: GreedySettings) -> None:
         if targets.ndim != 2 or len(targets) != operator.n:
             raise InputError(f"expected targets of shape ({operator.n:,}, p); got {targets.shape}")
-        self._operator, self._targets = operator, targets
+        self._n = operator.n
         self.settings = settings.checked(operator.n)
         size, p = settings.size, targets.shape[1]
-        noise = operator.noise
-        self._variances = None if isinstance(noise, float) else np.asarray(noise)
-        self._scale = 1.0 / noise if isinstance(noise, float) else 1.0
-        weighted = targets**2 * (self._scale if self._variances is None else 1.0 / self._variances[:, None])
-        self._square = float(weighted.sum())
         self._factor = BorderedFactor(size, p)
         self._dual = (
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
-        self._columns = GrowingBasis(operator, self._variances)
-        # r of the weights at hand, once a pass over all samples has found it, and their risk.
-        self._left: FloatArray | None = None
-        self._risk = 0.5 * self._square
-        self._chosen: list[int] = []
-        # Of the basis: fetched once where the coordinator does not hold all inputs.
-        self._inputs = np.empty((size, operator.kernel.n_features))
+        self._sums = Sums(operator, targets, size)
         self._out = np.zeros(operator.n, dtype=bool)  # chosen, or of the basis' span
         self._kept = np.empty(0, dtype=np.intp)
         self.iteration = 0
@@ -117,7 +82,7 @@ class GreedyEngine:
     @property
     def indices(self) -> IndexArray:
         """The basis so far, in the order of choice."""
-        return np.asarray(self._chosen, dtype=np.intp)
+        return self._sums.indices
 
     @property
     def weights(self) -> FloatArray:
@@ -153,7 +118,7 @@ class GreedyEngine:
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
         """Candidates in equal runs, one for each choice, those that are out among them; and the number of runs."""
-        settings, n = self.settings, self._operator.n
+        settings, n = self.settings, self._n
         if settings.exhaustive:
             left = np.flatnonzero(~self._out).astype(np.intp)
             return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
@@ -175,16 +140,16 @@ class GreedyEngine:
         """
         if needs_basis_products(kind):
             return None
-        settings, n = self.settings, self._operator.n
+        settings, n = self.settings, self._n
         rows = None
         if settings.screen and settings.score_rows is not None and settings.score_rows < n:
             generator = round_generator(settings.seed + ROWS_STREAM, self.iteration)
             rows = np.sort(generator.choice(n, settings.score_rows, replace=False)).astype(np.intp)
         inside = ~self._out[candidates]
         pool, values = np.unique(candidates[inside]), np.full(len(candidates), -1.0)
-        sums = _Sums.joined(
+        sums = SystemSums.joined(
             [
-                self._sums(pool[start : start + CANDIDATES_AT_ONCE], weights, single=kind == "single", samples=rows)
+                self._sums.of(pool[start : start + CANDIDATES_AT_ONCE], weights, single=kind == "single", samples=rows)
                 for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE)
             ]
         )
@@ -197,7 +162,7 @@ class GreedyEngine:
 
         Candidates that were kept are in every run: they would leave nobody else in any.
         """
-        taken, best = np.zeros(self._operator.n, dtype=bool), []
+        taken, best = np.zeros(self._n, dtype=bool), []
         for run, scores in zip(candidates.reshape(groups, -1), values.reshape(groups, -1), strict=True):
             free = np.where(taken[run], -1.0, scores)
             for _ in range(self.settings.screen):
@@ -207,7 +172,7 @@ class GreedyEngine:
                 taken[one] = True
         return np.asarray(best, dtype=np.intp)
 
-    def _scored(self, candidates: IndexArray, weights: FloatArray) -> tuple[IndexArray, _Sums, FloatArray]:
+    def _scored(self, candidates: IndexArray, weights: FloatArray) -> tuple[IndexArray, SystemSums, FloatArray]:
         """Candidates that are not out, once each, their sums, and the scores of all."""
         kind, inside = self.settings.score, ~self._out[candidates]
         pool = np.unique(candidates[inside])
@@ -215,8 +180,8 @@ class GreedyEngine:
         between = few or needs_basis_products(kind)
         for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE):
             some = pool[start : start + CANDIDATES_AT_ONCE]
-            parts.append(self._sums(some, weights, between=between, inner=few))
-        sums = parts[0] if len(parts) == 1 else _Sums.joined(parts)
+            parts.append(self._sums.of(some, weights, between=between, inner=few))
+        sums = SystemSums.joined(parts)
         schur = None if sums.between is None else self._factor.schur(sums.between, sums.diagonal)
         found = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
         self._out[pool[found < 0.0]] = True
@@ -224,100 +189,21 @@ class GreedyEngine:
         values[inside] = found[np.searchsorted(pool, candidates[inside])]
         return pool, sums, values
 
-    def _sums(
-        self,
-        which: IndexArray,
-        weights: FloatArray,
-        *,
-        between: bool = False,
-        inner: bool = False,
-        single: bool = False,
-        samples: IndexArray | None = None,
-    ) -> _Sums:
-        """Sums that candidates are scored by; of `samples` an estimate, but for the candidates' own rows."""
-        operator, basis, inputs = self._operator, self._inputs[: len(self._chosen)], self._operator.inputs(which)
-        own, theirs = operator.double.prepare(inputs), operator.double.prepare(basis)
-        found = self._pass(inputs, weights, between=between, inner=inner, single=single, samples=samples)
-        if samples is None:
-            assert self._left is not None
-            image = self._targets[which] - self._left[which]
-        else:
-            image = operator.double.matmat(own, theirs, weights) if len(basis) else np.zeros((len(which), 1))
-        residual, prior = self._targets[which] - image, np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
-        scale, products = self._scale, None
-        if found.between is not None:
-            products = np.zeros((0, len(which)))
-            if len(basis):
-                products = scale * found.between + operator.double.tile(theirs, own)
-        projected, squares = scale * found.projected, scale * found.squares
-        if samples is not None:
-            # A candidate's own row is the largest term of its sums: known, and the others' are estimated.
-            own_scale = scale if self._variances is None else 1.0 / self._variances[which]
-            term, square = (own_scale * prior)[:, None] * residual, own_scale * prior**2
-            there = np.isin(which, samples)
-            share = (operator.n - 1.0) / (len(samples) - there)
-            projected = share[:, None] * (projected - np.where(there[:, None], term, 0.0)) + term
-            squares = share * (squares - np.where(there, square, 0.0)) + square
-        return _Sums(
-            projected - image,
-            residual,
-            squares + prior,
-            products,
-            None if found.inner is None else scale * found.inner + operator.double.tile(own, own),
-        )
-
-    def _pass(
-        self,
-        inputs: FloatArray,
-        weights: FloatArray,
-        *,
-        between: bool,
-        inner: bool,
-        single: bool,
-        samples: IndexArray | None,
-    ) -> CandidateSums:
-        """A pass over the samples, which finds r where it is not known, or over some of them, which always does."""
-        known = None if samples is not None else self._left
-        found = self._columns.sums(
-            inputs,
-            self._targets if known is None else known,
-            self._inputs[: len(self._chosen)],
-            weights if known is None else None,
-            between=between,
-            inner=inner,
-            single=single,
-            samples=samples,
-        )
-        if samples is None and known is None:
-            self._left = found.residual
-            # K_SS beta is what the weights say of the basis.
-            penalty = float(np.sum(weights * (self._targets[self.indices] - self._left[self.indices])))
-            self._risk = 0.5 * (self._scale * float(found.misfit.sum()) + penalty)
-        return found
-
-    def _join(self, picked: IndexArray, pool: IndexArray, sums: _Sums | None, weights: FloatArray) -> int:
+    def _join(self, picked: IndexArray, pool: IndexArray, sums: SystemSums | None, weights: FloatArray) -> int:
         """Append to the factor what it can take; how many that is."""
         if not len(picked):
             return 0
         places = np.searchsorted(pool, picked)
         if sums is None or sums.between is None:
-            sums, places = self._sums(picked, weights, between=True, inner=True), np.arange(len(picked))
+            sums, places = self._sums.of(picked, weights, between=True, inner=True), np.arange(len(picked))
         between, inner = sums.between, sums.inner
-        inner = self._sums(picked, weights, inner=True).inner if inner is None else inner[np.ix_(places, places)]
+        inner = self._sums.of(picked, weights, inner=True).inner if inner is None else inner[np.ix_(places, places)]
         assert between is not None
         assert inner is not None
         joined = self._factor.append(between[:, places], inner, sums.gradient[places])
         self._out[np.delete(picked, joined)] = True  # of the others' span
-        self._take(picked[joined])
+        self._sums.take(picked[joined])
         return len(joined)
-
-    def _take(self, joined: IndexArray) -> None:
-        """Note samples that joined the basis."""
-        before = len(self._chosen)
-        self._chosen += joined.tolist()
-        if len(joined):
-            self._left = None
-            self._inputs[before : len(self._chosen)] = self._operator.inputs(joined)
 
     def _keep(self, candidates: IndexArray, values: FloatArray) -> None:
         """Remember the best that were not chosen."""
@@ -330,18 +216,18 @@ class GreedyEngine:
 
     def _record(self, before: int, seconds: float) -> None:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
-        risk = self._risk - 0.5 * float(np.sum(self._factor.half[:, before:] ** 2))
+        risk = self._sums.risk - 0.5 * float(np.sum(self._factor.half[:, before:] ** 2))
         least = gap = None
         if self._dual is not None:
             self._dual.grow(self._factor.size)
             least = 0.5 * float(self._dual.quadratic.sum())
-            gap = self.settings.gap_between(risk, least, self._square)
+            gap = self.settings.gap_between(risk, least, self._sums.square)
         seconds += self.history[-1].seconds if self.history else 0.0
         self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
 
     def close(self) -> None:
         """Have workers forget what they keep for this choice."""
-        self._columns.close()
+        self._sums.close()
 
     def stops(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
@@ -356,7 +242,10 @@ class GreedyEngine:
             return StopReason("size", reached, f"{size:,} basis samples chosen{told}", advice)
         if self._empty >= MOST_EMPTY:
             reached = settings.gap is None
-            return StopReason("dependent", reached, f"no sample has anything to add to {size:,} basis samples")
+            told = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
+            return StopReason(
+                "dependent", reached, told, "" if reached else "raise the noise variance, or ask for less"
+            )
         return None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -375,8 +264,18 @@ class GreedyEngine:
         return {"iteration": self.iteration, "empty": self._empty, "history": history}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same operator, targets and settings: to the same bits."""
-        self._take(np.asarray(arrays["chosen"], dtype=np.intp))
+        """Go on from a checkpoint of the same operator and targets: to the same bits, with the same settings.
+
+        With a larger `size` it goes on from where it ended, with all that was chosen. It is the choice of that size
+        from the start, too, unless the smaller one cut its last round short.
+        """
+        held, size = len(arrays["chosen"]), self.settings.size
+        if held > size:
+            raise CheckpointError(
+                f"the checkpoint is of a basis that has {held:,} samples already; {size:,} were asked for. Allow as "
+                "many, or start afresh without `resume`"
+            )
+        self._sums.take(np.asarray(arrays["chosen"], dtype=np.intp))
         self._out[arrays["out"]] = True
         self._kept = np.asarray(arrays["kept"], dtype=np.intp)
         self._factor.restore(arrays["factor_lower"], arrays["factor_half"])
@@ -422,23 +321,34 @@ def choose_greedily(
     InterruptedRunError
         As was wished; the rounds so far are saved where there are checkpoints.
     """
-    checkpoints = Checkpoints(checkpointing, settings.to_json(), dict)
+    checkpoints = Checkpoints(checkpointing, settings.identity(), dict)
     interruption = Interruption(interrupted, checkpoints)
     with operator.watched(interruption.heed_within, within):
         engine = GreedyEngine(operator, targets, settings)
-        try:
-            found = checkpoints.latest()
-            if found is not None:
-                engine.restore(found.arrays, found.metadata["state"])
-            while (reason := engine.stops()) is None:
-                interruption.heed(engine)
-                engine.advance()
-                if callback is not None and engine.history:
-                    callback(engine.history[-1])
-                checkpoints.save_if_due(engine)
-        finally:
-            engine.close()
-        # What comes after a choice may take as long as it.
-        if checkpoints.saved_iteration != engine.iteration:
-            checkpoints.save(engine)
-        return engine.result(reason)
+        found = checkpoints.latest()
+        if found is not None:
+            engine.restore(found.arrays, found.metadata["state"])
+        return run_rounds(engine, engine, checkpoints, interruption, callback)
+
+
+def run_rounds(
+    engine: GreedyEngine,
+    saved: Saved,
+    checkpoints: Checkpoints,
+    interruption: Interruption,
+    callback: Callable[[GreedyProgress], None] | None = None,
+) -> GreedyBasis:
+    """Advance a choice to its end; `saved` is what checkpoints are of, the engine or a run that it is part of."""
+    try:
+        while (reason := engine.stops()) is None:
+            interruption.heed(saved)
+            engine.advance()
+            if callback is not None and engine.history:
+                callback(engine.history[-1])
+            checkpoints.save_if_due(saved)
+    finally:
+        engine.close()
+    # What comes after a choice may take as long as it.
+    if checkpoints.saved_iteration != saved.iteration:
+        checkpoints.save(saved)
+    return engine.result(reason)

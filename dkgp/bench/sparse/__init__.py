@@ -1,0 +1,1 @@
+"""Sparse models side by side: accuracy, what is proven, time and memory."""

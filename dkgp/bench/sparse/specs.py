@@ -1,0 +1,69 @@
+"""A sparse method with settings of its own, as a user names it: "sggp,screen=2,score_rows=2048"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from dkgp.errors import InputError, UsageError
+from dkgp.models.sparse.train import SparseSettings
+
+__all__ = ["SparseSpec"]
+
+_SETTINGS = {
+    "basis": str,
+    "gap": float,
+    "candidates": int,
+    "per_round": int,
+    "screen": int,
+    "score_rows": int,
+    "certify_passes": float,
+}
+
+
+@dataclass(frozen=True)
+class SparseSpec:
+    """A method and what is not as it comes.
+
+    Attributes
+    ----------
+    text : str
+        As it was named; its label.
+    settings : SparseSettings
+        Of some size and seed; `sized` gives others.
+    """
+
+    text: str
+    settings: SparseSettings = field(default_factory=SparseSettings)
+
+    @classmethod
+    def read(cls, text: str) -> SparseSpec:
+        """Read "METHOD,setting=value,..."; `UsageError` where there is no such method or setting."""
+        name, *settings = text.split(",")
+        given: dict[str, Any] = {}
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals or key not in _SETTINGS:
+                raise UsageError(f"'{text}': expected settings of {', '.join(_SETTINGS)}; got '{setting}'")
+            try:
+                given[key] = _SETTINGS[key](value)
+            except ValueError:
+                raise UsageError(f"'{text}': {key} is a number; got {value!r}") from None
+        try:
+            found = cls(text, SparseSettings(name, **given))
+            if found.settings.chosen_basis == "greedy":
+                found.settings.greedy()
+        except InputError as error:
+            raise UsageError(f"'{text}': {error}") from None
+        return found
+
+    def on(self, basis: str) -> SparseSpec:
+        """The same on a basis of that name; on its own where it names one, or chooses greedily."""
+        if self.settings.basis is not None or self.settings.chosen_basis == "greedy":
+            return self
+        return SparseSpec(f"{self.text},basis={basis}", replace(self.settings, basis=basis))
+
+    def sized(self, size: int, seed: int) -> dict[str, Any]:
+        """Settings for a basis of that size, by name."""
+        settings = replace(self.settings, basis_size=size, seed=seed)
+        return {each.name: getattr(settings, each.name) for each in fields(settings)}
