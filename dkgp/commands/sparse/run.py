@@ -82,6 +82,7 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
         with helped(found.kernel), open_executor(job.cluster, dataset.n_samples, reporter) as executor:
             announce(executor, reporter)
             plan, inputs_bytes = _plan(job, prepared, executor)
+            executor.tiles = TileBudget(plan.kept_bytes)
             trained = _train(job, prepared, inputs_bytes, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         trained = replace(trained, summary={**trained.summary, "peak_memory_bytes": memory.bytes})
@@ -226,7 +227,7 @@ def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> tuple
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
         inputs = 0
     plan.require(budget, resident)
-    return plan, inputs
+    return plan.with_kept(executor.tiles, budget - inputs, resident), inputs
 
 
 def _train(
@@ -235,8 +236,6 @@ def _train(
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
-    # No product is taken twice, so tiles of K are not kept.
-    executor.tiles = TileBudget()
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
         reporter.choice("sparse", job.settings.basis_size) as show,
