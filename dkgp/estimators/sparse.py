@@ -129,7 +129,7 @@ class SparseGPRegressor(GPEstimator):
         candidates: int = 59,
         per_round: int | None = None,
         exhaustive: bool = False,
-        screen: int = 0,
+        screen: int | None = None,
         score_rows: int | None = None,
         certify_passes: float = 0.0,
         client: Any = None,

@@ -97,15 +97,15 @@ def greedy_options(function: F) -> F:
             "--per-round",
             type=int,
             help="Choices by the same weights, before they are fitted again; 1 is the papers'.  "
-            "[default: a hundredth of the basis]",
+            "[default: a fiftieth of the basis]",
         ),
         click.option("--exhaustive", is_flag=True, help="Score every sample at every choice; for small data."),
         click.option(
             "--screen",
             type=int,
-            default=0,
             metavar="K",
-            help="Score no more than K of each draw in full, the best by a cheaper score.  [default: all]",
+            help="Score no more than K of each draw in full, the best by a cheaper score; 0: all.  "
+            "[default: 2, all of sggp with one choice a round]",
         ),
         click.option(
             "--score-rows",

@@ -56,7 +56,7 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Projected memory, of a ladder for each rung by itself; bytes of inputs at the coordinator; what else is free."""
+    """Projected memory, and bytes of inputs at the coordinator; of a ladder, which projects its rungs, what is free."""
 
     sparse: SparseMemory | None
     inputs_bytes: int
@@ -240,7 +240,9 @@ def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> _Plan
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
         inputs = 0
     plan.require(budget, resident)
-    return _Plan(plan if job.target is None else None, inputs, budget - resident - inputs)
+    if job.target is not None:
+        return _Plan(None, inputs, budget - resident - inputs)
+    return _Plan(plan.with_kept(executor.tiles, budget - inputs, resident), inputs, 0)
 
 
 def _train(
@@ -249,8 +251,8 @@ def _train(
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
-    # The plan counts no tiles of K: but for those of a ladder's bounds, no products are taken again.
-    executor.tiles = TileBudget()
+    # A ladder grows into what is free: nothing is kept from its rungs.
+    executor.tiles = TileBudget(0 if plan.sparse is None else plan.sparse.kept_bytes)
     size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
