@@ -15,7 +15,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.sparse.bases import blind_basis, given_basis
+from dkgp.models.sparse.bases import BLIND_BASES, blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
@@ -31,7 +31,7 @@ from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
+__all__ = ["SparseSettings", "TrainedSparse", "summary_of", "train_sparse"]
 
 # Choices a round unless a user says otherwise: a hundred rounds, whatever m.
 ROUNDS = 100
@@ -76,6 +76,8 @@ class SparseSettings:
 
     def __post_init__(self) -> None:
         method_named(self.method)
+        if self.chosen_basis not in (*BLIND_BASES, "greedy"):
+            raise InputError(f"unknown basis {self.basis!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}")
         if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
             raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
         if self.gap is not None and self.chosen_basis != "greedy":
@@ -160,8 +162,8 @@ class TrainedSparse:
 
     @property
     def converged(self) -> bool:
-        """True unless a gap was asked for and not met."""
-        return self.greedy is None or self.greedy.reason.converged
+        """True unless a gap or a distance was asked for and not met."""
+        return bool(self.summary["converged"])
 
 
 def train_sparse(
@@ -258,7 +260,7 @@ def train_sparse(
         entries = operator.kernel_evaluations
     if greedy is not None and settings.gap is not None:
         greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
-    summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
+    summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
     own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
     return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, own)
@@ -352,7 +354,7 @@ def _told(greedy: GreedyBasis | None, asked: int | None, size: int) -> str:
     )
 
 
-def _summary(
+def summary_of(
     dataset: Dataset,
     settings: SparseSettings,
     given: bool,

@@ -29,6 +29,7 @@ def sparse_tables(document: Document) -> list[RenderableType]:
         ("done", document["reason"]),
         *_distances(document),
         *_evidence(document),
+        *_rungs(document),
         *assumed_rows(document),
         ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
         ("seconds", seconds_of(document)),
@@ -50,6 +51,14 @@ def _distances(document: Document) -> Rows:
         rows.append((f"RMS distance to the exact mean{of}", f"proven <= {proven} (by {_BOUNDS.get(bound, bound)})"))
         rows.append((f"duality gap{of}", f"{document['gap'][target]:.3g}"))
     return rows
+
+
+def _rungs(document: Document) -> Rows:
+    """The sizes that a basis grew through, and what the exact model would cost and gain."""
+    if "ladder" not in document:
+        return []
+    sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
+    return [("basis samples: proven distance", sizes), ("beside that", document["ladder"]["exact"]["words"])]
 
 
 def _evidence(document: Document) -> Rows:
