@@ -3,9 +3,9 @@
 Cost is geometric: the last rung takes most of it. What is proven of a rung is R of its mean less a bound on min R from
 below, and both may be what is in the way. A larger basis lowers R. Products with all of K, by the solver that "auto"
 would take for the exact model, raise the bound; it is the same for all rungs, and so is kept. Each time the step is
-taken that promises most for its price: of growing, half of what R fell by last time; of products, what growing would
-not account for, and a fifth of what the last ones gained. Prices are nominal, and made of counts (`costs`): a seeded
-run takes the same steps everywhere.
+taken that promises most for its price: of growing, that R goes on falling as it did; of products, what all further
+growing would not account for, and later a fifth of what the last ones gained. Prices are nominal, and made of counts
+(`costs`): a seeded run takes the same steps everywhere.
 
 A ladder ends without its target where the next step would take longer than the exact model, or where the target, from
 how the last rungs fell, lies so far up that the climb would; where a rung does not fit the memory; at the size that a
@@ -27,8 +27,9 @@ from dkgp.models.sparse.ladder.costs import ExactModel
 from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.ladder.state import Ladder
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung
-from dkgp.models.sparse.train import SparseSettings, TrainedSparse
+from dkgp.models.sparse.train import SparseSettings, TrainedSparse, noise_by_sample
 from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing
@@ -46,6 +47,7 @@ def climb(
     settings: SparseSettings,
     target: LadderTarget,
     *,
+    relative_noise: FloatArray | None = None,
     callback: Callable[[GreedyProgress], None] | None = None,
     rung_callback: Callable[[Rung], None] | None = None,
     within: ProgressCallback | None = None,
@@ -59,7 +61,7 @@ def climb(
 
     Parameters
     ----------
-    dataset, kernel, noise_variance, executor, callback, within, interrupted, coordinator_input_bytes
+    dataset, kernel, noise_variance, executor, relative_noise, callback, within, interrupted, coordinator_input_bytes
         See `train_sparse`.
     settings : SparseSettings
         `basis_size` is not looked at; `gap` is the target's. `per_round` is a hundredth of each rung by default;
@@ -90,11 +92,12 @@ def climb(
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")
     kernel, noise_variance = fold_white(kernel, noise_variance)
     targets = dataset.all_targets()
+    each, checkpointing = noise_by_sample(noise_variance, relative_noise, dataset.n_samples, checkpointing)
     checkpoints = Checkpoints(checkpointing, LadderPlan.identity(settings, target), dict)
     interruption = Interruption(interrupted, checkpoints)
     options = {"coordinator_input_bytes": coordinator_input_bytes}
     with (
-        BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator,
+        BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator,
         operator.watched(interruption.heed_within, within),
     ):
 
@@ -130,4 +133,4 @@ def climb(
             if rung_callback is not None:
                 rung_callback(ladder.rungs[-1])
             checkpoints.save(ladder)
-        return ladder.trained(dataset, reason)
+        return ladder.trained(dataset, noise_variance, reason)
