@@ -70,8 +70,8 @@ CAUTIONS = {
     "evaluates each once where they all fit; passes count the columns used, either way. An iteration is n / 20 steps.",
     "draws": "One draw of the samples, not ten, but in Table 4; test samples follow the file's own split where it has "
     "one.",
-    "other tables": "Table 3 (variances) is `dkgp bench variance --table 3`, with one repeat; `--table 4` of that command "
-    "has the variances of Table 4 alone. Of the paper's sparse methods it is not known which variance they had.",
+    "other tables": "Table 3 (variances) is `dkgp bench variance --table 3`, with one repeat; `--table 4` of that "
+    "command has the variances of Table 4 alone. Of the paper's sparse methods it is not known which variance they had.",
 }
 
 
