@@ -32,17 +32,8 @@ __all__ = [
 OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
 # Of kernels that are not tuned, where no noise is given: a tenth of the targets' standard deviation.
 UNTUNED_NOISE_VARIANCE = 0.01
-# Parameters that mean the same in another process.
-_SAVED = (
-    "noise_variance",
-    "optimizer",
-    "subset_size",
-    "n_restarts_optimizer",
-    "tol",
-    "max_passes",
-    "solver",
-    "variance_gap",
-)
+# Parameters that mean nothing in another process, and those that are written in their own way.
+_ELSEWHERE, _OWN_WAY = ("client", "store"), ("kernel", "random_state")
 _JSON_TYPES = (bool, int, float, str, dict)
 
 
@@ -164,7 +155,7 @@ def about_fit(estimator: Any, dataset: Dataset, found: Hyperparameters, *, sever
 
 def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return an estimator's parameters as JSON, without those that mean nothing elsewhere."""
-    saved: dict[str, Any] = {name: parameters[name] for name in _SAVED}
+    saved = {name: value for name, value in parameters.items() if name not in (*_ELSEWHERE, *_OWN_WAY)}
     kernel, state = parameters["kernel"], parameters["random_state"]
     if isinstance(kernel, Hyperparameters):
         saved["kernel"] = {"hyperparameters": kernel.to_json()}
@@ -174,10 +165,8 @@ def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if value is None or isinstance(value, _JSON_TYPES)}
 
 
-def settings_of(saved: Mapping[str, Any], kernel: Kernel, noise_variance: float) -> dict[str, Any]:
-    """Return an estimator's parameters from `saved_settings`; of a model from elsewhere, its own hyperparameters."""
-    if not saved:
-        return {"kernel": kernel, "noise_variance": noise_variance}
+def settings_of(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an estimator's parameters from `saved_settings`."""
     given = dict(saved)
     if isinstance(given["kernel"], Mapping):
         inner = given["kernel"].get("hyperparameters")

@@ -121,8 +121,10 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
     if command == "train":
         places |= {"checkpoint": job.checkpoint_url, "tiles": job.tiles_url}
+    if command == "tune":
+        places["checkpoint"] = job.checkpoint_url
     paths = [
-        JobPath(field, normalise_url(value), _PATH_FIELDS[command][field])
+        JobPath(field, normalise_url(value), _PATH_FIELDS[command].get(field, "write"))
         for field, value in places.items()
         if value is not None
     ]
@@ -213,6 +215,7 @@ def _check_train(job: TrainJob) -> None:
 
 def _check_tune(job: TuneJob) -> None:
     from dkgp.commands.refine import check_refinement
+    from dkgp.commands.tune_bound import check_bound_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets
@@ -221,6 +224,7 @@ def _check_tune(job: TuneJob) -> None:
     plan_subsets(MANY_SAMPLES, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
     check_folds(job.folds, job.subset)
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
+    check_bound_options(job)
     job.named()
     _check_plot(job.plot)
 

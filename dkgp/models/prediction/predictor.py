@@ -46,6 +46,11 @@ class Predicted:
     variance_lower: FloatArray | None = None
     variance_upper: FloatArray | None = None
 
+    @property
+    def variance(self) -> FloatArray | None:
+        """The one to show where there is to be one: the interval's upper end."""
+        return self.variance_upper
+
 
 class Predictor:
     """Predicts rows in memory.

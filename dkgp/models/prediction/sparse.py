@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.data.stores.memory_model import find_sparse_model
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
-from dkgp.models.sparse.stored import OpenedSparse
+from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
 from dkgp.operators.base import FloatArray
 
-__all__ = ["SparsePredicted", "SparsePredictor"]
+__all__ = ["SparsePredicted", "SparsePredictor", "SparsePredictorSource"]
 
 PIECE_ROWS = 1024
 
@@ -72,6 +74,12 @@ class SparsePredictor:
         self._interval = opened.interval() if variance else None
         self._noise = 0.0 if latent else opened.record.noise_variance
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's arrays, and of the interval's own triangle."""
+        m = self._opened.model.m
+        return self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
 
@@ -117,3 +125,31 @@ class SparsePredictor:
             lower[:], upper[:] = self._interval(rows)
             own[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
+
+
+@dataclass(frozen=True)
+class SparsePredictorSource:
+    """Source of a process's predictor; travels with tasks.
+
+    Attributes
+    ----------
+    url : str
+        Of the model: a store that the process can read, or a model in its own memory.
+    version : str
+        Under which the process's cache keeps what belongs to the model.
+    variance, latent
+        As for `SparsePredictor`.
+    """
+
+    url: str
+    version: str
+    variance: bool
+    latent: bool
+
+    def predictor(self) -> SparsePredictor:
+        """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
+        return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
+
+    def _make(self) -> SparsePredictor:
+        opened = opened_sparse(find_sparse_model(self.url))
+        return SparsePredictor(opened, variance=self.variance, latent=self.latent, threads=1)

@@ -98,10 +98,13 @@ def _samples(operator: BlockedKernelOperator, indices: IndexArray) -> Basis:
 
 def _uniform(operator: BlockedKernelOperator, size: int, rng: np.random.Generator) -> Basis:
     order = rng.permutation(operator.n).astype(np.intp)
-    # A few more than are needed, for those that are duplicates.
-    drawn = order[: min(operator.n, 2 * size + 64)]
-    _, first = np.unique(operator.inputs(drawn), axis=0, return_index=True)
-    return _samples(operator, drawn[np.sort(first)[:size]])
+    drawn = min(operator.n, 2 * size + 64)
+    while True:
+        # A few more than are needed, for those that are duplicates; twice as many where most of them are.
+        _, first = np.unique(operator.inputs(order[:drawn]), axis=0, return_index=True)
+        if len(first) >= size or drawn == operator.n:
+            return _samples(operator, order[np.sort(first)[:size]])
+        drawn = min(operator.n, 2 * drawn)
 
 
 def _part(operator: BlockedKernelOperator, size: int, rng: np.random.Generator) -> tuple[IndexArray, FloatArray]:
@@ -124,7 +127,8 @@ def _variance(operator: BlockedKernelOperator, size: int, rng: np.random.Generat
     subset, inputs = _part(operator, size, rng)
     evaluator, features = operator.double, operator.double.prepare(inputs)
     left = np.array(operator.kernel.diagonal(inputs), dtype=np.float64)
-    prior, rows = left.copy(), np.zeros((min(size, len(subset)), len(subset)))
+    # A sample without a variance of its own leaves nothing.
+    prior, rows = np.where(left > 0.0, left, np.inf), np.zeros((min(size, len(subset)), len(subset)))
     chosen: list[int] = []
     while len(chosen) < len(rows):
         place = int(np.argmax(left / prior))

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
@@ -64,7 +65,7 @@ class SparseCertificate:
     magnitude, spread : tuple of p floats
         sum s |beta| and sum s e |beta| over the basis: what a mean's own roundings are in proportion to.
     evidence : Evidence or None
-        Where the basis was fitted to all samples, and L is well enough conditioned to prove something.
+        Where the basis was fitted to all samples, and L and C are well enough conditioned to prove something.
     normal_share : float
         What C C' may differ by from the exact I + F'DF, in norm; infinite where nothing is known.
     assumes : str or None
@@ -108,10 +109,21 @@ class SparseCertificate:
     def gap(self) -> FloatArray:
         """Smola and Bartlett's: the difference of the bounds on the log posterior, over their mean's size, (p,).
 
-        2 (Q + s2 Q* + |y|^2 / 2) / (-Q + s2 Q* + |y|^2 / 2), where Q = s2 R - |y|^2 / 2 and Q* bounds -min R.
+        2 (Q + s2 Q* + |y|^2 / 2) / (-Q + s2 Q* + |y|^2 / 2), where Q = s2 R - |y|^2 / 2 and Q* bounds -min R. Infinite
+        where the bounds leave it open whether the posterior is above that of no function at all.
         """
-        size = np.asarray(self.target_square) - np.asarray(self.risk) - self.least
-        return np.asarray(2.0 * self.excess / np.maximum(size, np.finfo(float).tiny))
+        return self._gap(np.asarray(self.target_square), np.asarray(self.risk), self.least, self.excess)
+
+    @property
+    def total_gap(self) -> float:
+        """The gap of all targets together, as a greedy choice stops by it."""
+        return float(self._gap(*(np.sum(v) for v in (self.target_square, self.risk, self.least, self.excess))))
+
+    def _gap(self, square: Any, risk: Any, least: Any, excess: Any) -> FloatArray:
+        # y' D y as summed is off by (n + 4) u of itself; the differences round no more than a few.
+        size = square * (1.0 - (self.n + 16) * UNIT) - risk - least
+        gap = np.where(size > 0.0, 2.0 * excess / np.where(size > 0.0, size, 1.0) * (1.0 + 8.0 * EPS), np.inf)
+        return np.asarray(np.where(excess > 0.0, gap, 0.0))
 
     @property
     def evidence_upper(self) -> float | None:
@@ -122,7 +134,9 @@ class SparseCertificate:
     def divergence(self) -> float | None:
         """KL of the sparse posterior from the exact one, at most, in nats."""
         upper = self.evidence_upper
-        return None if upper is None or self.evidence is None else max(upper - self.evidence.lower, 0.0)
+        if upper is None or self.evidence is None:
+            return None
+        return float(np.nextafter(max(upper - self.evidence.lower, 0.0), np.inf))
 
     def mean_error_bound(self, highest_variance: FloatArray, prior: FloatArray, row_errors: FloatArray) -> FloatArray:
         """Bound on |f(x) - f*(x)| at test samples, with f as computed: (r, p).
@@ -163,7 +177,7 @@ class SparseCertificate:
             "best": list(self.best),
             "excess": self.excess.tolist(),
             "rms_bound": self.rms_bound.tolist(),
-            "gap": self.gap.tolist(),
+            "gap": [value if math.isfinite(value) else None for value in self.gap.tolist()],
         }
 
     @classmethod
@@ -224,6 +238,8 @@ def _certify(
     squares = left.squares[:p] / noise if isinstance(noise, float) else left.squares[:p]
     misfit = highest_misfit(errors, model.weights, squares, targets, noise)
     risk = 0.5 * (misfit + highest_penalty(errors, model.weights, cross.inner(model.weights))) * (1.0 + 8.0 * EPS)
+    if not np.isfinite(risk).all():
+        raise NumericalError("the risk of the sparse mean overflows: raise the noise variance, or scale the targets")
     least = {"none": np.zeros(p)}
     if subset is not None:
         least["subset"] = subset_bound(operator, subset, targets)
@@ -232,7 +248,8 @@ def _certify(
         assert left.values is not None
         # A direction's length is of no consequence: with one noise for all, the residual itself.
         vectors = left.values if variances is None else left.values / variances[:, None]
-        for number, name in enumerate(("residual", "trace", "trace")):
+        for number in range(len(weights)):
+            name = "trace" if number else "residual"
             where = slice(number * p, (number + 1) * p)
             found = proof.bound(Directions(vectors[:, where], left.projected[:, where]), targets)
             least[name] = np.maximum(least.get(name, found), found)
@@ -284,7 +301,10 @@ class _Whitened:
         for more in (np.sqrt(noise * trace), trace):
             matrix = np.array(gram, order="F")
             matrix[np.diag_indices(len(matrix))] += more / noise - 1.0
-            lower = normal_factor(matrix, noise)
+            try:
+                lower = normal_factor(matrix, noise)
+            except NumericalError:  # so ill-conditioned that C C' as rounded has no factor: one direction less
+                continue
             z = whiten(lower, whiten(lower, right, transposed=False), transposed=True)
             found.append(whiten(fit.cross.lower, z, transposed=True))
         return found
@@ -307,8 +327,9 @@ class _Whitened:
         length = float(np.linalg.norm(self.fit.normal)) * (1.0 + own)
         return float(EVALUATION * (own + 2.0 * length * off + off**2))
 
-    def evidence(self, highest_quadratic: FloatArray) -> Evidence:
+    def evidence(self, highest_quadratic: FloatArray) -> Evidence | None:
         n, noise = self.operator.n, self.operator.noise
         each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
         trace = float(np.sum(self.residual_diagonal / each) * (1.0 + (n + 8) * UNIT))
-        return Evidence.of(n, log_determinant(self.fit.normal, noise, n, self.row_error), highest_quadratic, trace)
+        determinant = log_determinant(self.fit.normal, noise, n, self.row_error)
+        return None if determinant is None else Evidence.of(n, determinant, highest_quadratic, trace)

@@ -78,8 +78,8 @@ def normal_error(normal: FloatArray, n: int) -> float:
     return float(EVALUATION * (len(normal) + sample_sum_roundings(n) + 12.0) * UNIT * trace)
 
 
-def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) -> LogDeterminant:
-    """Bounds on log|Q + S| by C C' = I + F'DF as computed.
+def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) -> LogDeterminant | None:
+    """Bounds on log|Q + S| by C C' = I + F'DF as computed; None where it may be singular for all that is known.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) 
     most = float(own.sum()) + EVALUATION * (n + 10) * UNIT * float(np.abs(own).sum())
     share = normal_error(normal, n)
     if share >= 1.0:
-        return LogDeterminant(least, np.inf)
+        return None
     value = 2.0 * float(logs.sum())
     off = EVALUATION * (
         2.0 * (m + 10) * UNIT * float(np.abs(logs).sum()) - m * float(np.log1p(-share)) + np.sqrt(m) * row_error

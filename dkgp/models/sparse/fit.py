@@ -18,7 +18,10 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["Basis", "SparseFit", "fit_sparse"]
+__all__ = ["Basis", "SparseFit", "fit_sparse", "require_range"]
+
+# Sums of squares and of products of what lies within it are numbers of float64, and so are their quotients.
+LARGEST, SMALLEST = 1e100, 1e-100
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,30 @@ class SparseFit:
 
     model: SparseModel
     regressors: RegressorFit | None
+
+
+def require_range(operator: BlockedKernelOperator, targets: FloatArray) -> None:
+    """Refuse what a sparse model's sums would overflow with, or lose; one round, no kernel entries.
+
+    Raises
+    ------
+    NumericalError
+        k(x, x), the noise, the targets, or the first and the last of these over the noise are out of range.
+    """
+    noise, largest = float(np.min(operator.noise)), float(np.max(operator.prior()))
+    square = float(np.max(np.abs(targets), initial=0.0)) ** 2
+    for what, value in (
+        ("the noise variance", noise),
+        ("the largest k(x, x)", largest),
+        ("k(x, x) over the noise variance", largest / noise),
+        ("the largest target's square", square),
+        ("the largest target's square over the noise variance", square / noise),
+    ):
+        if not value <= LARGEST or 0.0 < value < SMALLEST or (value == 0.0 and "k(x, x)" in what):
+            raise NumericalError(
+                f"{what} is {value:.3g}; sums of a sparse model take what is between {SMALLEST:g} and {LARGEST:g}. "
+                "Scale the inputs or the targets, or choose another kernel or noise variance"
+            )
 
 
 def fit_sparse(operator: BlockedKernelOperator, targets: FloatArray, basis: Basis, method: SparseMethod) -> SparseFit:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.cross.memory import cross_bytes
+from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE
 
 __all__ = ["SparseMemory", "plan_sparse"]
 
@@ -60,8 +61,9 @@ class SparseMemory:
             f"a sparse model of {self.basis_size:,} basis samples is projected to need {_mib(needed)} in the "
             f"coordinator's process; the budget is {_mib(budget_bytes)}. Matrices of that size "
             f"{_mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors {_mib(self.vectors_bytes)}, "
-            f"choice {_mib(self.choice_bytes)} (less with a smaller `per_round`), workers {_mib(self.worker_bytes)} "
-            f"(elsewhere on a cluster of processes or at a scheduler), {_mib(resident_bytes)} held already"
+            f"choice {_mib(self.choice_bytes)} (less with a smaller `per_round`, and not `exhaustive`), "
+            f"workers {_mib(self.worker_bytes)} (elsewhere on a cluster of processes or at a scheduler), "
+            f"{_mib(resident_bytes)} held already"
         )
 
 
@@ -93,18 +95,19 @@ def plan_sparse(
     width : int, optional
         The kernel's `feature_width`; d by default.
     candidates : int
-        Of a greedy choice's round, q: its sums have k columns for each, and its tasks' pieces a row.
+        Of a greedy choice's round, q: its sums have k columns for each, and its tasks' pieces a row; tasks take
+        `CANDIDATES_AT_ONCE` at most.
     greedy_factors : int
         Factors that grow with it.
     """
     cross = cross_bytes(n, d, m, 3 * p)
     features = min(cache_bytes, 8 * n * ((width or d) + 1))
-    sums = 8 * candidates * (m + p + 2)
+    sums, every = (8 * q * (m + p + 2) for q in (min(candidates, CANDIDATES_AT_ONCE), candidates))
     return SparseMemory(
         m,
         COORDINATOR_MATRICES * 8 * m * m,
         8 * n * (7 * p + 6),
-        greedy_factors * 8 * m * m + 4 * sums,
+        greedy_factors * 8 * m * m + 2 * sums + 2 * every,
         cross.worker(threads) + features + (3 * threads + 6) * sums,
         shares_process,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,25 @@ from dkgp.kernels import Kernel, fold_white
 from dkgp.models.sparse.bases import blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
-from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
+from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
 from dkgp.models.sparse.memory import SparseMemory, plan_sparse
 from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.stopping import StopReason
 
 __all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
 
 # Choices a round unless a user says otherwise: a hundred rounds, whatever m.
 ROUNDS = 100
+# Of a gap that was met by estimate: what roundings may add to it.
+GAP_ROUNDING = 1e-6
 # Of matching pursuit: earlier candidates that are scored again.
 KEPT = 59
 
@@ -109,6 +113,9 @@ class SparseSettings:
     def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
         """Project what training takes."""
         greedy = self.greedy() if self.chosen_basis == "greedy" else None
+        pool = 0
+        if greedy is not None:
+            pool = n if greedy.exhaustive else min(n, greedy.per_round * (greedy.candidates + greedy.kept))
         return plan_sparse(
             n,
             d,
@@ -118,7 +125,7 @@ class SparseSettings:
             shares_process=executor.shares_memory,
             cache_bytes=cache_bytes,
             width=width,
-            candidates=0 if greedy is None else min(2048, n, greedy.per_round * greedy.candidates + greedy.kept),
+            candidates=pool,
             greedy_factors=0 if greedy is None else 1 + greedy.tracks_gap,
         )
 
@@ -131,7 +138,7 @@ class TrainedSparse:
     ----------
     model : SparseModel
     noise_variance : float
-        White noise that was part of the kernel included.
+        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
     basis : Basis
     certificate : SparseCertificate
     greedy : GreedyBasis or None
@@ -139,6 +146,8 @@ class TrainedSparse:
     summary : dict
         n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
         decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
+    basis_noise : (m,) float64 or None
+        The basis samples' own, where the noise is by sample and the basis is of samples.
     """
 
     model: SparseModel
@@ -147,6 +156,7 @@ class TrainedSparse:
     certificate: SparseCertificate
     greedy: GreedyBasis | None
     summary: dict[str, Any] = field(default_factory=dict)
+    basis_noise: FloatArray | None = None
 
     @property
     def converged(self) -> bool:
@@ -162,6 +172,7 @@ def train_sparse(
     settings: SparseSettings,
     *,
     given: IndexArray | FloatArray | None = None,
+    relative_noise: FloatArray | None = None,
     callback: Callable[[GreedyProgress], None] | None = None,
     within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
@@ -182,6 +193,8 @@ def train_sparse(
     settings : SparseSettings
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
+    relative_noise : (n,) float64, optional
+        Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
     callback : callable, optional
         Called after every round of a greedy choice.
     within, checkpointing, interrupted
@@ -210,7 +223,14 @@ def train_sparse(
         timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
-    with BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator:
+    each: Noise = noise_variance
+    if relative_noise is not None:
+        each = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
+        if checkpointing is not None:
+            checkpointing = replace(
+                checkpointing, identity={**checkpointing.identity, "noise": sha256(each.tobytes()).hexdigest()}
+            )
+    with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
             if interrupted is not None and interrupted():
@@ -220,6 +240,7 @@ def train_sparse(
 
         greedy: GreedyBasis | None = None
         with operator.watched(heed, within):
+            require_range(operator, targets)
             basis, greedy = _basis(operator, targets, settings, given, callback, within, checkpointing, interrupted)
             lap("choice")
             fit = fit_sparse(operator, targets, basis, settings.sparse_method)
@@ -235,9 +256,30 @@ def train_sparse(
             )
             lap("passes")
         entries = operator.kernel_evaluations
+    if greedy is not None and settings.gap is not None:
+        greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
     summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
-    return TrainedSparse(fit.model, operator.noise_variance, basis, certificate, greedy, summary)
+    own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
+    return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, own)
+
+
+def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> FloatArray:
+    """s2 times what n samples have of it: (n,).
+
+    Raises
+    ------
+    InputError
+        Another number of samples, or values that are not positive and finite.
+    """
+    values = np.asarray(relative, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
+    usable = np.isfinite(values) & (values > 0.0)
+    if not usable.all():
+        row = int(np.argmin(usable))
+        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
+    return noise_variance * values
 
 
 def certify_by_descent(
@@ -289,6 +331,27 @@ def _basis(
     return Basis(operator.inputs(found.indices), found.indices), found
 
 
+def _judged(reason: StopReason, certificate: SparseCertificate, gap: float, size: int) -> StopReason:
+    """The reason to stop at a gap by what is proven, of all targets together; choosing, it was estimated."""
+    proven = certificate.total_gap
+    if proven <= gap * (1.0 + GAP_ROUNDING):
+        return StopReason("gap", True, f"duality gap {proven:.3g} <= {gap:.3g} is proven with {size:,} basis samples")
+    if not reason.converged:
+        return reason
+    told = f"{reason.message} by the choice's sums; {proven:.3g} is proven of the fit"
+    return StopReason("gap", False, told, "ask for a smaller gap, or raise the noise variance")
+
+
+def _told(greedy: GreedyBasis | None, asked: int | None, size: int) -> str:
+    """The reason in words, and why a basis is smaller than it was asked to be."""
+    if greedy is not None:
+        return greedy.reason.message
+    fewer = asked is not None and size < asked
+    return f"{size:,} basis samples" + (
+        f": others add nothing that float64 could tell; {asked:,} were asked for" if fewer else ""
+    )
+
+
 def _summary(
     dataset: Dataset,
     settings: SparseSettings,
@@ -308,7 +371,7 @@ def _summary(
         "basis": "given" if given else settings.chosen_basis,
         "basis_size": len(basis.inputs),
         "converged": greedy is None or greedy.reason.converged,
-        "reason": f"{len(basis.inputs):,} basis samples" if greedy is None else greedy.reason.message,
+        "reason": _told(greedy, None if given else settings.basis_size, len(basis.inputs)),
         "advice": "" if greedy is None else greedy.reason.advice,
         "rounds": 0 if greedy is None else greedy.history[-1].round if greedy.history else 0,
         "passes": 0 if found is None else found.passes,
@@ -316,7 +379,7 @@ def _summary(
         "excess": certificate.excess.tolist(),
         "rms_bound": certificate.rms_bound.tolist(),
         "best": list(certificate.best),
-        "gap": certificate.gap.tolist(),
+        "gap": [value if np.isfinite(value) else None for value in certificate.gap.tolist()],
         "elbo": None if certificate.evidence is None else certificate.evidence.lower,
         "evidence_upper": certificate.evidence_upper,
         "divergence": certificate.divergence,

@@ -135,8 +135,11 @@ def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
 
 
 def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    # A file that is the job's own and whole counts as done; one that an interruption left is made again.
-    return replace(job, resume=job.resume or traces.is_new(job.out), overwrite=_may_replace(job, traces))
+    # A file that is the job's own and whole counts as done; one that an interruption left is made again, from the
+    # checkpoint of a search on all samples where that is the job's own too.
+    begun = job.checkpoint_url is not None and traces.is_own(job.checkpoint_url)
+    resume = job.resume or traces.is_new(job.out) or begun
+    return replace(job, resume=resume, overwrite=_may_replace(job, traces))
 
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:

@@ -24,19 +24,19 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import ProgressCallback
-from dkgp.errors import InputError
+from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import candidate_sums
 from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
-from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
+from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption, Saved
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
 from dkgp.solvers.greedy_basis.scores import needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["GreedyEngine", "choose_greedily"]
+__all__ = ["GreedyEngine", "choose_greedily", "run_rounds"]
 
 # Candidates whose products with the basis are found at a time; with each other, where there are no more than this.
 CANDIDATES_AT_ONCE = 2048
@@ -307,7 +307,10 @@ class GreedyEngine:
             return StopReason("size", reached, f"{size:,} basis samples chosen{told}", advice)
         if self._empty >= MOST_EMPTY:
             reached = settings.gap is None
-            return StopReason("dependent", reached, f"no sample has anything to add to {size:,} basis samples")
+            told = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
+            return StopReason(
+                "dependent", reached, told, "" if reached else "raise the noise variance, or ask for less"
+            )
         return None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -326,7 +329,17 @@ class GreedyEngine:
         return {"iteration": self.iteration, "empty": self._empty, "history": history}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same operator, targets and settings: to the same bits."""
+        """Go on from a checkpoint of the same operator and targets: to the same bits, with the same settings.
+
+        With a larger `size` it goes on from where it ended, with all that was chosen. It is the choice of that size
+        from the start, too, unless the smaller one cut its last round short.
+        """
+        held, size = len(arrays["chosen"]), self.settings.size
+        if held > size:
+            raise CheckpointError(
+                f"the checkpoint is of a basis that has {held:,} samples already; {size:,} were asked for. Allow as "
+                "many, or start afresh without `resume`"
+            )
         self._take(np.asarray(arrays["chosen"], dtype=np.intp))
         self._out[arrays["out"]] = True
         self._kept = np.asarray(arrays["kept"], dtype=np.intp)
@@ -373,20 +386,31 @@ def choose_greedily(
     InterruptedRunError
         As was wished; the rounds so far are saved where there are checkpoints.
     """
-    checkpoints = Checkpoints(checkpointing, settings.to_json(), dict)
+    checkpoints = Checkpoints(checkpointing, settings.identity(), dict)
     interruption = Interruption(interrupted, checkpoints)
     with operator.watched(interruption.heed_within, within):
         engine = GreedyEngine(operator, targets, settings)
         found = checkpoints.latest()
         if found is not None:
             engine.restore(found.arrays, found.metadata["state"])
-        while (reason := engine.stops()) is None:
-            interruption.heed(engine)
-            engine.advance()
-            if callback is not None and engine.history:
-                callback(engine.history[-1])
-            checkpoints.save_if_due(engine)
-        # What comes after a choice may take as long as it.
-        if checkpoints.saved_iteration != engine.iteration:
-            checkpoints.save(engine)
-        return engine.result(reason)
+        return run_rounds(engine, engine, checkpoints, interruption, callback)
+
+
+def run_rounds(
+    engine: GreedyEngine,
+    saved: Saved,
+    checkpoints: Checkpoints,
+    interruption: Interruption,
+    callback: Callable[[GreedyProgress], None] | None = None,
+) -> GreedyBasis:
+    """Advance a choice to its end; `saved` is what checkpoints are of, the engine or a run that it is part of."""
+    while (reason := engine.stops()) is None:
+        interruption.heed(saved)
+        engine.advance()
+        if callback is not None and engine.history:
+            callback(engine.history[-1])
+        checkpoints.save_if_due(saved)
+    # What comes after a choice may take as long as it.
+    if checkpoints.saved_iteration != saved.iteration:
+        checkpoints.save(saved)
+    return engine.result(reason)

@@ -275,6 +275,37 @@ def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], on
     assert [record.risk for record in found.history] == [record.risk for record in whole.history]
 
 
+@pytest.mark.parametrize("more", [{}, {"per_round": 3, "score_rows": 40}, {"score": "single", "kept": 4, "dual": True}])
+def test_a_choice_that_grows_is_a_choice_of_the_larger_size(more: dict[str, Any], one_thread: LocalExecutor) -> None:
+    problem, larger = Problem(by_sample=True), GreedySettings(15, candidates=8, **more)
+    whole = choose_greedily(problem.operator(one_thread), problem.y, larger)
+
+    def grown(size: int) -> tuple[GreedyEngine, GreedyBasis]:
+        first = GreedyEngine(problem.operator(one_thread), problem.y, replace(larger, size=size))
+        while first.stops() is None:
+            first.advance()
+        second = GreedyEngine(problem.operator(one_thread), problem.y, larger)
+        second.restore(first.arrays(), first.metadata())
+        while (reason := second.stops()) is None:
+            second.advance()
+        found = second.result(reason)
+        assert len(found.indices) == 15
+        np.testing.assert_array_equal(found.indices[:size], first.indices)
+        return second, found
+
+    # From the end of a round.
+    state, found = grown(whole.history[2].size)
+    np.testing.assert_array_equal(found.indices, whole.indices)
+    np.testing.assert_array_equal(found.weights, whole.weights)
+    np.testing.assert_array_equal(found.dual, whole.dual)
+    assert [record.risk for record in found.history] == [record.risk for record in whole.history]
+    # A round that the size cut short is not made up for: what was chosen stays.
+    grown(7)
+    small = GreedyEngine(problem.operator(one_thread), problem.y, replace(larger, size=6))
+    with pytest.raises(CheckpointError, match="a basis that has 15 samples already; 6 were asked for"):
+        small.restore(state.arrays(), state.metadata())
+
+
 def test_an_interrupted_choice_is_resumed_from_its_checkpoint(one_thread: LocalExecutor, tmp_path: Path) -> None:
     problem, settings = Problem(), GreedySettings(9, candidates=8)
     whole = choose_greedily(problem.operator(one_thread), problem.y, settings)

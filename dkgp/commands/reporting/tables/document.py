@@ -9,8 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, figure, size, table_of, titled
+from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
+from dkgp.commands.reporting.tables.sparse import sparse_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
@@ -26,6 +27,7 @@ def tables(document: Document) -> list[RenderableType]:
         "tune": tune_tables,
         "plan": plan_tables,
         "train": _train,
+        "sparse": sparse_tables,
         "predict": _predict,
         "evaluate": _evaluate,
         "info": _info,
@@ -69,11 +71,11 @@ def _training_rows(document: Document) -> Rows:
         ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
         ("relative residual", f"{document['relative_residual']:.3g}"),
         ("objective", f"{document['objective']:.8g}"),
-        *_assumed(document),
+        *assumed_rows(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
         *_kept(document),
-        ("seconds", _seconds(document)),
+        ("seconds", seconds_of(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
     ]
 
@@ -81,17 +83,6 @@ def _training_rows(document: Document) -> Rows:
 def _kept(document: Document) -> Rows:
     share = document.get("kept_share", 0.0)
     return [("read from kept tiles", f"{share:.0%} of the kernel matrix, product after product")] if share else []
-
-
-def _seconds(document: Document) -> str:
-    """Those of a solve, and of its parts that took a twentieth of it at least; older models do not tell."""
-    whole = document["seconds"]
-    parts = [
-        f"{name} {seconds:.1f}"
-        for name, seconds in document.get("seconds_by_part", {}).items()
-        if seconds >= 0.05 * whole
-    ]
-    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _entries(count: int, n: int) -> str:
@@ -110,17 +101,12 @@ def _predict(document: Document) -> list[RenderableType]:
         ("predictions", document["out"]),
         ("samples", f"{document['n_samples']:,}"),
         ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
-        *_assumed(document),
+        *assumed_rows(document),
     ]
     if document.get("variance") is not None:
         rows += _predicted_variance_rows(document["variance"])
     rows.append(("seconds", f"{document['seconds']:.2f}"))
     return [table_of("Predicted", rows)]
-
-
-def _assumed(document: Document) -> Rows:
-    """A row for what bounds take on trust, where they do."""
-    return [("bounds assume", document["assumes"])] if document.get("assumes") else []
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:
