@@ -71,7 +71,7 @@ CAUTIONS = {
     "draws": "One draw of the samples, not ten, but in Table 4; test samples follow the file's own split where it has "
     "one.",
     "other tables": "Table 3 (variances) is `dkgp bench variance --table 3`, with one repeat; `--table 4` of that "
-    "command has the variances of Table 4 alone. Of the paper's sparse methods it is not known which variance they had.",
+    "command has the variances of Table 4 alone. It is not known which variances its sparse methods had.",
 }
 
 

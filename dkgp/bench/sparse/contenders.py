@@ -66,7 +66,7 @@ def sparse_model(description: dict[str, Any], dataset: Dataset, found: Hyperpara
         "rms_bound": float(max(trained.certificate.rms_bound)),
         "bound": trained.certificate.best[0],
         "risk": float(sum(trained.certificate.risk)),
-        "gap": float(max(trained.certificate.gap)),
+        "gap": gap if np.isfinite(gap := float(max(trained.certificate.gap))) else None,
         "elbo": trained.summary["elbo"],
         "rounds": trained.summary["rounds"],
         "cluster_warnings": reporter.warnings,
