@@ -135,8 +135,7 @@ class GreedyEngine:
             looked_at, first_values = candidates, None
             if settings.screen:
                 first_values = self._screening(candidates, weights)
-                order = np.argsort(-first_values.reshape(groups, -1), axis=1, kind="stable")[:, : settings.screen]
-                candidates = np.take_along_axis(candidates.reshape(groups, -1), order, axis=1).ravel()
+                candidates = _screened(candidates, first_values, groups, settings.screen)
             pool, sums, values = self._scored(candidates, weights)
             picked = best_in_groups(values, candidates, groups, self._out)
             self._keep(looked_at, values if first_values is None else first_values)
@@ -353,6 +352,20 @@ class GreedyEngine:
         """Return the choice."""
         dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen
         return GreedyBasis(self.indices, self.weights, dual, reason, self.history)
+
+
+def _screened(candidates: IndexArray, values: FloatArray, groups: int, count: int) -> IndexArray:
+    """The best of each run that no run before it has, `count` each; its best in any case where too few are left.
+
+    Runs share what was kept: with the same best of it for all, but one of them could choose.
+    """
+    order = np.argsort(-values.reshape(groups, -1), axis=1, kind="stable")
+    found: list[int] = []
+    for run in np.take_along_axis(candidates.reshape(groups, -1), order, axis=1).tolist():
+        had = set(found)
+        own = list(dict.fromkeys(index for index in run if index not in had))
+        found += (own + run)[:count]
+    return np.asarray(found, dtype=np.intp)
 
 
 def choose_greedily(

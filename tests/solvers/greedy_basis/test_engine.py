@@ -198,8 +198,11 @@ def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thr
     S: list[int] = []
     for number in range(4):
         taken: list[int] = []
+        seen: list[int] = []
         for run in round_generator(0, number).integers(0, n, 2 * 9).reshape(2, 9):
-            best = sorted((int(i) for i in run), key=lambda i: -screening(S, i, number) if i not in S else 1.0)[:3]
+            own = dict.fromkeys(int(i) for i in run if i not in seen)
+            best = sorted(own, key=lambda i: -screening(S, i, number) if i not in S else 1.0)[:3]
+            seen += best
             left = [i for i in best if i not in S + taken]
             taken.append(max(left, key=lambda i: problem.value("refit", S, i)))
         S += taken
