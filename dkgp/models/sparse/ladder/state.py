@@ -229,7 +229,6 @@ class Ladder:
             model=self.fitted.model,
             noise_variance=noise_variance,
             basis=self._basis,
-            basis_noise=None,
             certificate=certificate,
             greedy=self._greedy,
             summary=summary,
