@@ -129,7 +129,7 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 
     job: Any = job_from_options(command, options)
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
-    if command in ("train", "sparse", "tune"):
+    if hasattr(job, "checkpoint_url"):
         places["checkpoint"] = job.checkpoint_url
     if command == "train":
         places["tiles"] = job.tiles_url
