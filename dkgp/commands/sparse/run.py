@@ -10,7 +10,15 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor, open_executor
 from dkgp.cluster.tile_budget import TileBudget
-from dkgp.commands.own_work import difference, is_unfinished_model
+from dkgp.commands.own_work import (
+    checkpointing_of,
+    difference,
+    has_checkpoint,
+    is_unfinished_model,
+    memory_budget,
+    opened,
+    remove_checkpoint,
+)
 from dkgp.commands.reporting.basis_plot import plot_basis
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
@@ -20,7 +28,6 @@ from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.sparse.given import digest, read_given_basis
 from dkgp.commands.sparse.job import SparseJob
-from dkgp.commands.training import checkpointing_of, has_checkpoint, memory_budget, opened, remove_checkpoint
 from dkgp.data import CheckpointStore, Dataset, ensure_writable
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, open_sparse_model
 from dkgp.errors import InputError, InterruptedRunError
@@ -178,7 +185,7 @@ def _conclude(
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
-    """What a user must know of a model, in words."""
+    """Everything that a user must know of a model, in words."""
     found = []
     if not summary["converged"]:
         advice = f"; {summary['advice']}" if summary["advice"] else ""
@@ -265,7 +272,8 @@ def _train(
             log.write({"iteration": progress.round, **progress.to_json()})
 
         def after_rung(rung: Rung) -> None:
-            reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}, gap {rung.gap:.3g}")
+            gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
+            reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}{gap}")
             if not job.is_greedy:
                 log.write({"iteration": rung.size, **rung.to_json()})
 

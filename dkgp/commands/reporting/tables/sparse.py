@@ -64,7 +64,7 @@ def sparse_info_tables(document: Document) -> list[RenderableType]:
 
 
 def _distances(document: Document) -> Rows:
-    """What is proven of the mean, target by target."""
+    """Proofs of the mean, target by target."""
     names = document["target_names"][:MOST_TARGETS]
     rows: Rows = []
     for target, name in enumerate(names):
