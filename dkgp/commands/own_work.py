@@ -67,7 +67,7 @@ class TrainingJob(Protocol):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """What the processes on this machine may take; None for what is available."""
+        """Memory for the processes on this machine; None for what is available."""
 
     @property
     def checkpoint_url(self) -> str:

@@ -56,7 +56,7 @@ def method_options(function: F) -> F:
 
 
 def basis_options(function: F) -> F:
-    """How many basis samples, and which."""
+    """The basis: its size, and its samples."""
     return together(
         click.option(
             "--basis-size",
@@ -117,7 +117,7 @@ def greedy_options(function: F) -> F:
 
 
 def certificate_options(function: F) -> F:
-    """How near to the exact mean the model is to be proven to be."""
+    """The distance to the exact mean that is to be proven."""
     return together(
         click.option(
             "--certify-passes",
