@@ -13,10 +13,11 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
-from dkgp.estimators.settings import about_fit, executor_for
+from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
 from dkgp.estimators.training_set import computed, training_set
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
+from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.variances import VarianceSettings
@@ -43,8 +44,12 @@ class SparseGPRegressor(GPEstimator):
 
     Parameters
     ----------
-    kernel, noise_variance, optimizer, subset_size, n_restarts_optimizer
+    kernel, noise_variance, subset_size, n_restarts_optimizer
         As of `GPRegressor`.
+    optimizer : {"marginal_likelihood", "loo", "bound", "fitc"} or None, default "marginal_likelihood"
+        What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
+        bound, or FITC's likelihood, on all of them, with `basis_size` basis samples that are chosen again as values
+        move (`dkgp.models.sparse.bound`).
     method : {"vfe", "sr", "dtc", "fitc", "sd", "sggp", "mpgp"}, default "vfe"
         "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
         "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
@@ -104,6 +109,7 @@ class SparseGPRegressor(GPEstimator):
     """
 
     _state: ClassVar[type[Fitted]] = FittedSparse
+    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
     _fitted: FittedSparse
 
     def __init__(
@@ -111,7 +117,7 @@ class SparseGPRegressor(GPEstimator):
         kernel: str | Kernel | Hyperparameters = "rbf",
         *,
         noise_variance: float | None = None,
-        optimizer: Literal["marginal_likelihood", "loo"] | None = "marginal_likelihood",
+        optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood",
         subset_size: int = 2000,
         n_restarts_optimizer: int = 0,
         method: str = "vfe",
@@ -207,6 +213,24 @@ class SparseGPRegressor(GPEstimator):
             said = f"{target.said(self.certificate_)} with {said}"
             advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
         warnings.warn(f"not converged: {said}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
+
+    def _tuned(
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+    ) -> Hyperparameters:
+        if self.optimizer not in EVIDENCES:
+            return super()._tuned(dataset, kernel, fixed, seed)
+        size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
+        with executor_for(self.client, dataset.n_samples) as executor:
+            return tune_by_bound(
+                dataset,
+                executor,
+                kernel=kernel,
+                objective=self.optimizer,
+                basis_size=size,
+                seed=seed,
+                fixed=fixed,
+                restarts=restarts,
+            )
 
     def _settings(self, n: int, seed: int) -> SparseSettings:
         """Settings for n samples, with the gap of a choice of a given size."""

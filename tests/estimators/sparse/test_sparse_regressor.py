@@ -230,6 +230,22 @@ def test_tuning_does_not_change_parameters(problem: Problem) -> None:
     assert model.score(problem.X_new, problem.y_new) > 0.97
 
 
+@pytest.mark.parametrize("objective", ["bound", "fitc"])
+def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: str) -> None:
+    """By a few samples' likelihood, and by all samples' bound, of the same model."""
+    X, y = problem.X[:150], problem.y[:150]
+    few = SparseGPRegressor(subset_size=40, basis_size=30).fit(X, y)
+    all_of_them = SparseGPRegressor(optimizer=objective, basis_size=30).fit(X, y)
+    assert all_of_them.kernel == "rbf"
+    if objective == "bound":
+        assert all_of_them.elbo_ > few.elbo_ + 1.0
+    assert all_of_them.score(problem.X_new, problem.y_new) > 0.9
+    fixed = SparseGPRegressor(optimizer=objective, basis_size=20, noise_variance=0.2).fit(X, y)
+    assert fixed.noise_variance_ == pytest.approx(0.2)
+    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo' or None; got 'bound'"):
+        GPRegressor(optimizer="bound").fit(X, y)
+
+
 def test_a_constant_target_is_predicted(problem: Problem) -> None:
     model = SparseGPRegressor().fit(problem.X, np.full(len(problem.X), 4.5))
     np.testing.assert_array_equal(model.predict(problem.X_new), 4.5)
@@ -260,6 +276,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"basis": np.zeros((0, 4))}, "basis"),
         ({"method": "sd", "basis": "k-means"}, "needs a basis of training samples"),
         ({"kernel": "rbv"}, "rbv"),
+        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc' or None"),
         ({"noise_variance": None}, "needs a noise variance"),
         ({"method": "sggp", "candidates": 0}, "candidates"),
         ({"basis_size": "many"}, "takes a whole number or \"auto\"; got 'many'"),

@@ -30,6 +30,7 @@ def sparse_tables(document: Document) -> list[RenderableType]:
         ("done", document["reason"]),
         *_distances(document),
         *_evidence(document),
+        *_rungs(document),
         *assumed_rows(document),
         ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
         ("seconds", seconds_of(document)),
@@ -74,6 +75,14 @@ def _distances(document: Document) -> Rows:
         gap = document["gap"][target]
         rows.append((f"duality gap{of}", "unknown" if gap is None else f"{gap:.3g}"))
     return rows
+
+
+def _rungs(document: Document) -> Rows:
+    """The sizes that a basis grew through, and what the exact model would cost and gain."""
+    if "ladder" not in document:
+        return []
+    sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
+    return [("basis samples: proven distance", sizes), ("beside that", document["ladder"]["exact"]["words"])]
 
 
 def _evidence(document: Document) -> Rows:
