@@ -117,9 +117,9 @@ def _pivoted(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     subset, inputs = _part(operator, size, rng)
     evaluator = operator.double
     prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
-    # By whole blocks of draws: a larger basis starts with a smaller one, where both are drawn from as many samples.
-    blocks = -(-size // PIVOTS_A_STEP) * PIVOTS_A_STEP
-    factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, min(blocks, len(subset)), rng)
+    # By whole draws: a larger basis starts with a smaller one, where both are drawn from as many samples.
+    most = min(size + PIVOTS_A_STEP, len(subset))
+    factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, most, rng)
     while factor.rank < size and not factor.complete:
         factor.extend()
     return _samples(operator, subset[factor.pivots[:size]])

@@ -15,7 +15,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.sparse.bases import blind_basis, given_basis
+from dkgp.models.sparse.bases import BLIND_BASES, blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
@@ -76,6 +76,8 @@ class SparseSettings:
 
     def __post_init__(self) -> None:
         method_named(self.method)
+        if self.chosen_basis not in (*BLIND_BASES, "greedy"):
+            raise InputError(f"unknown basis {self.basis!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}")
         if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
             raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
         if self.gap is not None and self.chosen_basis != "greedy":

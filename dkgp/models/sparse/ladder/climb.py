@@ -3,9 +3,9 @@
 Cost is geometric: the last rung takes most of it. What is proven of a rung is R of its mean less a bound on min R from
 below, and both may be what is in the way. A larger basis lowers R. Products with all of K, by the solver that "auto"
 would take for the exact model, raise the bound; it is the same for all rungs, and so is kept. Each time the step is
-taken that promises most for its price: of growing, half of what R fell by last time; of products, what growing would
-not account for, and a fifth of what the last ones gained. Prices are nominal, and made of counts (`costs`): a seeded
-run takes the same steps everywhere.
+taken that promises most for its price: of growing, that R goes on falling as it did; of products, what all further
+growing would not account for, and later a fifth of what the last ones gained. Prices are nominal, and made of counts
+(`costs`): a seeded run takes the same steps everywhere.
 
 A ladder ends without its target where the next step would take longer than the exact model, or where the target, from
 how the last rungs fell, lies so far up that the climb would; where a rung does not fit the memory; at the size that a

@@ -16,6 +16,7 @@ from dkgp.models.memory import plan_within
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Choice, Solver
+from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from dkgp.solvers.prices import (
@@ -69,12 +70,14 @@ def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySetti
 
 
 def passes_seconds(n: int, d: int, p: int, choice: Choice, passes: float) -> float:
-    """A bound by so many products of the chosen solver, or by column passes of block descent if it takes none."""
+    """A bound by so many products or column passes of the chosen solver; the whole of it, of a matrix' factor."""
     sizes, prices = Sizes(n, d, p, choice.precision == "double"), Prices.nominal(d)
     if choice.solver == "pcg":
         return core_seconds(_conjugate(sizes, choice, passes), prices)
+    if choice.solver == "cholesky":
+        return core_seconds(cholesky_phases(sizes), prices)
     block = automatic_block_size(n, d, DESCENT_CANDIDATES)
-    return core_seconds(descent_phases(sizes, block, DESCENT_CANDIDATES, passes), prices)
+    return GREEDY_OVERHEAD * core_seconds(descent_phases(sizes, block, DESCENT_CANDIDATES, passes), prices)
 
 
 def _conjugate(sizes: Sizes, choice: Choice, products: float) -> list[Phase]:

@@ -27,7 +27,7 @@ FIRST_RUNG = 128
 STEP = 2
 # Products of the first step that raises the bound, or column passes; each later one takes twice as many.
 FIRST_PRODUCTS, FIRST_PASSES = 2.0, 1.0
-# Of what the last step of its kind gained, what the next one is thought to.
+# Of what the last step of its kind gained, what the next one is thought to; of growing, where two falls do not tell.
 GROWING_AGAIN, RAISING_AGAIN = 0.5, 0.2
 # A step that promises less than this share of the excess is not worth its products.
 LEAST_PROMISE = 0.1
@@ -129,24 +129,18 @@ class LadderPlan:
         if target.missed(certificate) <= 1.0:
             return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
         stuck, growing = self._stuck(size, full), self._growing(size)
-        excess, risk = float(certificate.excess.sum()), float(np.sum(certificate.risk))
-        fall = max(rungs[-1].total_risk - risk, 0.0) if rungs else excess
-        # Of products, before any were taken: what growing did not account for, if that is known.
-        promise = RAISING_AGAIN * steps[-1][1] if steps else excess - fall
-        raising = self._raising(steps)
-        again = min(GROWING_AGAIN * fall, excess)
-        if (
-            stuck is None
-            and raising is not None
-            and promise > LEAST_PROMISE * excess
-            and promise / raising > again / growing
-        ):
+        excess, raising = float(certificate.excess.sum()), self._raising(steps)
+        coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
+        # Of products, before any were taken: what growing on and on would not account for.
+        promise = RAISING_AGAIN * steps[-1][1] if steps else excess - (0.0 if full else min(further, excess))
+        worth = raising is not None and promise >= LEAST_PROMISE * excess
+        if stuck is None and raising is not None and worth and promise / raising > min(coming, excess) / growing:
             return "raise"
         over = stuck or self._dear(rungs, certificate, growing)
         if over is None:
             return "grow"
-        worth = raising is not None and (not steps or promise >= LEAST_PROMISE * excess)
-        return "raise" if worth else self._told(over, certificate)
+        untold = raising is not None and not rungs and not steps
+        return "raise" if worth or untold else self._told(over, certificate)
 
     def _growing(self, size: int) -> float:
         larger = self.next_of(size)
@@ -167,7 +161,7 @@ class LadderPlan:
 
     def _stuck(self, size: int, full: bool) -> StopReason | None:
         if full:
-            return StopReason("dependent", False, f"no sample has anything to add to {size:,} basis samples")
+            return StopReason("dependent", False, f"{size:,} basis samples, to which no other has anything to add")
         if size >= self.largest:
             whose = "all there are" if size >= self.n else "the largest basis that was allowed"
             return StopReason("size", False, f"{size:,} basis samples, {whose}")
@@ -205,9 +199,10 @@ class LadderPlan:
         """The size that meets the target, should the excess go on falling as it did, or a little faster."""
         least: FloatArray = certificate.least
         before, now = rungs[-1].excess(least), float(certificate.excess.sum())
-        if not 0.0 < now < before:
+        missed = self.target.missed(certificate)
+        if not (0.0 < now < before and math.isfinite(missed)):
             return math.inf
-        rungs_left = SOONER * math.log(self.target.missed(certificate)) / math.log(before / now)
+        rungs_left = SOONER * math.log(missed) / math.log(before / now)
         return float(certificate.m * STEP ** min(math.ceil(rungs_left), 64))
 
     def _told(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
@@ -215,6 +210,8 @@ class LadderPlan:
         advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
         if reason.rule == "exact":
             advice += "; with a `largest_basis` the basis grows on up to that, whatever it costs"
+        elif reason.rule == "dependent" and self.settings.chosen_basis == "greedy":
+            advice = f"choose a pivoted `basis`, whose samples may be nearer to each other, {advice}"
         elif reason.rule == "size" and self.largest < self.n:
             advice = f"allow a larger basis, {advice}"
         elif reason.rule == "memory":
@@ -223,6 +220,16 @@ class LadderPlan:
 
     def _fits(self, size: int) -> bool:
         return self.memory_bytes is None or self.needed(size) <= self.memory_bytes
+
+
+def _falls(risks: list[float]) -> tuple[float, float]:
+    """The fall of R that is thought to come with the next rung, and with all further ones; infinite if unknown."""
+    if len(risks) < 2:
+        return math.inf, math.inf
+    last, share = max(risks[-2] - risks[-1], 0.0), GROWING_AGAIN
+    if len(risks) > 2 and risks[-3] > risks[-2]:
+        share = min(last / (risks[-3] - risks[-2]), 1.0)
+    return share * last, math.inf if share == 1.0 else share / (1.0 - share) * last
 
 
 def _mib(count: int) -> str:

@@ -22,16 +22,19 @@ from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.models.sparse.train import TrainedSparse, summary_of
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
+from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
 from dkgp.solvers.greedy_basis.engine import GreedyEngine, run_rounds
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
+from dkgp.solvers.prices import ROUND_SECONDS
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import StopReason
 
 __all__ = ["Ladder"]
 
 ENGINE = "choice_"
+# Of tasks: what small problems take most of their time for.
+ROUNDS_OF_A_FIT = 6
 
 
 class Ladder:
@@ -107,7 +110,8 @@ class Ladder:
         if self._greedy is not None and len(self._greedy.dual):
             certificate = certificate.with_bound("subset", subset_bound(operator, self._greedy.dual, targets))
         self._took = took + self._lap("certificate", began)
-        self._nominal = rung_seconds(operator.n, operator.kernel.n_features, len(self._basis.inputs))
+        size, d = len(self._basis.inputs), operator.kernel.n_features
+        self._nominal = rung_seconds(operator.n, d, size) + ROUNDS_OF_A_FIT * ROUND_SECONDS
         for name, values in self._least.items():
             certificate = certificate.with_bound(name, 2.0 * np.asarray(values))
         self._know(certificate)
@@ -118,19 +122,14 @@ class Ladder:
         return self._plan.move(self.rungs, self.certificate, self._raised, full)
 
     def raise_bound(self) -> None:
-        """Take products with all of K from where the last ones ended, and what they prove of the least risk."""
+        """Go on with the exact model's solver from where it was left, and note what that proves of the least risk."""
         began, operator, exact = time.perf_counter(), self._operator, self._plan.exact.choice
         before, passes = self.certificate.least.sum(), self._plan.next_passes(len(self._raised))
         alpha, gradient = (None, None) if self._solution is None else self._solution
-        solver = (
-            build_solver("pcg", exact.options, precision=exact.precision)
-            if exact.solver == "pcg"
-            else GreedyBlockCoordinateDescent()
-        )
         solution = solve(
             operator,
             self._targets,
-            solver=solver,
+            solver=build_solver(exact.solver, exact.options, precision=exact.precision),
             stopping=MaxPasses(passes),
             initial=alpha,
             initial_gradient=gradient,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class LadderTarget:
         Root mean square of the mean's distance from the exact one over the training samples, in standard deviations of
         the target: that of the worst target.
     gap : float, optional
-        Duality gap, `SparseCertificate.gap`, of the worst target.
+        Duality gap, `SparseCertificate.total_gap`: of all targets together.
     largest : int, optional
         Basis samples at most. Who says so wants a sparse model up to that size, whatever the exact one costs; otherwise
         no rung is climbed to that costs more than it.
@@ -49,7 +50,7 @@ class LadderTarget:
         if self.distance is not None:
             parts.append(float((certificate.rms_bound.max() / self.distance) ** 2))
         if self.gap is not None:
-            parts.append(float(certificate.gap.max() / self.gap))
+            parts.append(certificate.total_gap / self.gap)
         return max(parts)
 
     def said(self, certificate: SparseCertificate) -> str:
@@ -58,7 +59,7 @@ class LadderTarget:
         if self.distance is not None:
             parts.append(f"distance {certificate.rms_bound.max():.3g} (asked for: {self.distance:g})")
         if self.gap is not None:
-            parts.append(f"duality gap {certificate.gap.max():.3g} (asked for: {self.gap:g})")
+            parts.append(f"duality gap {certificate.total_gap:.3g} (asked for: {self.gap:g})")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -78,8 +79,9 @@ class Rung:
         R of the means at most, min R at least: by what was known then.
     best : list of p str
         The bounds that won.
-    distance, gap : float
-        Proven, of the worst target.
+    distance : float
+    gap : float or None
+        Proven: of the worst target, of all together; no gap where the bounds say nothing.
     elbo : float or None
     passes : float
         Column passes spent on bounds so far.
@@ -94,7 +96,7 @@ class Rung:
     least: list[float]
     best: list[str]
     distance: float
-    gap: float
+    gap: float | None
     elbo: float | None
     passes: float
     entries: int
@@ -109,8 +111,8 @@ class Rung:
             certificate.least.tolist(),
             list(certificate.best),
             float(certificate.rms_bound.max()),
-            float(certificate.gap.max()),
-            None if certificate.evidence is None else certificate.evidence.lower,
+            certificate.total_gap if math.isfinite(certificate.total_gap) else None,
+            None if certificate.evidence is None else float(certificate.evidence.lower),
             passes,
             entries,
             round(seconds, 3),
