@@ -1,4 +1,4 @@
-"""What estimators share: hyperparameters, predictions in the inputs' own form, keeping, scikit-learn's protocol."""
+"""Base of estimators: hyperparameters, predictions in the inputs' own form, keeping, scikit-learn's protocol."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"method": "nystrom"}, "unknown sparse method 'nystrom'; there are sd, sr, dtc, fitc, vfe, sggp, mpgp"),
         ({"basis": "best"}, "unknown basis 'best'"),
         ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
-        ({"basis_size": 301, "method": "sggp"}, "a basis of 301 samples was asked for; there are 300"),
+        ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; 301 were asked for"),
         ({"basis_size": 0}, "a basis has 1 to 300 samples here; 0 were asked for"),
         ({"gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
         ({"certify_passes": -1.0}, "`certify_passes` must not be negative"),
@@ -283,6 +283,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"basis_size": 2.5}, "takes a whole number"),
         ({"basis_size": "auto"}, "needs a target: a `target_distance`, or a `gap`"),
         ({"basis_size": "auto", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
+        ({"method": "sggp", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
         ({"target_distance": 0.0}, "`target_distance` must be positive; got 0.0"),
     ],
 )
@@ -290,6 +291,25 @@ def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any]
     parameters = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 20, **parameters}
     with pytest.raises(InputError, match=message):
         SparseGPRegressor(**parameters).fit(problem.X, problem.y)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "noise"),
+    [
+        ({"basis_size": 301}, None),
+        ({"basis_size": 301, "method": "mpgp"}, None),
+        ({"basis": "best"}, None),
+        ({"basis": np.zeros((4, 2))}, None),
+        ({"gap": 0.1}, None),
+        ({}, np.zeros(300)),
+    ],
+)
+def test_what_can_be_is_refused_before_tuning(
+    problem: Problem, parameters: dict[str, Any], noise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparseGPRegressor, "_hyperparameters", lambda *_: pytest.fail("tuned"))
+    with pytest.raises(InputError):
+        SparseGPRegressor(**parameters).fit(problem.X, problem.y, noise)
 
 
 @pytest.mark.parametrize(
