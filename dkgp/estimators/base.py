@@ -73,6 +73,11 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             fixed=fixed,
         )
 
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """`fit` the first time, `update` from then on."""
+        trained: Self = self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
+        return trained
+
     def _take(self, fitted: Fitted) -> None:
         """Show a model's parts under scikit-learn's names."""
         record, found = fitted.record, fitted.about.get("hyperparameters")

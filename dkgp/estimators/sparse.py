@@ -12,9 +12,9 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
-from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
+from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
-from dkgp.estimators.training_set import computed, training_set
+from dkgp.estimators.training_set import computed, new_samples, training_set
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
@@ -206,6 +206,33 @@ class SparseGPRegressor(GPEstimator):
         if found.converged is False:
             warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall(target)
+        return self
+
+    def update(self, X: Any, y: Any, relative_noise: Any = None) -> Self:
+        """Take in further samples, with basis, hyperparameters and standardisation as they are.
+
+        The old samples need not be there: the weights are those of a fit to all, and what is proven is carried on, less
+        tightly. Evidence is not. Of "sd" and "fitc" there is no update.
+
+        Parameters
+        ----------
+        X, y, relative_noise
+            As for `fit`. They are brought into memory.
+
+        Returns
+        -------
+        SparseGPRegressor
+            This one.
+
+        Raises
+        ------
+        InputError
+            Other features or targets than the training set's, or a model that cannot be updated.
+        """
+        check_is_fitted(self)
+        inputs, targets = new_samples(self, X, y, self._fitted.record.n_targets)
+        noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
+        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), noise))
         return self
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from typing import Any
 
@@ -212,6 +213,33 @@ def test_a_sample_of_half_the_noise_counts_twice(problem: Problem) -> None:
     assert once.noise_variance_ == NOISE
     plain = SparseGPRegressor(**parameters).fit(X, y)
     assert np.abs(once.predict(problem.X_new) - plain.predict(problem.X_new)).max() > 1e-3
+
+
+@pytest.mark.parametrize("noise", [None, 0.5])
+def test_update_is_fitting_with_all_samples_under_the_old_scale(problem: Problem, noise: float | None) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40)
+    assert model.partial_fit(problem.X, problem.y) is model
+    model.partial_fit(problem.X_new[:10], problem.y_new[:10])
+    relative = np.ones(330) if noise is None else np.r_[np.ones(310), np.full(20, noise)]
+    model.update(problem.X_new[10:30], problem.y_new[10:30], None if noise is None else relative[310:])
+    X, y = np.vstack([problem.X, problem.X_new[:30]])[:, KEPT], np.r_[problem.y, problem.y_new[:30]]
+    mean, std = problem.X[:, KEPT].mean(axis=0), problem.X[:, KEPT].std(axis=0)
+    X, T, Z = ((values - mean) / std for values in (X, problem.X_new[:, KEPT], model.basis_inputs_))
+    shift, scale = problem.y.mean(), problem.y.std()
+    known = Dense(KERNEL, X, (y[:, None] - shift) / scale, NOISE * relative, Z, T)
+    found, bounds = model.predict(problem.X_new, return_bounds=True)
+    np.testing.assert_allclose(found, shift + scale * known.predictive("vfe")[0][:, 0], atol=1e-5 * scale)
+    assert np.all(np.abs(found - shift - scale * known.exact()[0][:, 0]) <= bounds.mean_error)
+    assert model.certificate_.n == 330
+    again = pickle.loads(pickle.dumps(model)).update(problem.X_new[30:31], problem.y_new[30:31])
+    assert again.certificate_.n == 331
+    with pytest.raises(InputError, match="2 targets; expected 1"):
+        model.update(problem.X_new, np.column_stack([problem.y_new, problem.y_new]))
+    with pytest.raises(ValueError, match="features"):
+        model.update(problem.X_new[:, :2], problem.y_new)
+    subset = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sd", basis_size=20).fit(problem.X, problem.y)
+    with pytest.raises(InputError, match="a model by sd cannot take in new samples"):
+        subset.update(problem.X_new, problem.y_new)
 
 
 def test_noise_by_sample_joins_white_noise_of_the_kernel(problem: Problem) -> None:
