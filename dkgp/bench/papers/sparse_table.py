@@ -125,7 +125,7 @@ class SparseTable:
 
 
 def compared(rmse: dict[str, FloatArray]) -> dict[str, str]:
-    """Whether the paper's order of test errors holds, pair by pair, over the same draws.
+    """Judgement of each pair in the paper's order of test errors, by the same draws.
 
     A difference within two standard errors of the paired differences is a tie.
     """
