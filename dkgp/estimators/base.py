@@ -13,11 +13,11 @@ from dkgp.data import Dataset
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.outputs import predictions
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
-from dkgp.estimators.settings import chosen_hyperparameters, settings_of
+from dkgp.estimators.settings import OBJECTIVES, chosen_hyperparameters, settings_of
 from dkgp.estimators.tables import Table, is_plain, read_inputs
 from dkgp.estimators.training_set import given_names, plain_inputs, true_targets
 from dkgp.kernels import Kernel, kernel_from_json
-from dkgp.models import Hyperparameters
+from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = ["GPEstimator"]
@@ -36,19 +36,41 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     random_state: Any
 
     _state: ClassVar[type[Fitted]]
+    _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
     _fitted: Fitted
 
     # ------------------------------------------------------------------------------------------------------- training
 
     def _hyperparameters(self, dataset: Dataset, seed: int) -> Hyperparameters:
+        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            return self._tuned(dataset, kernel, fixed, seed)
+
         return chosen_hyperparameters(
             self.kernel,
             dataset,
             noise_variance=self.noise_variance,
             optimizer=self.optimizer,
+            optimizers=self._optimizers,
+            tune=tune,
+        )
+
+    def _tuned(
+        self,
+        dataset: Dataset,
+        kernel: Kernel | None,
+        fixed: dict[str, float] | None,
+        seed: int,
+    ) -> Hyperparameters:
+        """Tune on a subset of the samples."""
+        assert self.optimizer is not None
+        return tune_dataset(
+            dataset,
+            kernel=kernel,
             subset=self.subset_size,
+            objective=OBJECTIVES[self.optimizer],
             restarts=1 + self.n_restarts_optimizer,
             seed=seed,
+            fixed=fixed,
         )
 
     def _take(self, fitted: Fitted) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,13 +12,14 @@ from dkgp.cluster.given_client import open_client_executor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
-from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [
+    "OBJECTIVES",
     "about_fit",
     "checked_solver",
     "chosen_hyperparameters",
@@ -43,11 +44,10 @@ def chosen_hyperparameters(
     *,
     noise_variance: float | None,
     optimizer: str | None,
-    subset: int,
-    restarts: int,
-    seed: int,
+    optimizers: Iterable[str],
+    tune: Callable[[Kernel | None, dict[str, float] | None], Hyperparameters],
 ) -> Hyperparameters:
-    """Return what was given, or what tuning on a subset finds.
+    """Return what was given, or what `tune` finds for a kernel (None for "rbf") and values that are fixed.
 
     Raises
     ------
@@ -71,21 +71,14 @@ def chosen_hyperparameters(
             f"kernel= takes an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters; got "
             f"{kernel!r}"
         )
-    if optimizer is not None and optimizer not in OBJECTIVES:
-        raise InputError(f"optimizer= is one of {', '.join(map(repr, OBJECTIVES))} or None; got {optimizer!r}")
+    if optimizer is not None and optimizer not in optimizers:
+        raise InputError(f"optimizer= is one of {', '.join(map(repr, optimizers))} or None; got {optimizer!r}")
     parsed = parse_kernel(kernel, dataset.n_features, names)
     if optimizer is None or _is_constant(dataset):
         left, noise = fold_white(parsed, noise_variance or 0.0)
         return Hyperparameters(left, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
-    return tune_dataset(
-        dataset,
-        kernel=None if kernel.strip() == "rbf" else parsed,
-        subset=subset,
-        objective=OBJECTIVES[optimizer],
-        restarts=restarts,
-        seed=seed,
-        fixed=None if noise_variance is None else {"noise_variance": noise_variance},
-    )
+    fixed = None if noise_variance is None else {"noise_variance": noise_variance}
+    return tune(None if kernel.strip() == "rbf" else parsed, fixed)
 
 
 def _is_constant(dataset: Dataset) -> bool:

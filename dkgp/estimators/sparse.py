@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,10 +13,12 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
-from dkgp.estimators.settings import about_fit, executor_for
+from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
 from dkgp.estimators.training_set import computed, training_set
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
+from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
+from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
@@ -23,9 +26,9 @@ from dkgp.operators.base import FloatArray, IndexArray
 __all__ = ["OverconfidenceWarning", "SparseGPRegressor"]
 
 # Basis samples where nothing is said, and there are as many.
-DEFAULT_BASIS_SIZE = 1000
+DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
 # Parameters that are settings of the same name below.
-_SETTINGS = ("method", "gap", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes")
+_SETTINGS = ("method", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes")
 
 
 class OverconfidenceWarning(UserWarning):
@@ -41,19 +44,29 @@ class SparseGPRegressor(GPEstimator):
 
     Parameters
     ----------
-    kernel, noise_variance, optimizer, subset_size, n_restarts_optimizer
+    kernel, noise_variance, subset_size, n_restarts_optimizer
         As of `GPRegressor`.
+    optimizer : {"marginal_likelihood", "loo", "bound", "fitc"} or None, default "marginal_likelihood"
+        What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
+        bound, or FITC's likelihood, on all of them, with `basis_size` basis samples that are chosen again as values
+        move (`dkgp.models.sparse.bound`).
     method : {"vfe", "sr", "dtc", "fitc", "sd", "sggp", "mpgp"}, default "vfe"
         "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
         "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
         "sggp" and "mpgp", whose basis is chosen by the targets, greedily.
-    basis_size : int, optional
-        m, at most. By default 1,000, or all samples where there are fewer.
+    basis_size : int or "auto", optional
+        m, at most. By default 1,000, or all samples where there are fewer; "auto": as many as `target_distance` or
+        `gap` takes, up to `largest_basis`.
     basis : str or array_like, optional
         How it is chosen: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy" or "greedy", the method's
         own by default; or a basis of your own, numbers of samples (m,) or inputs (m, d).
     gap : float, optional
-        Choose greedily until the duality gap is this; a `ConvergenceWarning` says where `basis_size` comes first.
+        Choose greedily until the duality gap is this.
+    target_distance : float, optional
+        Distance from the exact mean that is to be proven, see `distance_`, in standard deviations of the targets. A
+        `ConvergenceWarning` says where it is not, or where `basis_size` comes before the gap.
+    largest_basis : int, optional
+        Of "auto"; by default a basis does not grow to a size at which the exact model would take less time.
     candidates, per_round, exhaustive, screen, score_rows
         Of a greedy choice; see `dkgp.solvers.greedy_basis.settings.GreedySettings`.
     certify_passes : float, default 0
@@ -96,6 +109,7 @@ class SparseGPRegressor(GPEstimator):
     """
 
     _state: ClassVar[type[Fitted]] = FittedSparse
+    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
     _fitted: FittedSparse
 
     def __init__(
@@ -103,13 +117,15 @@ class SparseGPRegressor(GPEstimator):
         kernel: str | Kernel | Hyperparameters = "rbf",
         *,
         noise_variance: float | None = None,
-        optimizer: Literal["marginal_likelihood", "loo"] | None = "marginal_likelihood",
+        optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood",
         subset_size: int = 2000,
         n_restarts_optimizer: int = 0,
         method: str = "vfe",
-        basis_size: int | None = None,
+        basis_size: int | Literal["auto"] | None = None,
         basis: Any = None,
         gap: float | None = None,
+        target_distance: float | None = None,
+        largest_basis: int | None = None,
         candidates: int = 59,
         per_round: int | None = None,
         exhaustive: bool = False,
@@ -129,6 +145,8 @@ class SparseGPRegressor(GPEstimator):
         self.basis_size = basis_size
         self.basis = basis
         self.gap = gap
+        self.target_distance = target_distance
+        self.largest_basis = largest_basis
         self.candidates = candidates
         self.per_round = per_round
         self.exhaustive = exhaustive
@@ -166,32 +184,79 @@ class SparseGPRegressor(GPEstimator):
         """
         seed = seed_of(self.random_state)
         self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
+        target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         dataset, several = training_set(self, X, y, workspace)
         settings, given = self._settings(dataset.n_samples, seed), self._given(dataset)
         noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
         found = self._hyperparameters(dataset, seed)
+        problem = (dataset, found.kernel, found.noise_variance)
         with executor_for(self.client, dataset.n_samples) as executor:
-            trained = train_sparse(
-                dataset, found.kernel, found.noise_variance, executor, settings, given=given, relative_noise=noise
-            )
+            if self.basis_size == AUTO:
+                assert target is not None
+                trained = climb(*problem, executor, settings, target, relative_noise=noise)
+            else:
+                trained = train_sparse(*problem, executor, settings, given=given, relative_noise=noise)
         about = about_fit(self, dataset, found, several=several)
         self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
         if found.converged is False:
             warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
-        if not trained.converged:
-            message = f"not converged: {self.solution_['reason']}; {self.solution_['advice']}. What is proven holds."
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+        self._warn_of_shortfall(target)
         return self
 
+    def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
+        said, advice = self.solution_["reason"], self.solution_["advice"]
+        if self.solution_["converged"]:
+            if self.target_distance is None or self.certificate_.rms_bound.max() <= self.target_distance:
+                return
+            assert target is not None
+            said = f"{target.said(self.certificate_)} with {said}"
+            advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+        warnings.warn(f"not converged: {said}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
+
+    def _tuned(
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+    ) -> Hyperparameters:
+        if self.optimizer not in EVIDENCES:
+            return super()._tuned(dataset, kernel, fixed, seed)
+        size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
+        with executor_for(self.client, dataset.n_samples) as executor:
+            return tune_by_bound(
+                dataset,
+                executor,
+                kernel=kernel,
+                objective=self.optimizer,
+                basis_size=size,
+                seed=seed,
+                fixed=fixed,
+                restarts=restarts,
+            )
+
     def _settings(self, n: int, seed: int) -> SparseSettings:
-        named = self.basis if isinstance(self.basis, str) else None
-        size = min(DEFAULT_BASIS_SIZE, n) if self.basis_size is None else self.basis_size
-        chosen = {name: getattr(self, name) for name in _SETTINGS}
-        settings = SparseSettings(basis_size=size, basis=named, seed=seed, **chosen)
+        """Settings for n samples, with the gap of a choice of a given size."""
+        auto, size = self.basis_size == AUTO, self.basis_size
+        if auto or size is None:
+            size = min(DEFAULT_BASIS_SIZE, n)
+        if not isinstance(size, numbers.Integral | int):
+            raise InputError(f'basis_size= takes a whole number or "auto"; got {size!r}')
+        settings = SparseSettings(
+            basis_size=int(size),
+            basis=self.basis if isinstance(self.basis, str) else None,
+            gap=None if auto else self.gap,
+            seed=seed,
+            **{name: getattr(self, name) for name in _SETTINGS},
+        )
         if settings.chosen_basis == "greedy":
             settings.greedy()
         return settings
+
+    def _target(self) -> LadderTarget | None:
+        """Proofs that are asked for, if any are."""
+        if self.basis_size == AUTO and not (self.basis is None or isinstance(self.basis, str)):
+            raise InputError("a basis that is given does not grow; leave out basis=, or basis_size=")
+        if self.basis_size != AUTO and self.gap is None and self.target_distance is None:
+            return None
+        return LadderTarget(self.target_distance, self.gap, self.largest_basis)
 
     def _given(self, dataset: Dataset) -> IndexArray | FloatArray | None:
         """A basis of the user's own: numbers of samples, or standardised inputs."""

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
 
-    Job: TypeAlias = TrainJob | TuneJob | PredictJob | EvaluateJob
+    Job: TypeAlias = TrainJob | SparseJob | TuneJob | PredictJob | EvaluateJob
 
 __all__ = [
     "COMMANDS",
@@ -36,7 +37,7 @@ __all__ = [
     "run_job",
 ]
 
-COMMANDS: tuple[str, ...] = ("train", "tune", "predict", "evaluate")
+COMMANDS: tuple[str, ...] = ("train", "sparse", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
@@ -53,6 +54,15 @@ _PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
         "plot": "write",
         "log_json": "write",
         "tiles": "write",
+    },
+    "sparse": {
+        "dataset": "read",
+        "hyper": "read",
+        "given_basis": "read",
+        "out": "write",
+        "checkpoint": "write",
+        "plot": "write",
+        "log_json": "write",
     },
     "tune": {"dataset": "read", "start": "read", "out": "write", "plot": "write"},
     "predict": {"model": "read", "dataset": "read", "out": "write"},
@@ -86,7 +96,7 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     command : str
         Of `COMMANDS`.
     options : mapping
-        JSON with the fields of the command's dataclass; nested ones ("solver", "variance") are objects.
+        JSON with the fields of the command's dataclass; nested ones ("solver", "settings", "variance") are objects.
 
     Raises
     ------
@@ -119,10 +129,10 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 
     job: Any = job_from_options(command, options)
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
-    if command == "train":
-        places |= {"checkpoint": job.checkpoint_url, "tiles": job.tiles_url}
-    if command == "tune":
+    if hasattr(job, "checkpoint_url"):
         places["checkpoint"] = job.checkpoint_url
+    if command == "train":
+        places["tiles"] = job.tiles_url
     paths = [
         JobPath(field, normalise_url(value), _PATH_FIELDS[command].get(field, "write"))
         for field, value in places.items()
@@ -187,7 +197,6 @@ def _require_absolute(field: str, location: str | None) -> None:
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
     from dkgp.commands.tree_sums import check_tree_error
-    from dkgp.data.remote.storage import is_local
     from dkgp.solvers.registry import AUTO
 
     with naming("solver"):
@@ -199,6 +208,18 @@ def _check_train(job: TrainJob) -> None:
         job.solver.stopping()
     with naming("tree_error"):
         check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)
+    _check_training(job)
+
+
+def _check_sparse(job: SparseJob) -> None:
+    job.check()
+    _check_training(job)
+
+
+def _check_training(job: TrainJob | SparseJob) -> None:
+    """The ranges of what every run that trains a model has."""
+    from dkgp.data.remote.storage import is_local
+
     if job.checkpoint_seconds < 0.0:
         raise InputError(
             f"checkpoint_seconds: expected a number of seconds, zero or more; got {job.checkpoint_seconds}"
@@ -248,6 +269,7 @@ def _check_plot(path: str | None) -> None:
 
 _RANGES: dict[str, Callable[[Any], None]] = {
     "train": _check_train,
+    "sparse": _check_sparse,
     "tune": _check_tune,
     "predict": _check_predict,
     "evaluate": _check_evaluate,

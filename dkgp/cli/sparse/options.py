@@ -64,6 +64,13 @@ def basis_options(function: F) -> F:
             metavar="M|auto",
             help="Basis samples. auto: as many as --target-distance or --gap takes.  [default: 1000, or all of fewer]",
         ),
+        click.option(
+            "--largest-basis",
+            type=int,
+            metavar="M",
+            help="Of --basis-size auto: grow up to M samples, whatever the exact model costs.  [default: while it is "
+            "cheaper than the exact model]",
+        ),
         declared_options(_basis_option),
         click.option(
             "--given-basis",
@@ -80,8 +87,8 @@ def greedy_options(function: F) -> F:
         click.option(
             "--gap",
             type=float,
-            help="Choose until Smola and Bartlett's duality gap is at or below this; exit code 4 where --basis-size "
-            "samples do not reach it.",
+            help="Smola and Bartlett's duality gap that a greedy basis, or --basis-size auto, is to reach; exit code 4 "
+            "where it does not.",
         ),
         click.option(
             "--candidates", type=int, default=59, show_default=True, help="Drawn at random for each greedy choice."
@@ -118,7 +125,8 @@ def certificate_options(function: F) -> F:
             default=0.0,
             show_default=True,
             metavar="PASSES",
-            help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate.",
+            help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
+            "--basis-size auto, products on it at most.",
         ),
         click.option(
             "--target-distance",
@@ -131,8 +139,8 @@ def certificate_options(function: F) -> F:
 
 
 def sparse_settings(options: dict[str, Any]) -> SparseSettings:
-    """Take the settings of method and basis out of a command's options, but for the basis' size."""
+    """Take the settings of method and basis out of a command's options, but for size and gap."""
     from dkgp.models.sparse.train import SparseSettings
 
-    names = SparseSettings.__dataclass_fields__.keys() - {"basis_size"}
+    names = SparseSettings.__dataclass_fields__.keys() - {"basis_size", "gap"}
     return SparseSettings(**{name: options.pop(name) for name in names})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.commands.reporting.plots import drawn
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["plot_basis"]
+
+Figures = NDArray[np.float64]
 
 
 def plot_basis(
@@ -33,22 +36,22 @@ def plot_basis(
     history : sequence of mappings
         Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.settings.GreedyProgress.to_json`).
     summary, certificate : mapping
-        Of the model that it ended in: what is proven of it, with all roundings, is a point of its own.
+        Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
     title : str
     """
-    sizes, risk = _column(history, "size"), _column(history, "risk")
     known = [record for record in history if record["least"] is not None]
-    known_sizes, least = _column(known, "size"), _column(known, "least")
-    excess = np.maximum(_column(known, "risk") - least, 0.0)
+    excess = np.maximum(_column(known, "risk") - _column(known, "least"), 0.0)
     distance = np.sqrt(2.0 * excess * certificate["largest_noise"] / certificate["n"])
-    asked, m = summary["settings"], summary["basis_size"]
+    gap, asked, sizes = _column(known, "gap"), summary["settings"], _column(known, "size")
+    proven = _proven(summary, certificate)
     with drawn(path, 13.0, 4.2, title) as figure:
         gaps, risks, distances = figure.subplots(1, 3)
-        _draw(gaps, known_sizes, _column(known, "gap"), m, max(summary["gap"]), asked["gap"])
-        _draw(distances, known_sizes, distance, m, max(summary["rms_bound"]), asked["target_distance"])
-        risks.plot(sizes, risk, marker=".", markersize=3, label="in the choice")
-        risks.plot(known_sizes, least, color="grey", label="the least there is, at least")
-        risks.plot([m], [sum(certificate["risk"])], "s", color="C1", label="of the model")
+        _draw(gaps, sizes, gap, proven, "gap", asked["gap"])
+        _draw(risks, _column(history, "size"), _column(history, "risk"), proven, "risk", None)
+        risks.plot(sizes, _column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
+        at, least = _column(proven, "size"), _column(proven, "least")
+        risks.plot(at, least, ":s", markersize=3, color="C1", label="least, proven")
+        _draw(distances, sizes, distance, proven, "distance", asked["target_distance"])
         labels = {gaps: "duality gap", risks: "regularised risk", distances: "RMS distance to the exact mean, at most"}
         for axis, label in labels.items():
             axis.set(xlabel="basis samples m", ylabel=label)
@@ -56,16 +59,26 @@ def plot_basis(
             axis.legend(fontsize="small")
 
 
+def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is proven of the model, and of the rungs below it: of the worst target, and risks of all."""
+    rungs = summary.get("ladder", {}).get("rungs", [])
+    if rungs:
+        return [{**rung, "risk": sum(rung["risk"]), "least": sum(rung["least"])} for rung in rungs]
+    least = sum(max(bound) for bound in zip(*certificate["least_risk"].values(), strict=True))
+    ends = {"gap": max(summary["gap"]), "distance": max(summary["rms_bound"])}
+    return [{"size": summary["basis_size"], "risk": sum(certificate["risk"]), "least": least, **ends}]
+
+
 def _draw(
-    axis: Axes, sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any], m: int, proven: float, asked: float | None
+    axis: Axes, sizes: Figures, values: Figures, proven: Sequence[Mapping[str, Any]], name: str, asked: float | None
 ) -> None:
-    """One bound: as the choice goes, what is proven of the model, and what was asked for."""
+    """One figure: as the choice goes, as it is proven, and what was asked for."""
     if len(sizes):
         axis.semilogy(sizes, values, marker=".", markersize=3, label="in the choice")
-    axis.semilogy([m], [proven], "s", color="C1", label="proven of the model")
+    axis.semilogy(_column(proven, "size"), _column(proven, name), "-s", markersize=5, color="C1", label="proven")
     if asked is not None:
         axis.axhline(asked, color="grey", linestyle="--", linewidth=1, label=f"asked for: {asked:g}")
 
 
-def _column(history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray[Any, Any]:
+def _column(history: Sequence[Mapping[str, Any]], name: str) -> Figures:
     return np.asarray([float(record[name]) for record in history])

@@ -59,8 +59,8 @@ class Reporter(Protocol):
         It also takes the progress of what goes on within a round.
         """
 
-    def choice(self, label: str, size: int) -> Choice:
-        """Open a display of a basis of at most `size` samples that is chosen: samples, risk and gap.
+    def choice(self, label: str, size: int | None) -> Choice:
+        """Open a display of a basis of at most `size` samples (None: as it comes) that is chosen: samples, risk, gap.
 
         It also takes the progress of what goes on within a round, and of what comes after.
         """
@@ -91,7 +91,7 @@ class SilentReporter:
         """Show nothing."""
         return nullcontext(lambda progress: None)
 
-    def choice(self, label: str, size: int) -> Choice:
+    def choice(self, label: str, size: int | None) -> Choice:
         """Show nothing."""
         return nullcontext(lambda progress: None)
 

@@ -122,7 +122,7 @@ class TerminalReporter:
             yield update
 
     @contextmanager
-    def choice(self, label: str, size: int) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
+    def choice(self, label: str, size: int | None) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
         """Open the display of a choice; what goes on beside its rounds is shown where it takes long enough."""
         pace = _Pace()
         with self._display(label) as show:
@@ -134,8 +134,9 @@ class TerminalReporter:
                         show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.left(progress))
                     return
                 gap = "" if progress.gap is None else f", gap {progress.gap:.3g}"
-                details = f"{progress.size:,} of {size:,} basis samples, risk {progress.risk:.6g}{gap}"
-                show(f"{label}: choice", progress.size / size, details)
+                of = "" if size is None else f" of {size:,}"
+                details = f"{progress.size:,}{of} basis samples, risk {progress.risk:.6g}{gap}"
+                show(f"{label}: choice", None if size is None else progress.size / size, details)
 
             yield update
 

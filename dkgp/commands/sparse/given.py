@@ -67,8 +67,8 @@ def digest(basis: IndexArray | FloatArray | None) -> str | None:
 
 def _of_model(location: str, dataset: Dataset) -> IndexArray | FloatArray:
     record = open_sparse_model(location)
-    if record.fingerprint == dataset.fingerprint and record.indices is not None:
-        return np.asarray(record.indices, dtype=np.intp)
+    if record.fingerprint == dataset.fingerprint:
+        return record.prototypes if record.indices is None else np.asarray(record.indices, dtype=np.intp)
     if record.feature_names != dataset.feature_names:
         raise InputError(
             f"the sparse model '{location}' has the features {', '.join(record.feature_names)}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, open_sparse_
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import run_identity
+from dkgp.models.sparse.ladder import Rung, climb
+from dkgp.models.sparse.ladder.plan import FIRST_RUNG
 from dkgp.models.sparse.memory import SparseMemory
 from dkgp.models.sparse.stored import save_sparse
 from dkgp.models.sparse.train import TrainedSparse, train_sparse
@@ -50,6 +52,16 @@ class _Prepared:
     given: IndexArray | FloatArray | None
     checkpointing: Checkpointing | None
     overwrite: bool
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Projected memory, of a ladder for each rung by itself; bytes of inputs here; what else is free; what is kept."""
+
+    sparse: SparseMemory | None
+    inputs_bytes: int
+    free_bytes: int
+    kept_bytes: int
 
 
 def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
@@ -81,14 +93,13 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
         prepared = _prepare(job, dataset, found, given, reporter)
         with helped(found.kernel), open_executor(job.cluster, dataset.n_samples, reporter) as executor:
             announce(executor, reporter)
-            plan, inputs_bytes = _plan(job, prepared, executor)
-            executor.tiles = TileBudget(plan.kept_bytes)
-            trained = _train(job, prepared, inputs_bytes, executor, reporter)
+            plan = _plan(job, prepared, executor)
+            trained = _train(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         trained = replace(trained, summary={**trained.summary, "peak_memory_bytes": memory.bytes})
     save_sparse(trained, job.out, dataset, overwrite=prepared.overwrite)
     history = [] if trained.greedy is None else [progress.to_json() for progress in trained.greedy.history]
-    planned = {**asdict(plan), "coordinator_bytes": plan.coordinator_bytes}
+    planned = None if plan.sparse is None else plan.sparse.to_json()
     certificate = trained.certificate.to_json()
     return _conclude(job, dataset.url, trained.summary, certificate, history, planned, reporter)
 
@@ -209,36 +220,44 @@ def _prepare(
     ensure_writable(job.out, overwrite, SPARSE_MODEL_KIND)
     check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
     checkpointing = None
-    if job.is_greedy:
+    if job.grows:
         identity = run_identity(dataset, found.kernel, found.noise_variance)
-        checkpointing = checkpointing_of(job, identity, job.settings.greedy().to_json(), reporter)
+        checkpointing = checkpointing_of(job, identity, job.solver_settings, reporter)
     return _Prepared(dataset, found, given, checkpointing, overwrite)
 
 
-def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> tuple[SparseMemory, int]:
+def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> _Plan:
     """Project the memory, and bytes of inputs that fit at the coordinator; `MemoryBudgetError` where it is too much."""
     dataset, kernel = prepared.dataset, prepared.hyperparameters.kernel
     resident, budget = memory_budget(job)
     resident += compiling_bytes(kernel)
     resident -= 0 if prepared.checkpointing is None else prepared.checkpointing.held_bytes
     n, d, width = dataset.n_samples, dataset.n_features, feature_width(kernel)
-    plan = job.settings.memory(n, d, dataset.n_targets, executor, job.cluster.cache_bytes, width)
+    # A ladder refuses each rung by itself: what it begins with is what must have room.
+    size = job.settings.basis_size if job.target is None else min(FIRST_RUNG, job.settings.basis_size)
+    settings = replace(job.settings, basis_size=size)
+    plan = settings.memory(n, d, dataset.n_targets, executor, job.cluster.cache_bytes, width)
     inputs = coordinator_input_bytes_needed(n, d, width)
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
         inputs = 0
     plan.require(budget, resident)
-    return plan.with_kept(executor.tiles, budget - inputs, resident), inputs
+    # What a ladder's first rung has a use for is all that its later ones keep.
+    plan = plan.with_kept(executor.tiles, budget - inputs, resident)
+    free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
+    return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
 
 
 def _train(
-    job: SparseJob, prepared: _Prepared, inputs_bytes: int, executor: BlockExecutor, reporter: Reporter
+    job: SparseJob, prepared: _Prepared, plan: _Plan, executor: BlockExecutor, reporter: Reporter
 ) -> TrainedSparse:
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
+    executor.tiles = TileBudget(plan.kept_bytes)
+    size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
-        reporter.choice("sparse", job.settings.basis_size) as show,
+        reporter.choice("sparse", size) as show,
         interruptible(reporter.warn) as interruption,
     ):
 
@@ -246,31 +265,42 @@ def _train(
             show(progress)
             log.write({"iteration": progress.round, **progress.to_json()})
 
+        def after_rung(rung: Rung) -> None:
+            reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}, gap {rung.gap:.3g}")
+            if not job.is_greedy:
+                log.write({"iteration": rung.size, **rung.to_json()})
+
+        problem = (prepared.dataset, hyperparameters.kernel, hyperparameters.noise_variance, executor, job.settings)
+        common: dict[str, Any] = {
+            "callback": after_round,
+            "within": show,
+            "checkpointing": checkpointing,
+            "interrupted": interruption,
+            "coordinator_input_bytes": plan.inputs_bytes,
+        }
         try:
-            trained = train_sparse(
-                prepared.dataset,
-                hyperparameters.kernel,
-                hyperparameters.noise_variance,
-                executor,
-                job.settings,
-                given=prepared.given,
-                callback=after_round,
-                within=show,
-                checkpointing=checkpointing,
-                interrupted=interruption,
-                coordinator_input_bytes=inputs_bytes,
-            )
+            if job.target is None:
+                trained = train_sparse(*problem, given=prepared.given, **common)
+            else:
+                trained = climb(
+                    *problem,
+                    job.target,
+                    rung_callback=after_rung,
+                    memory_bytes=plan.free_bytes,
+                    cache_bytes=job.cluster.cache_bytes,
+                    **common,
+                )
         except InterruptedRunError as error:
             if checkpointing is None or not has_checkpoint(checkpointing.store):
                 raise
             url = checkpointing.store.url
-            kept = "" if error.checkpoint is not None else f"; the basis is saved in {url}"
+            kept = "" if error.checkpoint is not None else f"; the choice is saved in {url}"
             raise InterruptedRunError(f"{error}{kept}. Go on with the same command and --resume", url) from None
     return _judged(job, prepared, trained)
 
 
 def _judged(job: SparseJob, prepared: _Prepared, trained: TrainedSparse) -> TrainedSparse:
-    """Note what was asked for, what is proven in the targets' units, and if the one is the other."""
+    """Note what was asked for, what is proven in the targets' units, and if the one is the other; ladders know."""
     bound = trained.certificate.rms_bound
     raw = bound * prepared.dataset.standardisation.target_std
     summary = {
@@ -279,9 +309,15 @@ def _judged(job: SparseJob, prepared: _Prepared, trained: TrainedSparse) -> Trai
         "rms_bound_raw": raw.tolist(),
         "settings": job.identity(digest(prepared.given)),
     }
+    if job.target is not None:
+        return replace(trained, summary=summary)
     wanted = job.settings.basis_size
     if trained.greedy is None and summary["basis_size"] < wanted:
         summary["reason"] += f"; {wanted:,} were asked for, and no other adds anything that float64 could tell"
+    gap, largest = job.settings.gap, float(np.max(trained.certificate.gap))
+    if gap is not None and not summary["converged"] and largest <= gap:
+        # Other bounds than the choice's own may be tighter.
+        summary |= {"converged": True, "advice": "", "reason": f"{summary['reason']}; proven in the end: {largest:.3g}"}
     worst, target = float(np.max(bound)), job.target_distance
     if target is not None and summary["converged"]:
         met = worst <= target

@@ -14,6 +14,7 @@ from dkgp.data.stores.manifest import recognise
 from dkgp.data.stores.model_store import ModelRecord, about_model, open_model
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.data.types import FloatArray, Json, Location
+from dkgp.errors import StoreError
 
 __all__ = [
     "find_any_model",
@@ -73,13 +74,18 @@ def is_resident(url: str) -> bool:
 def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
     """The model at an address: this process's own, or from its store. `reference` and errors as of `open_model`."""
     found = _RESIDENT.get(url)
-    return found if isinstance(found, ModelRecord) else open_model(url, reference=reference)
+    if isinstance(found, SparseRecord):
+        # Told here: what storage raises may live on in its threads, and its frames would keep the model.
+        raise StoreError("A sparse model is in memory there; expected an exact one.")
+    return found or open_model(url, reference=reference)
 
 
 def find_sparse_model(url: str) -> SparseRecord:
     """The sparse model at an address: this process's own, or from its store. Errors as of `open_sparse_model`."""
     found = _RESIDENT.get(url)
-    return found if isinstance(found, SparseRecord) else open_sparse_model(url)
+    if isinstance(found, ModelRecord):
+        raise StoreError("An exact model is in memory there; expected a sparse one.")
+    return found or open_sparse_model(url)
 
 
 def find_any_model(url: str, *, reference: str | None = None) -> ModelRecord | SparseRecord:

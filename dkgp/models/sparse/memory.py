@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
@@ -66,6 +66,10 @@ class SparseMemory:
         spare_bytes = budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
         kept_bytes = kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the basis' columns")
         return replace(self, kept_bytes=kept_bytes)
+
+    def to_json(self) -> dict[str, int | bool]:
+        """Plain JSON types."""
+        return {**asdict(self), "coordinator_bytes": self.coordinator_bytes}
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
         """Refuse a fit that would take more than the budget.

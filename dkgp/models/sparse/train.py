@@ -15,7 +15,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.sparse.bases import blind_basis, given_basis
+from dkgp.models.sparse.bases import BLIND_BASES, blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
@@ -24,14 +24,14 @@ from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
+__all__ = ["SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
 
 # Unless a user says otherwise: so many rounds, whatever m, and of each draw so many that are scored after refitting.
 ROUNDS, SCREEN = 50, 2
@@ -77,6 +77,8 @@ class SparseSettings:
 
     def __post_init__(self) -> None:
         method_named(self.method)
+        if self.chosen_basis not in (*BLIND_BASES, "greedy"):
+            raise InputError(f"unknown basis {self.basis!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}")
         if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
             raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
         if self.gap is not None and self.chosen_basis != "greedy":
@@ -163,8 +165,8 @@ class TrainedSparse:
 
     @property
     def converged(self) -> bool:
-        """True unless a gap was asked for and not met."""
-        return self.greedy is None or self.greedy.reason.converged
+        """True unless a gap or a distance was asked for and not met."""
+        return bool(self.summary["converged"])
 
 
 def train_sparse(
@@ -226,13 +228,7 @@ def train_sparse(
         timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
-    each: Noise = noise_variance
-    if relative_noise is not None:
-        each = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
-        if checkpointing is not None:
-            checkpointing = replace(
-                checkpointing, identity={**checkpointing.identity, "noise": sha256(each.tobytes()).hexdigest()}
-            )
+    each, checkpointing = noise_by_sample(noise_variance, relative_noise, dataset.n_samples, checkpointing)
     with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
@@ -261,20 +257,23 @@ def train_sparse(
         entries = operator.kernel_evaluations
     if greedy is not None and settings.gap is not None:
         greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
-    summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
+    summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
-    own = None if basis.indices is None or isinstance(each, float) else np.asarray(noise_at(each, basis.indices))
-    return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, own)
+    return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, basis.noise_of(each))
 
 
-def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> FloatArray:
-    """s2 times what n samples have of it: (n,).
+def noise_by_sample(
+    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None
+) -> tuple[Noise, Checkpointing | None]:
+    """The noise of n samples, s2 times what each has of it, and checkpoints that belong to it.
 
     Raises
     ------
     InputError
         Another number of samples, or values that are not positive and finite.
     """
+    if relative is None:
+        return noise_variance, checkpointing
     values = np.asarray(relative, dtype=np.float64)
     if values.shape != (n,):
         raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
@@ -282,7 +281,11 @@ def noise_by_sample(noise_variance: float, relative: FloatArray, n: int) -> Floa
     if not usable.all():
         row = int(np.argmin(usable))
         raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
-    return noise_variance * values
+    each = noise_variance * values
+    if checkpointing is not None:
+        identity = {**checkpointing.identity, "noise by sample": sha256(each.tobytes()).hexdigest()}
+        checkpointing = replace(checkpointing, identity=identity)
+    return each, checkpointing
 
 
 def certify_by_descent(
@@ -355,7 +358,7 @@ def _told(greedy: GreedyBasis | None, asked: int | None, size: int) -> str:
     )
 
 
-def _summary(
+def summary_of(
     dataset: Dataset,
     settings: SparseSettings,
     given: bool,

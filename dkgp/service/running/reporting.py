@@ -90,7 +90,7 @@ class EventReporter:
             yield update
 
     @contextmanager
-    def choice(self, label: str, size: int) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
+    def choice(self, label: str, size: int | None) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
         """Report the basis so far, its risk and gap; and how far the work beside the rounds has come."""
         with self._paced() as show:
 

@@ -102,7 +102,7 @@ class GreedySettings:
         return asdict(self)
 
     def identity(self) -> dict[str, Any]:
-        """What choices share of which one goes on where another ended: all but the size."""
+        """Settings that a choice must share with one that it goes on from: all but the size."""
         return {name: value for name, value in self.to_json().items() if name != "size"}
 
 

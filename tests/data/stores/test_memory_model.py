@@ -23,6 +23,7 @@ from dkgp.data import (
     save_model,
     save_sparse_model,
 )
+from dkgp.data.stores.memory_model import find_sparse_model
 from dkgp.data.stores.model_store import about_model
 from dkgp.errors import StoreError
 
@@ -76,8 +77,10 @@ def test_residents_are_found_for_as_long_as_they_are_held(place: Place, arrays: 
     assert find_any_model(whole.url) is find_model(whole.url) is whole
     assert find_any_model(few.url) is few
     assert few.summary == {"converged": True}
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="A sparse model is in memory there"):
         find_model(few.url)
+    with pytest.raises(StoreError, match="An exact model is in memory there"):
+        find_sparse_model(whole.url)
     assert is_resident(whole.url)
     assert not is_resident(place("train.zarr"))
     address = few.url

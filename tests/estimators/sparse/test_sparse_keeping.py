@@ -148,11 +148,13 @@ def test_training_on_a_store(problem: Problem, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="The feature"):
         dataset_from_arrays(tmp_path / "train.zarr", problem.X, problem.y)
     model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60).fit(tmp_path / "train.zarr")
-    assert open_dataset(tmp_path / "train.zarr").n_samples == 300
     lazily = model.predict(tmp_path / "train.zarr")
     assert isinstance(lazily.data, da.Array)
-    np.testing.assert_array_equal(lazily.values, model.predict(problem.X))
-    assert model.score(tmp_path / "train.zarr") == pytest.approx(model.score(problem.X, problem.y))
+    model.save(tmp_path / "model.zarr")
+    dataset = open_dataset(tmp_path / "train.zarr")
+    found = SparsePredictor(open_sparse(tmp_path / "model.zarr"))(problem.X[:, dataset.standardisation.kept])
+    np.testing.assert_array_equal(lazily.values, found.mean[:, 0])
+    assert model.score(tmp_path / "train.zarr") > 0.9
     with pytest.raises(InputError, match="expected"):
         model.predict(da.zeros((10, 2), chunks=5))
 

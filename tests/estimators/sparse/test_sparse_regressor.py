@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from dkgp import GPRegressor, SparseGPRegressor
@@ -136,6 +137,36 @@ def test_a_gap_is_reached_or_said_to_be_missed(problem: Problem) -> None:
         )
 
 
+def test_a_basis_grows_until_the_distance_is_proven(problem: Problem, fitted: GPRegressor) -> None:
+    small: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": "auto", "target_distance": 0.01}
+    with pytest.warns(ConvergenceWarning, match="times as long as the exact model"):
+        SparseGPRegressor(**small).fit(problem.X, problem.y)
+    model = SparseGPRegressor(**small, largest_basis=300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(problem.X, problem.y)
+    assert model.distance_ <= 0.01 * problem.y.std() * (1.0 + 1e-12)
+    off = model.predict(problem.X) - fitted.predict(problem.X)
+    assert np.sqrt(np.mean(off**2)) <= model.distance_
+    assert model.solution_["ladder"]["rungs"][-1]["size"] == len(model.basis_inputs_)
+    relative = np.random.default_rng(0).uniform(0.2, 5.0, 300)
+    by_sample = clone(model).fit(problem.X, problem.y, relative)
+    np.testing.assert_allclose(by_sample.predict(problem.X_new), model.predict(problem.X_new), atol=problem.y.std())
+    known = dense(problem, by_sample, NOISE * relative)
+    mean = known.predictive("vfe")[0][:, 0] * problem.y.std() + problem.y.mean()
+    np.testing.assert_allclose(by_sample.predict(problem.X_new), mean, atol=1e-4 * problem.y.std())
+    assert by_sample.certificate_.largest_noise == pytest.approx(NOISE * relative.max())
+
+
+def test_a_distance_that_is_missed_is_told(problem: Problem) -> None:
+    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 30}
+    with pytest.warns(ConvergenceWarning, match=r"distance .* \(asked for: 1e-06\) with 30 basis .*prove more"):
+        SparseGPRegressor(**parameters, target_distance=1e-6).fit(problem.X, problem.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SparseGPRegressor(**parameters, target_distance=1.0).fit(problem.X, problem.y)
+
+
 def test_a_basis_may_be_given(problem: Problem) -> None:
     chosen = np.arange(0, 300, 7)
     parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE}
@@ -199,6 +230,22 @@ def test_tuning_does_not_change_parameters(problem: Problem) -> None:
     assert model.score(problem.X_new, problem.y_new) > 0.97
 
 
+@pytest.mark.parametrize("objective", ["bound", "fitc"])
+def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: str) -> None:
+    """By a few samples' likelihood, and by all samples' bound, of the same model."""
+    X, y = problem.X[:150], problem.y[:150]
+    few = SparseGPRegressor(subset_size=40, basis_size=30).fit(X, y)
+    all_of_them = SparseGPRegressor(optimizer=objective, basis_size=30).fit(X, y)
+    assert all_of_them.kernel == "rbf"
+    if objective == "bound":
+        assert all_of_them.elbo_ > few.elbo_ + 1.0
+    assert all_of_them.score(problem.X_new, problem.y_new) > 0.9
+    fixed = SparseGPRegressor(optimizer=objective, basis_size=20, noise_variance=0.2).fit(X, y)
+    assert fixed.noise_variance_ == pytest.approx(0.2)
+    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo' or None; got 'bound'"):
+        GPRegressor(optimizer="bound").fit(X, y)
+
+
 def test_a_constant_target_is_predicted(problem: Problem) -> None:
     model = SparseGPRegressor().fit(problem.X, np.full(len(problem.X), 4.5))
     np.testing.assert_array_equal(model.predict(problem.X_new), 4.5)
@@ -229,8 +276,14 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"basis": np.zeros((0, 4))}, "basis"),
         ({"method": "sd", "basis": "k-means"}, "needs a basis of training samples"),
         ({"kernel": "rbv"}, "rbv"),
+        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc' or None"),
         ({"noise_variance": None}, "needs a noise variance"),
         ({"method": "sggp", "candidates": 0}, "candidates"),
+        ({"basis_size": "many"}, "takes a whole number or \"auto\"; got 'many'"),
+        ({"basis_size": 2.5}, "takes a whole number"),
+        ({"basis_size": "auto"}, "needs a target: a `target_distance`, or a `gap`"),
+        ({"basis_size": "auto", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
+        ({"target_distance": 0.0}, "`target_distance` must be positive; got 0.0"),
     ],
 )
 def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any], message: str) -> None:
