@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
-from dkgp.cluster import LocalExecutor
-from dkgp.data.types import Progress
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.executors.sums import PendingSum
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.certificate import certify
 from dkgp.models.sparse.fit import Basis, fit_sparse
@@ -44,36 +44,54 @@ def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.n
     return [found.indices, found.weights, found.dual]
 
 
-# Phase of the sum under which a worker is killed, and work that comes to it.
-SUMS: dict[str, Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]] = {
-    "factor": lambda operator, y: fitted(operator, y, "vfe"),
-    "residual": lambda operator, y: fitted(operator, y, "fitc"),
-    "candidates": chosen_greedily,
-    "centres": lambda operator, y: [blind_basis(operator, "k-means", 20).inputs],
-    "projection": lambda operator, y: [CrossKernel(operator, operator.inputs(np.arange(20))).project(y)],
-    "gram": lambda operator, y: [CrossKernel(operator, operator.inputs(np.arange(20))).gram(y).matrix],
+Work: TypeAlias = Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]
+
+# Names of sums, and work that comes to them.
+SUMS: dict[str, tuple[str, Work]] = {
+    "vfe": ("crossgram", lambda operator, y: fitted(operator, y, "vfe")),
+    "fitc": ("crossgram", lambda operator, y: fitted(operator, y, "fitc")),
+    "residual": ("residual", lambda operator, y: fitted(operator, y, "sr")),
+    "candidates": ("candidates", chosen_greedily),
+    "centres": ("lloyd", lambda operator, y: [blind_basis(operator, "k-means", 20).inputs]),
+    "projection": ("crossproject", lambda operator, y: [CrossKernel(operator, some(operator)).project(y)]),
+    "gram": ("crossgram", lambda operator, y: [CrossKernel(operator, some(operator)).gram(y).matrix]),
 }
 
 
-@pytest.mark.parametrize("phase", SUMS)
-def test_a_worker_killed_in_mid_tree_of_any_sum(problem: Problem, phase: str) -> None:
+def some(operator: BlockedKernelOperator) -> np.ndarray:
+    return operator.inputs(np.arange(20))
+
+
+class UnderSum:
+    """An executor that does something once, as soon as the tree of a certain sum has gone out to the workers."""
+
+    def __init__(self, executor: BlockExecutor, name: str, deed: Callable[[], None]) -> None:
+        self._executor, self._name, self._deed, self.done = executor, name, deed, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit_sum(self, name: str, *arguments: Any) -> PendingSum:
+        pending = self._executor.submit_sum(name, *arguments)
+        if name == self._name and not self.done:
+            self._deed()
+            self.done = True
+        return pending
+
+
+@pytest.mark.parametrize(("name", "work"), SUMS.values(), ids=SUMS)
+def test_a_worker_killed_in_mid_tree_of_any_sum(problem: Problem, name: str, work: Work) -> None:
     y = problem.dataset.all_targets()
     executor = LocalExecutor(1)
     with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, executor) as operator:
-        expected = SUMS[phase](operator, y)
+        expected = work(operator, y)
     executor.close()
     with opened("processes", 2) as executor:
-        client, killed = client_of(executor), list[str]()
-
-        def kill(progress: Progress) -> None:
-            # Some leaves are there, others are not.
-            if not killed and progress.phase == phase and 0 < progress.done < progress.total:
-                killed.append(progress.phase)
-                kill_one(client)
-
-        with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, executor) as operator, operator.watched(kill):
-            found = SUMS[phase](operator, y)
-    assert killed == [phase]
+        client = client_of(executor)
+        faulty = UnderSum(executor, f"k{name}", lambda: kill_one(client))
+        with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, faulty) as operator:  # type: ignore[arg-type]
+            found = work(operator, y)
+    assert faulty.done
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
