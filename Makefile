@@ -96,7 +96,7 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
 	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh]'
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
-	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras; run it again to renew them."; \
+	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras but peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 	rm -rf $(LOCK_VENV)

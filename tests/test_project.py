@@ -187,7 +187,9 @@ def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str
             name, version = line.split("==")
             pinned[canonicalize_name(name)] = Version(version)
     extras = pyproject["project"]["optional-dependencies"]
-    requirements = [Requirement(text) for text in sum(extras.values(), pyproject["project"]["dependencies"])]
+    # Peers are raced, not tested with, and bring gigabytes.
+    own = [texts for name, texts in extras.items() if name != "peers"]
+    requirements = [Requirement(text) for text in sum(own, pyproject["project"]["dependencies"])]
     assert len(requirements) > 13
     for requirement in requirements:
         if requirement.name != "dkgp":

@@ -14,6 +14,7 @@ from dkgp.cli.predict import evaluate, info, predict
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
+from dkgp.cli.sparse.command import sparse
 from dkgp.cli.train import train
 from dkgp.cli.tune import tune
 from dkgp.cli.warm_up import warm_up
@@ -40,7 +41,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (ingest, tune, plan, train, predict, evaluate, info, demo, bench, warm_up)
+HERE = (ingest, tune, plan, train, sparse, predict, evaluate, info, demo, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

@@ -23,6 +23,7 @@ __all__ = [
     "cluster_options",
     "examples",
     "limit_options",
+    "memory_limit_option",
     "overwrite_option",
     "record_options",
     "seed_option",
@@ -163,6 +164,17 @@ def cluster_from(options: dict[str, Any]) -> ClusterOptions:
     return configured_options(values)
 
 
+def memory_limit_option(function: F) -> F:
+    """`--memory-limit`."""
+    return click.option(
+        "--memory-limit",
+        "memory_limit_bytes",
+        type=click_type(byte_count),
+        metavar="SIZE",
+        help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
+    )(function)
+
+
 def overwrite_option(function: F) -> F:
     """`--overwrite`."""
     return click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")(function)
@@ -226,7 +238,7 @@ def checkpoint_options(function: F) -> F:
 def record_options(function: F) -> F:
     """Plot and log files."""
     return together(
-        click.option("--plot", metavar="FILE", help="Draw the convergence into a .png, .pdf or .svg."),
+        click.option("--plot", metavar="FILE", help="Draw the course of the run into a .png, .pdf or .svg."),
         click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
     )(function)
 

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_option, click_type, declared_options
+from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
 from dkgp.cli.options import (
     checkpoint_options,
     cluster_from,
     cluster_options,
     examples,
     limit_options,
+    memory_limit_option,
     overwrite_option,
     record_options,
     seed_option,
     solver_and_its_options,
 )
 from dkgp.cli.running import runs
-from dkgp.registry import Option, byte_count
+from dkgp.registry import Option
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -76,13 +77,7 @@ def every_solver_option() -> list[click.Option]:
 @limit_options
 @click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")
 @click.option("--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs.")
-@click.option(
-    "--memory-limit",
-    "memory_limit_bytes",
-    type=click_type(byte_count),
-    metavar="SIZE",
-    help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
-)
+@memory_limit_option
 @checkpoint_options
 @record_options
 @cluster_options

@@ -35,6 +35,7 @@ __all__ = ["tune", "tune_job"]
         "dkgp tune train.zarr --out hyper.json --bounds 'gamma*=0.001:10' --fix noise_variance=0.01",
         "dkgp tune train.zarr --out better.json --start hyper.json --prior 'gamma*=lognormal(0.1, 1)'",
         "dkgp tune train.zarr --out hyper.json --refine --refine-steps 10",
+        "dkgp tune train.zarr --out hyper.json --objective bound --basis-size 500",
     ),
 )
 @click.argument("dataset")
@@ -56,11 +57,19 @@ __all__ = ["tune", "tune_job"]
 )
 @click.option(
     "--objective",
-    type=click.Choice(["likelihood", "loo"]),
+    type=click.Choice(["likelihood", "loo", "bound", "fitc"]),
     default="likelihood",
     show_default=True,
     help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
-    "others, at twice the cost, where the kernel may not fit the data well.",
+    "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
+    "the variational bound on the marginal likelihood; fitc, FITC's likelihood.",
+)
+@click.option(
+    "--basis-size",
+    type=int,
+    metavar="M",
+    help="Basis samples of the objectives bound and fitc; they are chosen again as the hyperparameters move.  "
+    "[default: 1000, or all]",
 )
 @click.option("--restarts", type=int, default=1, show_default=True, help="Starting points; the best result is kept.")
 @click.option(
@@ -99,8 +108,9 @@ __all__ = ["tune", "tune_job"]
 @click.option(
     "--resume",
     is_flag=True,
-    help="Take the file at --out for done where this same command wrote it; otherwise the search starts from the "
-    "beginning. For batch systems that run a command again.",
+    help="Take the file at --out for done where this same command wrote it; otherwise a search on all samples goes on "
+    "from OUT.checkpoint, to the bit-same result, and one on subsets starts from the beginning. For batch systems that "
+    "run a command again.",
 )
 @refine_options
 @cluster_options
@@ -110,8 +120,9 @@ __all__ = ["tune", "tune_job"]
 def tune(reporter: Reporter, **options: Any) -> Document:
     """Find length scales and noise for the store DATASET by maximum likelihood on random subsets.
 
-    The subsets run on this process's threads unless a cluster is asked for; the result has the same bits wherever they
-    run. Values are those of the standardised data.
+    Or by a sparse model's evidence on all samples (--objective bound). The work is done by this process's threads
+    unless a cluster is asked for; the result has the same bits wherever it runs. Values are those of the standardised
+    data.
     """
     from dkgp.commands.tune import run_tune
 

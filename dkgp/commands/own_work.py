@@ -6,20 +6,25 @@ same command with `--resume` then goes on as if it had not been; what belongs to
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dkgp.commands.reporting.documents import plain
-from dkgp.data import CheckpointStore, Dataset, ModelRecord, is_committed, open_model, recognise
-from dkgp.data.remote.storage import exists, is_local, join, read_object
+from dkgp.data import Dataset, ModelRecord, is_committed, open_model, recognise
+from dkgp.data.remote.storage import exists, join, read_object
 from dkgp.data.stores.model_store import MODEL_KIND
-from dkgp.errors import CheckpointError, InputError, StoreError
+from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
+from dkgp.errors import InputError, StoreError
 from dkgp.operators.base import FloatArray
 
-__all__ = ["difference", "has_checkpoint", "is_unfinished_model", "model_difference", "remove_checkpoint", "warm_start"]
+__all__ = ["difference", "is_unfinished_model", "model_difference", "warm_start"]
+
+# The stores of models, and what opens each.
+_OPENERS: Mapping[str, Callable[[str], ModelRecord | SparseRecord]] = {
+    MODEL_KIND: open_model,
+    SPARSE_MODEL_KIND: open_sparse_model,
+}
 
 
 def difference(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -54,12 +59,12 @@ def model_difference(
     return difference({**held, **model.summary.get("settings", {}), "by_reference": model.by_reference}, wanted)
 
 
-def is_unfinished_model(url: str, dataset: Dataset) -> bool:
+def is_unfinished_model(url: str, dataset: Dataset, kind: str = MODEL_KIND) -> bool:
     """True if a model of these data is there that resuming may replace: it stopped short, or its writing did."""
-    if not exists(url) or recognise(url) != MODEL_KIND:
+    if not exists(url) or recognise(url) != kind:
         return False
     try:
-        model = open_model(url)
+        model = _OPENERS[kind](url)
     except StoreError:
         return _was_begun(url, dataset)
     return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
@@ -79,23 +84,6 @@ def warm_start(url: str, dataset: Dataset, identity: Mapping[str, Any]) -> tuple
     held = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     state = model.training_state() if difference(held, identity) is None else None
     return model.alpha, None if state is None else state[1]
-
-
-def has_checkpoint(store: CheckpointStore) -> bool:
-    """True if there is a checkpoint, a damaged one included."""
-    try:
-        return exists(store.url) and store.load_latest() is not None
-    except CheckpointError:
-        return True
-
-
-def remove_checkpoint(store: CheckpointStore) -> None:
-    """Remove the checkpoints of a run that is done."""
-    store.clear()
-    if is_local(store.url):
-        # The folder goes too, unless something else lies in it.
-        with contextlib.suppress(OSError):
-            os.rmdir(store.url)
 
 
 def _was_begun(url: str, dataset: Dataset) -> bool:

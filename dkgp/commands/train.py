@@ -5,36 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.cluster.arithmetic import own_arithmetic
-from dkgp.commands.own_work import (
-    difference,
-    has_checkpoint,
-    is_unfinished_model,
-    model_difference,
-    remove_checkpoint,
-    warm_start,
-)
+from dkgp.commands.own_work import is_unfinished_model, model_difference, warm_start
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import PeakMemory, available_bytes
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter, SolveProgress, announce
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.training import checkpointing_of, memory_budget, opened, remove_checkpoint
 from dkgp.commands.tree_sums import add_tree_memory, check_tree_error, check_tree_kernel
-from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_dataset, open_model
-from dkgp.data.remote.storage import exists, is_local
+from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_model
+from dkgp.data.remote.storage import exists
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
 from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, UsageError
-from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan, plan_within
 from dkgp.models.warm_up import compiling_bytes, helped
@@ -42,7 +32,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import AUTO, Need, resuming, said, solver_memory, solver_names, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
@@ -147,11 +137,11 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
-        dataset, found = _opened(job)
+        dataset, found = opened(job)
         asked = job
         job, choice = _decided(asked, dataset, found, reporter)
         if job.resume:
-            finished = finished_training(job, reporter, converged=True, opened=(dataset, found))
+            finished = finished_training(job, reporter, converged=True, at_hand=(dataset, found))
             if finished is not None:
                 return finished
         prepared = _prepare(job, dataset, found, reporter)
@@ -184,19 +174,19 @@ def finished_training(
     reporter: Reporter,
     *,
     converged: bool = False,
-    opened: tuple[Dataset, Hyperparameters] | None = None,
+    at_hand: tuple[Dataset, Hyperparameters] | None = None,
 ) -> Document | None:
     """Return the training record of the model at `job.out` where it is what the job would make; do what is left to do.
 
     For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
-    hyperparameters or settings; with `converged`, also where it misses the tolerance. `opened` are the job's dataset
-    and hyperparameters, where they are at hand.
+    hyperparameters or settings; with `converged`, also where it misses the tolerance. `at_hand` are the job's dataset
+    and hyperparameters.
     """
     try:
         model = open_model(job.out)
         if converged and not model.summary["converged"]:
             return None
-        dataset, found = opened or _opened(job)
+        dataset, found = at_hand or opened(job)
         job, _ = _decided(job, dataset, found)
         solver = job.solver.build(dataset.n_samples, dataset.n_features, dataset.n_targets, reporter, job.tiles_url)
     except InputError:
@@ -250,14 +240,6 @@ def _conclude(
     return document
 
 
-def _opened(job: TrainJob) -> tuple[Dataset, Hyperparameters]:
-    dataset = open_dataset(job.dataset)
-    if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    return dataset, found
-
-
 def _decided(
     job: TrainJob,
     dataset: Dataset,
@@ -300,7 +282,7 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
         check_tree_kernel(found.kernel)
     identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
     initial, gradient = (None, None) if job.warm_start is None else warm_start(job.warm_start, dataset, identity)
-    checkpointing = _checkpointing(job, dataset, found, solver, reporter)
+    checkpointing = checkpointing_of(job, identity, solver.settings(), reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 
 
@@ -321,8 +303,7 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
 def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
     """Project the run's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
     dataset, solver = prepared.dataset, prepared.solver
-    resident_bytes = int(psutil.Process().memory_info().rss)
-    budget_bytes = job.memory_limit_bytes or resident_bytes + available_bytes()
+    resident_bytes, budget_bytes = memory_budget(job)
     width = feature_width(prepared.hyperparameters.kernel)
     memory = solver_memory(solver, dataset.n_samples, width)
     repeats = memory.repeats_products and job.tree_error is None
@@ -381,52 +362,6 @@ def _solve(
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
-
-
-def _checkpointing(
-    job: TrainJob, dataset: Dataset, found: Hyperparameters, solver: Solver, reporter: Reporter
-) -> Checkpointing:
-    """Check the place, and what is there: a checkpoint to go on from, or one to be replaced."""
-    url = job.checkpoint_url
-    store = CheckpointStore(url)
-    identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    if is_local(url):
-        check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
-    checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
-    if not job.resume:
-        if has_checkpoint(store):
-            reporter.warn(
-                f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
-            )
-        return checkpointing
-    latest = checkpointing.latest()
-    if latest is None:
-        reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
-        return checkpointing
-    for name in latest.skipped:
-        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
-    for name, expected in {"identity": identity, "solver": solver.settings()}.items():
-        _require_same(url, latest.metadata.get(name), expected)
-    reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
-    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
-    if differences is not None:
-        reporter.warn(
-            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
-            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
-            "had stayed there"
-        )
-    return checkpointing
-
-
-def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
-    held = found if isinstance(found, dict) else {}
-    other = difference(held, expected)
-    if other is not None:
-        same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
-        raise CheckpointError(
-            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
-            "--resume"
-        )
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:

@@ -1,13 +1,13 @@
-"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a dataset store."""
+"""`dkgp tune`: hyperparameters by maximum likelihood on random subsets of a store, or a sparse model of all of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, fields, replace
+from typing import Any
 
-from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster import BlockExecutor, open_executor
 from dkgp.cluster.kinds import KINDS
 from dkgp.commands.own_work import difference
 from dkgp.commands.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
@@ -16,7 +16,8 @@ from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.reporting.tune_plot import plot_tuning
-from dkgp.commands.tune_options import parse_bounds, parse_fixed, parse_priors
+from dkgp.commands.tune_bound import check_bound_job, check_bound_options, found_by_bound
+from dkgp.commands.tune_options import TuneJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import (
@@ -26,76 +27,13 @@ from dkgp.models import (
     tune_dataset,
     write_hyperparameters,
 )
-from dkgp.models.refinement.record import RefineSettings
+from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.run import Choices, check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
 
 __all__ = ["TuneJob", "run_tune"]
-
-
-@dataclass(frozen=True)
-class TuneJob:
-    """Hyperparameters to tune; the rest as the parameters of `dkgp.models.tune_dataset`.
-
-    Parameters
-    ----------
-    dataset, out
-        The training store, and where the hyperparameter file goes.
-    kernel
-        An expression (`dkgp.kernels.parse_kernel`); default: the kernel of `start`, else "rbf".
-    subset, subsets, objective, restarts, learn_variance, tolerance, seed
-        As for `tune_dataset`.
-    bounds, fixed, priors
-        Texts NAME=LOW:HIGH, NAME=VALUE and NAME=lognormal(MEDIAN, SIGMA).
-    start
-        A hyperparameter file to start from.
-    folds, holdout
-        How the result is scored; not at all by default.
-    refine, refine_only
-        How the result is refined on all samples, where it is; without a search on subsets, from the values of `start`.
-    plot
-        Picture of the length scales.
-    overwrite
-        Replace outputs that exist.
-    resume
-        Take the file at `out` for done where the same run has finished it. There is nothing to go on from elsewhere:
-        the search begins again.
-    cluster
-        Where the subsets are evaluated.
-    """
-
-    dataset: str
-    out: str
-    kernel: str | None = None
-    subset: int = 2000
-    subsets: int = 1
-    objective: Literal["likelihood", "loo"] = "likelihood"
-    restarts: int = 1
-    learn_variance: bool = False
-    bounds: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    priors: tuple[str, ...] = ()
-    start: str | None = None
-    folds: int | None = None
-    holdout: float | None = None
-    tolerance: float = 1e-4
-    seed: int = 0
-    refine: RefineSettings | None = None
-    refine_only: bool = False
-    plot: str | None = None
-    overwrite: bool = False
-    resume: bool = False
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-
-    def named(self) -> dict[str, Any]:
-        """Parse the options that name single hyperparameters, for `tune_dataset`; `UsageError` for another form."""
-        return {
-            "bounds": parse_bounds(self.bounds),
-            "fixed": parse_fixed(self.fixed),
-            "priors": parse_priors(self.priors),
-        }
 
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:
@@ -114,9 +52,11 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     ClusterError
         No cluster, or one that was lost.
     InterruptedRunError
-        A refinement was interrupted; the values so far are in the file.
+        A refinement was interrupted; the values so far are in the file. Or a search on all samples was; what it
+        evaluated is in its checkpoint.
     """
     named = job.named()
+    check_bound_options(job)
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
     check_side_files(job.plot, None, replace=job.overwrite or job.resume)
     if job.plot is not None and job.plot == job.out:
@@ -135,19 +75,22 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     overwrite = job.overwrite or earlier is not None
     check_output_file(job.out, replace=overwrite, option="--out", local=False)
     if start is None or not job.refine_only:
-        _check_choices(job, dataset, start, named)
-    refinement = None
+        _check_choices(job, dataset, start, named, reporter)
+    refinement, trail, of_all = None, Trail(), job.refine is not None or job.evidence is not None
     # One evaluation takes much longer than a round of messages: without a cluster that is asked for, threads do.
-    with helped(), open_executor(job.cluster, 1 if job.refine is None else dataset.n_samples, reporter) as executor:
+    with helped(), open_executor(job.cluster, dataset.n_samples if of_all else 1, reporter) as executor:
         if job.refine is not None:
             check_refinement_memory(dataset, job.refine, executor, job.cluster.cache_bytes)
-        if start is None or not job.refine_only:
+        if start is not None and job.refine_only:
+            announce(executor, reporter)
+            found = start
+        elif job.evidence is not None:
+            announce(executor, reporter)
+            found, trail = found_by_bound(job, dataset, start, executor, named, signature, reporter)
+        else:
             _check_memory(job, dataset, start, executor)
             announce(executor, reporter)
             found = _search(job, dataset, start, executor, named, reporter)
-        else:
-            announce(executor, reporter)
-            found = start
         for message in found.warnings:
             reporter.warn(message)
         if job.refine is not None:
@@ -157,6 +100,7 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
             )
     found = replace(found, run=signature)
     write_hyperparameters(job.out, found, overwrite=overwrite)
+    trail.remove()
     document = _conclude(job, found, reporter)
     raise_if_interrupted(refinement, job.out)
     return document
@@ -205,10 +149,15 @@ def _was_interrupted(found: Hyperparameters) -> bool:
     return bool(found.refinement is not None and found.refinement.get("interrupted"))
 
 
-def _check_choices(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, named: dict[str, Any]) -> None:
+def _check_choices(
+    job: TuneJob, dataset: Dataset, start: Hyperparameters | None, named: dict[str, Any], reporter: Reporter
+) -> None:
     """Refuse kernels, names and numbers that do not fit the data, before a cluster is started."""
+    if job.evidence is not None:
+        check_bound_job(job, dataset, start, named, reporter)
+        return
     plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
-    choices = Choices(job.kernel, job.objective, start=start, folds=job.folds, **named)
+    choices = Choices(job.kernel, job.of_subsets, start=start, folds=job.folds, **named)
     settings = SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
     check_tuning(plan, tuple(dataset.feature_names), choices, settings)
 
@@ -231,7 +180,7 @@ def _search(
             kernel=job.kernel,
             subset=job.subset,
             subsets=job.subsets,
-            objective=job.objective,
+            objective=job.of_subsets,
             seed=job.seed,
             learn_variance=job.learn_variance,
             **named,
@@ -259,7 +208,7 @@ def _check_memory(job: TuneJob, dataset: Dataset, start: Hyperparameters | None,
         dataset.feature_names,
         kernel=job.kernel,
         start=start,
-        objective=job.objective,
+        objective=job.of_subsets,
         subsets=job.subsets,
         at_once=at_once,
     )

@@ -11,9 +11,17 @@ from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays
 from dkgp.data.stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from dkgp.data.stores.manifest import is_committed, recognise
 from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
-from dkgp.data.stores.memory_model import find_model, memory_model
+from dkgp.data.stores.memory_model import (
+    find_any_model,
+    find_model,
+    is_resident,
+    memory_model,
+    memory_sparse_model,
+    open_any_model,
+)
 from dkgp.data.stores.model_store import ModelRecord, open_model, save_model
 from dkgp.data.stores.prediction_store import Prediction, PredictionWriter, open_prediction
+from dkgp.data.stores.sparse.sparse_store import SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Progress, ProgressCallback
@@ -32,25 +40,32 @@ __all__ = [
     "Progress",
     "ProgressCallback",
     "RunningMoments",
+    "SparseRecord",
     "Standardisation",
     "append_rows",
     "dataset_from_arrays",
     "discard_factor",
     "ensure_writable",
     "exists",
+    "find_any_model",
     "find_model",
     "friedman1",
     "ingest",
     "is_committed",
+    "is_resident",
     "memory_dataset",
     "memory_model",
+    "memory_sparse_model",
+    "open_any_model",
     "open_dataset",
     "open_factor",
     "open_model",
     "open_prediction",
+    "open_sparse_model",
     "rbf_mixture",
     "recognise",
     "save_model",
+    "save_sparse_model",
     "standardised_inputs",
     "write_friedman1",
     "write_rbf_mixture",

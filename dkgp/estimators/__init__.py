@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from dkgp.estimators.outputs import PredictionBounds
 from dkgp.estimators.regressor import GPRegressor
+from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
 
-__all__ = ["GPRegressor", "PredictionBounds"]
+__all__ = ["GPRegressor", "OverconfidenceWarning", "PredictionBounds", "SparseGPRegressor"]

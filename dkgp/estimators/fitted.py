@@ -8,19 +8,35 @@ import tempfile
 import threading
 import uuid
 import weakref
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Self
 
 import dask.config
 import numpy as np
 
-from dkgp.data import Dataset, ModelRecord, find_model, memory_model, save_model
+from dkgp.data import (
+    Dataset,
+    ModelRecord,
+    SparseRecord,
+    find_model,
+    is_resident,
+    memory_model,
+    memory_sparse_model,
+    open_sparse_model,
+    save_model,
+    save_sparse_model,
+)
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
 from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
+from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
+from dkgp.models.sparse.stored import opened_sparse, sparse_record
+from dkgp.models.sparse.train import TrainedSparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 
-__all__ = ["FittedModel", "Workspace"]
+__all__ = ["Fitted", "FittedModel", "FittedSparse", "Workspace"]
 
 
 class Workspace:
@@ -44,25 +60,75 @@ class Workspace:
             return f"{self._store.rstrip('/')}/{name}-{uuid.uuid4().hex[:12]}.zarr"
 
 
-class FittedModel:
-    """A model with what belongs to it.
+class Fitted(ABC):
+    """A model with what belongs to it; the workspace is where the model goes when others have to read it."""
 
-    Where it came without its training set, `dataset` and `gradient`, Kbar alpha - y (n, p), are None. The workspace is
-    where the model goes when others have to read it.
-    """
+    record: ModelRecord | SparseRecord
+    workspace: Workspace
+
+    def _new_version(self) -> None:
+        self.version = f"fitted-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._url: str | None = None
+        self._predictors: dict[PredictorSource | SparsePredictorSource, Predictor | SparsePredictor] = {}
+        weakref.finalize(self, Predictor.forget, self.version)
+
+    @classmethod
+    @abstractmethod
+    def load(cls, url: str, workspace: Workspace) -> Self:
+        """Open a stored model."""
+
+    @abstractmethod
+    def save(self, url: str, *, overwrite: bool = False) -> None:
+        """Write the model to a store; errors as of `save_model`."""
+
+    @abstractmethod
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource | SparsePredictorSource:
+        """Return what tasks of this process take their predictor from."""
+
+    @abstractmethod
+    def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor | SparsePredictor: ...
+
+    def _store(self, url: str) -> None:
+        """Write the model where other processes are to read it."""
+        self.save(url)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Description that the estimator saved with the model; empty for a model from elsewhere."""
+        said: dict[str, Any] = self.record.summary.get("estimator", {})
+        return said
+
+    def readable_url(self) -> str:
+        """Address that other processes can read; the model is stored the first time that one is needed."""
+        if not is_resident(self.record.url):
+            return self.record.url
+        with self._lock:
+            if self._url is None:
+                url = self.workspace.url("model")
+                self._store(url)
+                self._url = url
+            return self._url
+
+    def predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor | SparsePredictor:
+        """Return the predictor of this process, made when first asked for."""
+        key = self.source(variance, n_test)
+        with self._lock:
+            if key not in self._predictors:
+                self._predictors[key] = self._made(variance, n_test)
+            return self._predictors[key]
+
+
+class FittedModel(Fitted):
+    """An exact model; without its training set `dataset` and `gradient`, Kbar alpha - y (n, p), are None."""
+
+    record: ModelRecord
 
     def __init__(
         self, record: ModelRecord, dataset: Dataset | None, gradient: FloatArray | None, workspace: Workspace
     ) -> None:
         self.record, self.dataset, self.gradient, self.workspace = record, dataset, gradient, workspace
         self._new_version()
-
-    def _new_version(self) -> None:
-        self.version = f"fitted-{uuid.uuid4().hex}"
-        self._lock = threading.Lock()
-        self._url: str | None = None
-        self._predictors: dict[tuple[VarianceSettings | None, int], Predictor] = {}
-        weakref.finalize(self, Predictor.forget, self.version)
 
     @classmethod
     def of(cls, trained: TrainedModel, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedModel:
@@ -78,41 +144,22 @@ class FittedModel:
         dataset, gradient = record.training_state() or (None, None)
         return cls(record, dataset, gradient, workspace)
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """Description that the estimator saved with the model; empty for a model from elsewhere."""
-        said: dict[str, Any] = self.record.summary.get("estimator", {})
-        return said
-
     def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
         """Write the model to a store; errors as of `save_model`."""
         gradient = None if self.dataset is None else self.gradient
         options: dict[str, Any] = {"gradient": gradient, "by_reference": by_reference, "overwrite": overwrite}
         save_model(url, dataset=self._support(), **options, **self._said())
 
-    def readable_url(self) -> str:
-        """Address that other processes can read; the model is stored the first time that one is needed."""
-        if not self.record.url.startswith("memory://dkgp-model-"):
-            return self.record.url
-        with self._lock:
-            if self._url is None:
-                url = self.workspace.url("model")
-                # A training set that is in a store already is referred to.
-                self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
-                self._url = url
-            return self._url
-
-    def predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
-        """Return the predictor of this process, made when first asked for."""
-        key = (variance, _rounded(n_test))
-        with self._lock:
-            if key not in self._predictors:
-                self._predictors[key] = Predictor(self.record, self.version, variance, n_test=key[1])
-            return self._predictors[key]
+    def _store(self, url: str) -> None:
+        """A training set that is in a store already is referred to."""
+        self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
         """Return what tasks of this process take their predictor from."""
         return PredictorSource(self.record.url, self.version, variance, _rounded(n_test), self.record.reference)
+
+    def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
+        return Predictor(self.record, self.version, variance, n_test=_rounded(n_test))
 
     def _said(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
@@ -154,6 +201,52 @@ class FittedModel:
         self.dataset = dataset if state["has_targets"] else None
         self.gradient, self.workspace = state["gradient"], Workspace(None)
         self._new_version()
+
+
+class FittedSparse(Fitted):
+    """A sparse model, which needs no training set."""
+
+    record: SparseRecord
+
+    def __init__(self, record: SparseRecord, workspace: Workspace) -> None:
+        self.record, self.workspace = record, workspace
+        self.opened = opened_sparse(record)
+        self._new_version()
+
+    @classmethod
+    def of(cls, trained: TrainedSparse, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedSparse:
+        """Keep what was trained; `about` joins its summary."""
+        record = sparse_record(trained, dataset)
+        return cls(memory_sparse_model(replace(record, summary={**record.summary, "estimator": about})), workspace)
+
+    @classmethod
+    def load(cls, url: str, workspace: Workspace) -> FittedSparse:
+        """Open a stored model."""
+        return cls(open_sparse_model(url), workspace)
+
+    def save(self, url: str, *, overwrite: bool = False) -> None:
+        """Write the model to a store; errors as of `save_sparse_model`."""
+        save_sparse_model(url, self.record, overwrite=overwrite)
+
+    def source(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictorSource:
+        """Return what tasks of this process take their predictor from; `n_test` is of no consequence."""
+        return SparsePredictorSource(self.record.url, self.version, variance is not None, _is_latent(variance))
+
+    def _made(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictor:
+        return SparsePredictor(self.opened, variance=variance is not None, latent=_is_latent(variance))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"record": self.record}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Whoever unpickles this may not have the store.
+        self.record, self.workspace = memory_sparse_model(state["record"]), Workspace(None)
+        self.opened = opened_sparse(self.record)
+        self._new_version()
+
+
+def _is_latent(variance: VarianceSettings | None) -> bool:
+    return variance is not None and variance.latent
 
 
 def _rounded(n_test: int) -> int:

@@ -16,19 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import ClusterError, InputError, StoreError
-from dkgp.estimators.fitted import FittedModel
+from dkgp.estimators.fitted import Fitted
 from dkgp.models.prediction.predictor import Predicted, PredictorSource
+from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictorSource
 
 __all__ = ["Quantities", "lazy_predictions"]
 
+Source = PredictorSource | SparsePredictorSource
 # Name -> what it is of a prediction, (r, p).
-Quantities = Mapping[str, Callable[[Predicted], NDArray[np.float64]]]
+Quantities = Mapping[str, Callable[[Predicted | SparsePredicted], NDArray[np.float64]]]
 
 
 class _PredictBlock:
     """Rows of inputs (r, d) -> all quantities side by side, (r, q p)."""
 
-    def __init__(self, source: PredictorSource, quantities: tuple[str, ...], fitted: FittedModel | None) -> None:
+    def __init__(self, source: Source, quantities: tuple[str, ...], fitted: Fitted | None) -> None:
         self._source, self._quantities = source, quantities
         # Keeps the model in memory for as long as the graph may ask for it.
         self._fitted = fitted
@@ -51,20 +53,21 @@ class _PredictBlock:
         return _PredictBlock, (source, self._quantities, None)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        source = self._source
-        return ("dkgp-predict", source.version, str(source.variance), source.n_test, self._quantities)
+        return ("dkgp-predict", _token(self._source), self._quantities)
 
 
 QUANTITIES: Quantities = {
-    **{name: attrgetter(name) for name in ("mean", "mean_error", "variance_lower", "variance_upper")},
-    "variance": attrgetter("variance_upper"),
-    "std": lambda predicted: np.sqrt(np.asarray(predicted.variance_upper)),
+    **{name: attrgetter(name) for name in ("mean", "mean_error", "variance", "variance_lower", "variance_upper")},
+    "std": lambda predicted: np.sqrt(np.asarray(predicted.variance)),
 }
 
 
-def lazy_predictions(
-    fitted: FittedModel, source: PredictorSource, inputs: Any, quantities: tuple[str, ...]
-) -> dict[str, Any]:
+def _token(source: Source) -> str:
+    """Tell predictions apart; wherever the model lies, its version says which it is."""
+    return str(replace(source, url=""))
+
+
+def lazy_predictions(fitted: Fitted, source: Source, inputs: Any, quantities: tuple[str, ...]) -> dict[str, Any]:
     """Predict at a dask array without computing anything.
 
     `inputs` are a dask array (n, d): its row chunks are kept, across it is put into one; `quantities` are keys of
@@ -87,6 +90,6 @@ def lazy_predictions(
         chunks=(inputs.chunks[0], (len(quantities) * p,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
-        name=f"dkgp-predict-{tokenize(source.version, str(source.variance), source.n_test, inputs.name, quantities)}",
+        name=f"dkgp-predict-{tokenize(_token(source), inputs.name, quantities)}",
     )
     return {name: joint[:, number * p : (number + 1) * p] for number, name in enumerate(quantities)}

@@ -8,7 +8,7 @@ import numpy as np
 
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
-from dkgp.estimators.fitted import FittedModel
+from dkgp.estimators.fitted import Fitted
 from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
@@ -47,7 +47,7 @@ def what_holds(kernel: Kernel) -> str:
 
 
 def predictions(
-    fitted: FittedModel,
+    fitted: Fitted,
     table: Table,
     asked: tuple[str, ...],
     settings: VarianceSettings,
@@ -87,7 +87,7 @@ def predictions(
 
 
 def _lazily(
-    fitted: FittedModel, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
+    fitted: Fitted, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
 ) -> dict[str, Any]:
     """Dask arrays; arrays where the inputs are, computed by the client."""
     import dask.array
@@ -103,7 +103,7 @@ def _lazily(
     return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
 
 
-def _require_features(fitted: FittedModel, inputs: Any) -> None:
+def _require_features(fitted: Fitted, inputs: Any) -> None:
     raw, kept = fitted.record.standardisation.n_raw_features, fitted.record.n_features
     if inputs.ndim != 2 or inputs.shape[1] not in (raw, kept):
         raise InputError(f"X has shape {inputs.shape}; expected (n, {raw}), the features of the training set")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from itertools import compress
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -13,28 +11,21 @@ from dkgp.cluster.given_client import is_in_process
 from dkgp.data import append_rows
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
-from dkgp.estimators.fitted import FittedModel, Workspace
-from dkgp.estimators.outputs import predictions, what_holds
-from dkgp.estimators.scikit_learn import (
-    BaseEstimator,
-    ConvergenceWarning,
-    RegressorMixin,
-    check_is_fitted,
-    seed_of,
-)
+from dkgp.estimators.base import GPEstimator
+from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
+from dkgp.estimators.outputs import what_holds
+from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (
     about_fit,
     checked_solver,
-    chosen_hyperparameters,
     executor_for,
-    settings_of,
     solver_for,
     solver_for_update,
     stopping_of,
 )
-from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
-from dkgp.estimators.training_set import given_names, new_samples, plain_inputs, training_set, true_targets
-from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.estimators.tables import is_dask
+from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
@@ -50,7 +41,7 @@ __all__ = ["GPRegressor"]
 MOST_KEPT_DRAWS = 4
 
 
-class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class GPRegressor(GPEstimator):
     """Exact Gaussian process regression.
 
     Inputs and targets are standardised inside, and features that are constant are left out; predictions come back in
@@ -117,6 +108,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     True
     """
 
+    _state: ClassVar[type[Fitted]] = FittedModel
+    _fitted: FittedModel
+
     def __init__(
         self,
         kernel: str | Kernel | Hyperparameters = "rbf",
@@ -174,15 +168,7 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         checked_solver(self.solver)
         workspace = Workspace(self.store)
         dataset, several = training_set(self, X, y, workspace)
-        found = chosen_hyperparameters(
-            self.kernel,
-            dataset,
-            noise_variance=self.noise_variance,
-            optimizer=self.optimizer,
-            subset=self.subset_size,
-            restarts=1 + self.n_restarts_optimizer,
-            seed=seed,
-        )
+        found = self._hyperparameters(dataset, seed)
         solver = solver_for(self.solver, dataset, found, self.tol, seed)
         with executor_for(self.client, dataset.n_samples) as executor:
             trained = train(dataset, found.kernel, found.noise_variance, executor, solver=solver, stopping=stopping)
@@ -242,21 +228,10 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         """`fit` the first time, `update` from then on."""
         return self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
 
-    def _take(self, fitted: FittedModel) -> None:
-        """Show a model's parts under scikit-learn's names."""
-        record, about = fitted.record, fitted.about
-        self._fitted = fitted
+    def _take(self, fitted: Fitted) -> None:
+        super()._take(fitted)
         self._functions: dict[tuple[int, int], PosteriorFunctions] = {}
-        self.kernel_ = kernel_from_json(record.kernel)
-        self.noise_variance_ = record.noise_variance
-        found = about.get("hyperparameters")
-        self.hyperparameters_ = (
-            Hyperparameters(self.kernel_, self.noise_variance_) if found is None else Hyperparameters.from_json(found)
-        )
-        self.certificate_ = Certificate.from_json(dict(record.certificate))
-        self.solution_ = {name: value for name, value in record.summary.items() if name != "estimator"}
-        self.history_ = record.history
-        self.target_names_ = record.target_names
+        self.certificate_ = Certificate.from_json(dict(fitted.record.certificate))
 
     def _warn_of_shortfall(self) -> None:
         if not self.solution_["converged"]:
@@ -297,18 +272,8 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             (`dask.compute(mean, std)`). Of xarray's: DataArrays named after the target, with the samples' coordinates,
             lazy where the inputs are. Of a dataset store: lazy DataArrays.
         """
-        check_is_fitted(self)
-        flags = {"std": return_std, "variance": return_var, "bounds": return_bounds}
-        asked = ("mean", *(name for name, wanted in flags.items() if wanted))
-        client = None if self.client is None or is_in_process(self.client) else self.client
-        return predictions(
-            self._fitted,
-            self._inputs(X),
-            asked,
-            VarianceSettings(gap=self.variance_gap, latent=bool(latent)),
-            several=self._several,
-            client=client,
-        )
+        settings = VarianceSettings(gap=self.variance_gap, latent=bool(latent))
+        return self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Any:
         """Draw functions from the posterior and evaluate them, without noise.
@@ -350,77 +315,9 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             else label(values, table.labels, self.target_names_, "sample", several=self._several, last_dimension="draw")
         )
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
-
-        Parameters
-        ----------
-        X, y
-            As for `fit`.
-        sample_weight : (r,) array_like, optional
-        """
-        from sklearn.metrics import r2_score
-
-        check_is_fitted(self)
-        targets = true_targets(X, y)
-        mean = self.predict(X)
-        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
-
-    @property
-    def _several(self) -> bool:
-        return bool(self._fitted.about.get("several_targets", len(self._fitted.record.target_names) > 1))
-
-    def _inputs(self, X: Any) -> Table:
-        if is_plain(X):
-            return Table(plain_inputs(self, X), None)
-        names = given_names(self)
-        if names is not None:
-            # Those that were constant are not asked for.
-            names = tuple(compress(names, self._fitted.record.standardisation.kept))
-        return read_inputs(X, names)
-
-    # -------------------------------------------------------------------------------------------------------- keeping
-
-    def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a store, with all that predicting and updating take; `dkgp predict` reads it too.
-
-        Raises
-        ------
-        OutputExistsError, StorageError
-            The place is taken, or cannot be written to.
-        """
-        check_is_fitted(self)
-        self._fitted.save(os.fspath(url), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, url: str | os.PathLike[str], *, client: Any = None) -> Self:
-        """Open a model that was saved here or by `dkgp train`, without its training set.
-
-        Parameters
-        ----------
-        url
-            Local path or fsspec URL.
-        client : distributed.Client, optional
-
-        Raises
-        ------
-        StoreError
-            Nothing there, or not a model that is whole.
-        """
-        fitted = FittedModel.load(os.fspath(url), Workspace(None))
-        record, about = fitted.record, fitted.about
-        kernel = kernel_from_json(record.kernel)
-        estimator = cls(**settings_of(about.get("settings", {}), kernel, record.noise_variance), client=client)
-        estimator._take(fitted)
-        estimator.n_features_in_ = record.standardisation.n_raw_features
-        names = about.get("raw_feature_names", record.feature_names)
-        if about.get("has_names", len(names) == estimator.n_features_in_):
-            estimator.feature_names_in_ = np.asarray(names, dtype=object)
-        return estimator
-
     def __getstate__(self) -> dict[str, Any]:
-        """Without the client, which belongs to this process, and what can be made again."""
-        state: dict[str, Any] = {**super().__getstate__(), "client": None}
+        """Without what can be made again."""
+        state: dict[str, Any] = super().__getstate__()
         state.pop("_functions", None)
         return state
 
@@ -428,20 +325,3 @@ class GPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         super().__setstate__(state)
         if "_fitted" in state:
             self._functions = {}
-
-    def __sklearn_clone__(self) -> Self:
-        """A new estimator with the same parameters, and the same client rather than a copy of it."""
-        from sklearn.base import clone
-
-        parameters = {
-            name: value if name == "client" else clone(value, safe=False)
-            for name, value in self.get_params(deep=False).items()
-        }
-        return type(self)(**parameters)
-
-    def __sklearn_tags__(self) -> Any:
-        """Several targets are welcome."""
-        tags = super().__sklearn_tags__()
-        tags.target_tags.single_output = True
-        tags.target_tags.multi_output = True
-        return tags

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,13 +12,14 @@ from dkgp.cluster.given_client import open_client_executor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
-from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 __all__ = [
+    "OBJECTIVES",
     "about_fit",
     "checked_solver",
     "chosen_hyperparameters",
@@ -32,17 +33,8 @@ __all__ = [
 OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
 # Of kernels that are not tuned, where no noise is given: a tenth of the targets' standard deviation.
 UNTUNED_NOISE_VARIANCE = 0.01
-# Parameters that mean the same in another process.
-_SAVED = (
-    "noise_variance",
-    "optimizer",
-    "subset_size",
-    "n_restarts_optimizer",
-    "tol",
-    "max_passes",
-    "solver",
-    "variance_gap",
-)
+# Parameters that mean nothing in another process, and those that are written in their own way.
+_ELSEWHERE, _OWN_WAY = ("client", "store"), ("kernel", "random_state")
 _JSON_TYPES = (bool, int, float, str, dict)
 
 
@@ -52,11 +44,10 @@ def chosen_hyperparameters(
     *,
     noise_variance: float | None,
     optimizer: str | None,
-    subset: int,
-    restarts: int,
-    seed: int,
+    optimizers: Iterable[str],
+    tune: Callable[[Kernel | None, dict[str, float] | None], Hyperparameters],
 ) -> Hyperparameters:
-    """Return what was given, or what tuning on a subset finds.
+    """Return what was given, or what `tune` finds for a kernel (None for "rbf") and values that are fixed.
 
     Raises
     ------
@@ -80,21 +71,14 @@ def chosen_hyperparameters(
             f"kernel= takes an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters; got "
             f"{kernel!r}"
         )
-    if optimizer is not None and optimizer not in OBJECTIVES:
-        raise InputError(f"optimizer= is one of {', '.join(map(repr, OBJECTIVES))} or None; got {optimizer!r}")
+    if optimizer is not None and optimizer not in optimizers:
+        raise InputError(f"optimizer= is one of {', '.join(map(repr, optimizers))} or None; got {optimizer!r}")
     parsed = parse_kernel(kernel, dataset.n_features, names)
     if optimizer is None or _is_constant(dataset):
         left, noise = fold_white(parsed, noise_variance or 0.0)
         return Hyperparameters(left, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
-    return tune_dataset(
-        dataset,
-        kernel=None if kernel.strip() == "rbf" else parsed,
-        subset=subset,
-        objective=OBJECTIVES[optimizer],
-        restarts=restarts,
-        seed=seed,
-        fixed=None if noise_variance is None else {"noise_variance": noise_variance},
-    )
+    fixed = None if noise_variance is None else {"noise_variance": noise_variance}
+    return tune(None if kernel.strip() == "rbf" else parsed, fixed)
 
 
 def _is_constant(dataset: Dataset) -> bool:
@@ -164,7 +148,7 @@ def about_fit(estimator: Any, dataset: Dataset, found: Hyperparameters, *, sever
 
 def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return an estimator's parameters as JSON, without those that mean nothing elsewhere."""
-    saved: dict[str, Any] = {name: parameters[name] for name in _SAVED}
+    saved = {name: value for name, value in parameters.items() if name not in (*_ELSEWHERE, *_OWN_WAY)}
     kernel, state = parameters["kernel"], parameters["random_state"]
     if isinstance(kernel, Hyperparameters):
         saved["kernel"] = {"hyperparameters": kernel.to_json()}
@@ -174,10 +158,8 @@ def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if value is None or isinstance(value, _JSON_TYPES)}
 
 
-def settings_of(saved: Mapping[str, Any], kernel: Kernel, noise_variance: float) -> dict[str, Any]:
-    """Return an estimator's parameters from `saved_settings`; of a model from elsewhere, its own hyperparameters."""
-    if not saved:
-        return {"kernel": kernel, "noise_variance": noise_variance}
+def settings_of(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an estimator's parameters from `saved_settings`."""
     given = dict(saved)
     if isinstance(given["kernel"], Mapping):
         inner = given["kernel"].get("hyperparameters")

@@ -17,7 +17,7 @@ from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
 
-__all__ = ["given_names", "new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
+__all__ = ["computed", "given_names", "new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
@@ -41,7 +41,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
     if is_dask(table.inputs):
         url = workspace.url("training-set")
         return ingest_blocks(url, table.inputs, table.targets, scheduler=estimator.client, **names), several
-    targets = _computed(table.targets)
+    targets = computed(table.targets)
     if reads_memory(estimator.client):
         return memory_dataset(table.inputs, targets, **names), several
     with warnings.catch_warnings():
@@ -62,8 +62,8 @@ def new_samples(estimator: Any, X: Any, y: Any, dataset: Dataset) -> tuple[Any, 
         if table.dataset is not None:
             targets = table.dataset.all_targets(standardised=False)
         else:
-            targets = np.asarray(_computed(labelled_targets(y, X)[0]))
-        inputs = np.asarray(_computed(table.inputs))
+            targets = np.asarray(computed(labelled_targets(y, X)[0]))
+        inputs = np.asarray(computed(table.inputs))
         if inputs.shape[1] != estimator.n_features_in_:
             raise InputError(f"X has {inputs.shape[1]} features; expected {estimator.n_features_in_}")
     found = 1 if np.ndim(targets) == 1 else np.shape(targets)[1]
@@ -82,7 +82,7 @@ def true_targets(X: Any, y: Any) -> Any:
     if y is None or not is_plain(X):
         table = read_samples(X, y)
         if table.dataset is None:
-            return np.asarray(_computed(table.targets))
+            return np.asarray(computed(table.targets))
         values = table.dataset.all_targets(standardised=False)
         return values if table.several_targets else values[:, 0]
     return _target_values(y)
@@ -114,7 +114,7 @@ def _target_values(y: Any) -> Any:
     """Targets as scikit-learn can look at them."""
     if is_labelled(y):
         y = labelled_targets(y, None)[0]
-    return _computed(y)
+    return computed(y)
 
 
 def _target_names(y: Any, features: Any) -> tuple[str, ...] | None:
@@ -129,7 +129,8 @@ def _default_targets(targets: Any) -> tuple[str, ...]:
     return ("y",) if targets.ndim == 1 else tuple(f"y{column}" for column in range(targets.shape[1]))
 
 
-def _computed(values: Any) -> Any:
+def computed(values: Any) -> Any:
+    """Values in memory of what may be a dask collection."""
     return values.compute() if is_dask(values) else values
 
 

@@ -29,7 +29,7 @@ _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
-    **dict.fromkeys(("refinement", "run"), dict),
+    **dict.fromkeys(("refinement", "run", "sparse"), dict),
     "converged": bool,
     "objective": str,
 }
@@ -59,7 +59,8 @@ class Hyperparameters:
     subsets : int, optional
         How many subsets' log likelihoods were added.
     objective : str, optional
-        What was maximised: "likelihood", or "loo" for the leave-one-out predictive likelihood.
+        What was maximised: "likelihood", "loo" for the leave-one-out predictive likelihood, or of a sparse model of all
+        samples "bound", the variational one, or "fitc", its likelihood.
     leave_one_out_log_likelihood : float, optional
         Summed over the subsets and the targets, in nats, where that was maximised.
     log_prior : float, optional
@@ -71,6 +72,9 @@ class Hyperparameters:
         standardised targets) and `predictions`, their number.
     refinement : dict, optional
         What refining on all samples did: steps, figures of the held-out samples, which values were kept.
+    sparse : dict, optional
+        Of a sparse model's evidence, where that was maximised: `value` in nats, the `basis_size`, the `samples` that
+        are the basis, the share of the samples' variance that it has `left`, and `rounds`, one for each basis.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -103,6 +107,7 @@ class Hyperparameters:
     parameters: tuple[TunedParameter, ...] | None = None
     scores: dict[str, dict[str, float | int]] | None = field(default=None, hash=False)
     refinement: dict[str, Any] | None = field(default=None, hash=False)
+    sparse: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     run: dict[str, Any] | None = field(default=None, hash=False)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
 
-    Job: TypeAlias = TrainJob | TuneJob | PredictJob | EvaluateJob
+    Job: TypeAlias = TrainJob | SparseJob | TuneJob | PredictJob | EvaluateJob
 
 __all__ = [
     "COMMANDS",
@@ -36,7 +37,7 @@ __all__ = [
     "run_job",
 ]
 
-COMMANDS: tuple[str, ...] = ("train", "tune", "predict", "evaluate")
+COMMANDS: tuple[str, ...] = ("train", "sparse", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
@@ -53,6 +54,15 @@ _PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
         "plot": "write",
         "log_json": "write",
         "tiles": "write",
+    },
+    "sparse": {
+        "dataset": "read",
+        "hyper": "read",
+        "given_basis": "read",
+        "out": "write",
+        "checkpoint": "write",
+        "plot": "write",
+        "log_json": "write",
     },
     "tune": {"dataset": "read", "start": "read", "out": "write", "plot": "write"},
     "predict": {"model": "read", "dataset": "read", "out": "write"},
@@ -86,7 +96,7 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     command : str
         Of `COMMANDS`.
     options : mapping
-        JSON with the fields of the command's dataclass; nested ones ("solver", "variance") are objects.
+        JSON with the fields of the command's dataclass; nested ones ("solver", "settings", "variance") are objects.
 
     Raises
     ------
@@ -119,10 +129,12 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 
     job: Any = job_from_options(command, options)
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
+    if hasattr(job, "checkpoint_url"):
+        places["checkpoint"] = job.checkpoint_url
     if command == "train":
-        places |= {"checkpoint": job.checkpoint_url, "tiles": job.tiles_url}
+        places["tiles"] = job.tiles_url
     paths = [
-        JobPath(field, normalise_url(value), _PATH_FIELDS[command][field])
+        JobPath(field, normalise_url(value), _PATH_FIELDS[command].get(field, "write"))
         for field, value in places.items()
         if value is not None
     ]
@@ -185,7 +197,6 @@ def _require_absolute(field: str, location: str | None) -> None:
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
     from dkgp.commands.tree_sums import check_tree_error
-    from dkgp.data.remote.storage import is_local
     from dkgp.solvers.registry import AUTO
 
     with naming("solver"):
@@ -197,6 +208,18 @@ def _check_train(job: TrainJob) -> None:
         job.solver.stopping()
     with naming("tree_error"):
         check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)
+    _check_training(job)
+
+
+def _check_sparse(job: SparseJob) -> None:
+    job.check()
+    _check_training(job)
+
+
+def _check_training(job: TrainJob | SparseJob) -> None:
+    """The ranges of what every run that trains a model has."""
+    from dkgp.data.remote.storage import is_local
+
     if job.checkpoint_seconds < 0.0:
         raise InputError(
             f"checkpoint_seconds: expected a number of seconds, zero or more; got {job.checkpoint_seconds}"
@@ -213,6 +236,7 @@ def _check_train(job: TrainJob) -> None:
 
 def _check_tune(job: TuneJob) -> None:
     from dkgp.commands.refine import check_refinement
+    from dkgp.commands.tune_bound import check_bound_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets
@@ -221,6 +245,7 @@ def _check_tune(job: TuneJob) -> None:
     plan_subsets(MANY_SAMPLES, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
     check_folds(job.folds, job.subset)
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
+    check_bound_options(job)
     job.named()
     _check_plot(job.plot)
 
@@ -244,6 +269,7 @@ def _check_plot(path: str | None) -> None:
 
 _RANGES: dict[str, Callable[[Any], None]] = {
     "train": _check_train,
+    "sparse": _check_sparse,
     "tune": _check_tune,
     "predict": _check_predict,
     "evaluate": _check_evaluate,

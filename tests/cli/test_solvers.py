@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands import train as commands_train
+from dkgp.commands import training as commands_training
 from dkgp.data import CheckpointStore, open_model
 
 Command = Callable[..., Any]
@@ -182,9 +182,9 @@ def test_auto_says_what_it_picked_and_why(
     # Looked at for the choice, and again for a model that is done: the data are opened once.
     opened: list[str] = []
     for name in ("open_dataset", "read_hyperparameters"):
-        function = getattr(commands_train, name)
+        function = getattr(commands_training, name)
         monkeypatch.setattr(
-            commands_train, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
+            commands_training, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
         )
     again = ("--out", tmp_path / "m.zarr", "--solver", "auto", "--resume", "--json")
     assert document(run("train", store, "--hyper", hyper, *again))["certificate"] == found["certificate"]

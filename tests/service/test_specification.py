@@ -14,8 +14,10 @@ from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.errors import InputError, StoreError, UsageError
+from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.service.specification import (
     COMMANDS,
@@ -30,7 +32,14 @@ TRAIN = {"dataset": "/d.zarr", "hyper": "/h.json", "out": "/m.zarr"}
 TUNE = {"dataset": "/d.zarr", "out": "/h.json"}
 PREDICT = {"model": "/m.zarr", "dataset": "/d.zarr", "out": "/p.zarr"}
 EVALUATE = {"prediction": "/p.zarr", "dataset": "/d.zarr"}
-SMALLEST: dict[str, dict[str, Any]] = {"train": TRAIN, "tune": TUNE, "predict": PREDICT, "evaluate": EVALUATE}
+SPARSE = {"dataset": "/d.zarr", "hyper": "/h.json", "out": "/s.zarr"}
+SMALLEST: dict[str, dict[str, Any]] = {
+    "train": TRAIN,
+    "sparse": SPARSE,
+    "tune": TUNE,
+    "predict": PREDICT,
+    "evaluate": EVALUATE,
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -46,6 +55,11 @@ def test_nested_options_become_their_dataclasses() -> None:
     assert job == TrainJob(
         "/d.zarr", "/h.json", "/m.zarr", SolverOptions("bcdc", block_size=20, tolerance=1.0), memory_limit_bytes=2**32
     )
+    settings = {"method": "sggp", "gap": 0.02, "per_round": 1}
+    sparse = job_from_options("sparse", {**SPARSE, "settings": settings, "basis_size": 50})
+    assert sparse == SparseJob(**SPARSE, settings=SparseSettings("sggp", gap=0.02, per_round=1), basis_size=50)
+    assert options_from_job(sparse) == {**SPARSE, "settings": settings, "basis_size": 50}
+    assert job_from_options("sparse", {**SPARSE, "basis_size": "auto", "target_distance": 0.1}).basis_size == "auto"
     # Variances with every default are not the same as none.
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
     assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
@@ -115,9 +129,14 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("train", {**TRAIN, "solver": {"exhaustive": True, "solver": "bcdc"}}, "belongs to the solver gbcd"),
         ("train", {**TRAIN, "plot": "/a.png", "log_json": "/a.png"}, "same file"),
         ("tune", {**TUNE, "subset": None}, "subset: .*got None"),
-        ("fit", TRAIN, "train, tune, predict, evaluate"),
+        ("fit", TRAIN, "train, sparse, tune, predict, evaluate"),
         ("tune", [], "JSON object"),
         ("tune", {**TUNE, "seed": {1, 2}}, "seed: expected JSON"),
+        ("sparse", {**SPARSE, "basis_size": "many"}, "basis_size: .*expected 'auto'"),
+        ("sparse", {**SPARSE, "basis_size": "auto"}, "grows until"),
+        ("sparse", {**SPARSE, "settings": {"per_round": 3}}, "`per_round` belongs to a greedy basis"),
+        ("sparse", {**SPARSE, "given_basis": "/b.npy", "basis_size": 5}, "leave out `basis_size`"),
+        ("sparse", {**SPARSE, "plot": "/b.png"}, "`plot` shows a basis as it grows"),
     ],
 )
 def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, words: str) -> None:
@@ -137,6 +156,15 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         ("train", {**TRAIN, "memory_limit_bytes": 0}, "memory_limit_bytes"),
         ("train", {**TRAIN, "plot": "/a.jpeg"}, r"plot: .*\.png"),
         ("train", {**TRAIN, "log_json": "s3://bucket/log"}, "log_json: .*local"),
+        ("sparse", {**SPARSE, "settings": {"method": "svm"}}, "settings: unknown sparse method 'svm'"),
+        ("sparse", {**SPARSE, "settings": {"basis": "best"}}, "settings: unknown basis 'best'"),
+        ("sparse", {**SPARSE, "settings": {"gap": 0.1}}, "settings: .*greedy basis"),
+        ("sparse", {**SPARSE, "settings": {"method": "sggp", "candidates": 0}}, "`candidates` must be at least 1"),
+        ("sparse", {**SPARSE, "basis_size": 0}, "`basis_size` must be at least 1; got 0"),
+        ("sparse", {**SPARSE, "target_distance": -1.0}, "`target_distance` must be positive"),
+        ("sparse", {**SPARSE, "checkpoint_seconds": -1.0}, "checkpoint_seconds"),
+        ("sparse", {**SPARSE, "memory_limit_bytes": 0}, "memory_limit_bytes"),
+        ("sparse", {**SPARSE, "given_basis": "b.npy"}, "given_basis: expected an absolute path"),
         ("tune", {**TUNE, "subset": 1}, "subset must be at least 2"),
         ("tune", {**TUNE, "restarts": 0}, "restarts must be at least 1"),
         ("tune", {**TUNE, "seed": -1}, "seed"),
@@ -172,6 +200,9 @@ def test_paths_are_absolute_in_one_spelling_with_the_checkpoints_default_place()
     named = {path.field: path.url for path in job_paths("train", {**TRAIN, "checkpoint": "s3://b/c", "plot": "/x.png"})}
     assert named["checkpoint"] == "s3://b/c"
     assert named["plot"] == "/x.png"
+    sparse = {path.field: (path.url, path.access) for path in job_paths("sparse", {**SPARSE, "given_basis": "/b.npy"})}
+    assert sparse["given_basis"] == ("/b.npy", "read")
+    assert sparse["checkpoint"] == ("/s.zarr.checkpoint", "write")
 
 
 def test_a_factor_that_is_kept_is_written_to_the_model() -> None:

@@ -11,20 +11,27 @@ from dkgp.registry import Option, whole_numbers
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.problem import BenchProblem
+    from dkgp.bench.sparse.bounds import run_bench_sparse_bounds
     from dkgp.bench.sparse.job import BenchSparseJob
+    from dkgp.bench.sparse.measure import run_bench_sparse
     from dkgp.bench.sparse.speed import run_bench_sparse_speed
+    from dkgp.errors import UsageError
 
     problem = BenchProblem(**section.take(values, *section.problem_options(test_samples=1000)))
-    values.pop("speed")
-    return run_bench_sparse_speed(BenchSparseJob(problem=problem, **values), reporter)
+    bounds, speed = values.pop("bounds"), values.pop("speed")
+    if bounds and speed:
+        raise UsageError("`bounds` and `speed` are two benchmarks; ask for one")
+    run = run_bench_sparse_bounds if bounds else run_bench_sparse_speed if speed else run_bench_sparse
+    return run(BenchSparseJob(problem=problem, **values), reporter)
 
 
 section.SECTIONS.add(
     section.Section(
         "sparse",
-        """Sparse models' training against BLAS alone.
+        """Sparse models beside the exact one: errors, coverage, what is proven, seconds to choose, solve and predict.
 
-        Every contender runs in a process of its own and takes its turn in every repeat.
+        Every model runs in a process of its own and takes its turn in every repeat, with the same hyperparameters. With
+        --speed training alone is measured, against the time that BLAS takes for its operations.
         """,
         _run,
         (
@@ -52,6 +59,32 @@ section.SECTIONS.add(
                 metavar="M,M,...",
             ),
             Option(
+                "with_exact",
+                "Whether the exact model takes part.",
+                type=bool,
+                default=True,
+                spellings=("--exact/--no-exact",),
+            ),
+            Option(
+                "peers",
+                "Sparse models of GPyTorch, GPflow and GPBoost take part, with the same hyperparameters.",
+                type=bool,
+                default=False,
+            ),
+            Option(
+                "peer_pythons",
+                "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
+                spellings=("--peer-python",),
+                multiple=True,
+                metavar="PYTHON",
+            ),
+            Option(
+                "bounds",
+                "Hold all that is proven against the exact model by Cholesky; --data may be a folder of .npz files.",
+                type=bool,
+                default=False,
+            ),
+            Option(
                 "speed",
                 "Training alone, against the time that BLAS takes for its operations.",
                 type=bool,
@@ -59,9 +92,17 @@ section.SECTIONS.add(
             ),
             replace(section.REPEATS, default=1),
             section.NULL,
+            Option("plot", "Draw errors and coverage by size into a .png, .pdf or .svg.", metavar="FILE"),
+            section.OVERWRITE,
             section.OUT,
         ),
-        examples=("dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",),
+        examples=(
+            "dkgp bench sparse --samples 10000 --basis-size 100,200,500 --plot sparse.png",
+            "dkgp bench sparse --data kin40k.npz --method vfe --method fitc --basis pivoted --basis k-means",
+            "dkgp bench sparse --method vfe --method fitc --basis uniform --peers --peer-python ~/peers/bin/python",
+            "dkgp bench sparse --bounds --data benchmark-data --out bounds.json",
+            "dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",
+        ),
         on_cluster=True,
     )
 )

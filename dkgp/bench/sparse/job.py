@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dkgp.bench.problem import FRIEDMAN1, PreparedProblem, ProblemJob
@@ -36,6 +35,10 @@ class BenchSparseJob(ProblemJob):
         Whether the baseline is raced against its own copy too, for the noise of the ratios.
     with_exact
         Whether the exact model takes part.
+    peers, peer_pythons
+        Whether other libraries' models do, and the interpreters of environments that may have them.
+    plot
+        Where errors and coverage by size are drawn.
     """
 
     methods: tuple[str, ...] = ()
@@ -45,6 +48,10 @@ class BenchSparseJob(ProblemJob):
     repeats: int = 1
     null: bool = False
     with_exact: bool = True
+    peers: bool = False
+    peer_pythons: tuple[str, ...] = ()
+    plot: str | None = None
+    overwrite: bool = False
 
     def specs(self, default: tuple[str, ...]) -> list[SparseSpec]:
         """Methods on bases, each once."""
@@ -55,14 +62,13 @@ class BenchSparseJob(ProblemJob):
             found = [spec.on(basis) for spec in found for basis in self.bases]
         return list({spec.text: spec for spec in found}.values())
 
-    def describe(self, spec: SparseSpec, size: int, prepared: PreparedProblem, predictions: Path) -> dict[str, Any]:
-        """What the process of a sparse model is told."""
+    def describe(self, spec: SparseSpec, size: int, prepared: PreparedProblem) -> dict[str, Any]:
+        """Description of a sparse model for its process, but for where its predictions go."""
         return {
             "contender": "sparse",
             **prepared.to_json(),
             "settings": spec.sized(size, self.problem.seed),
             "cluster": asdict(self.cluster),
-            "predictions": str(predictions),
         }
 
     @property

@@ -42,7 +42,7 @@ def run_bench_sparse_speed(job: BenchSparseJob, reporter: Reporter) -> Document:
         raise UsageError(f"`speed` is measured at one size of the basis; got {len(job.sizes)}")
     size = job.sizes[0] if job.sizes else SPEED_SIZE
     by_name = {spec.text: spec for spec in specs}
-    with job.prepared(reporter) as (prepared, folder):
+    with job.prepared(reporter) as (prepared, _):
         if size > prepared.n:
             raise UsageError(f"a basis of {size:,} samples was asked for; there are {prepared.n:,}")
 
@@ -50,7 +50,7 @@ def run_bench_sparse_speed(job: BenchSparseJob, reporter: Reporter) -> Document:
             if name == BARE:
                 scores = {spec.text: _scored(spec, size) for spec in specs if _scores_all(spec)}
                 return {"contender": BARE, **prepared.to_json(), "basis_size": size, "scores": scores}
-            told = job.describe(by_name[name], size, prepared, folder / f"{repeat}.npz")
+            told = job.describe(by_name[name], size, prepared)
             return {**told, "test": None}
 
         names = (BARE, *by_name)

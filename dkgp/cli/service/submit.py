@@ -16,6 +16,7 @@ from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
 from dkgp.cli.running import execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
+from dkgp.cli.sparse.command import sparse, sparse_job
 from dkgp.cli.train import train, train_job
 from dkgp.cli.tune import tune, tune_job
 
@@ -28,6 +29,7 @@ __all__ = ["PATH_NAMES", "SUBMITTABLE", "submit"]
 # Each command that a job can be, and what makes the job of its options.
 SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = {
     "train": (train, train_job),
+    "sparse": (sparse, sparse_job),
     "tune": (tune, tune_job),
     "predict": (predict, predict_job),
     "evaluate": (evaluate, evaluate_job),
@@ -37,6 +39,7 @@ SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = 
 PATH_NAMES = (
     "checkpoint",
     "dataset",
+    "given_basis",
     "hyper",
     "log_json",
     "model",

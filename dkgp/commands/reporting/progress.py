@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from dkgp.data import Progress as WorkProgress
 from dkgp.models import TuneProgress
 from dkgp.solvers import Progress as SolveProgress
+from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
 
 if TYPE_CHECKING:
     from dkgp.cluster import BlockExecutor
 
 __all__ = [
     "DASHBOARD_NOTE",
+    "ChoiceProgress",
     "Reporter",
     "SilentReporter",
     "SolveProgress",
@@ -29,6 +31,7 @@ DASHBOARD_NOTE = "dashboard: "
 Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
 Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
 Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
+Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
 
 
 class Reporter(Protocol):
@@ -56,6 +59,12 @@ class Reporter(Protocol):
         It also takes the progress of what goes on within a round.
         """
 
+    def choice(self, label: str, size: int | None) -> Choice:
+        """Open a display of a basis of at most `size` samples (None: as it comes) that is chosen: samples, risk, gap.
+
+        It also takes the progress of what goes on within a round, and of what comes after.
+        """
+
 
 class SilentReporter:
     """Shows nothing; remembers warnings."""
@@ -79,6 +88,10 @@ class SilentReporter:
         return nullcontext(lambda progress: None)
 
     def solve(self, label: str, tolerance: float) -> Solve:
+        """Show nothing."""
+        return nullcontext(lambda progress: None)
+
+    def choice(self, label: str, size: int | None) -> Choice:
         """Show nothing."""
         return nullcontext(lambda progress: None)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.progress import SolveProgress, TuneProgress, WorkProgress
+from dkgp.commands.reporting.progress import ChoiceProgress, SolveProgress, TuneProgress, WorkProgress
 
 __all__ = ["TerminalReporter", "duration"]
 
@@ -118,6 +118,25 @@ class TerminalReporter:
                     parts.append(f"about {duration(left)} left")
                 show(label, estimate.fraction, ", ".join(parts))
                 reached = ", ".join(parts) + "; "
+
+            yield update
+
+    @contextmanager
+    def choice(self, label: str, size: int | None) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
+        """Open the display of a choice; what goes on beside its rounds is shown where it takes long enough."""
+        pace = _Pace()
+        with self._display(label) as show:
+
+            def update(progress: ChoiceProgress | WorkProgress) -> None:
+                if isinstance(progress, WorkProgress):
+                    if progress.total and pace.rate(progress) is not None:
+                        fraction = progress.done / progress.total
+                        show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.left(progress))
+                    return
+                gap = "" if progress.gap is None else f", gap {progress.gap:.3g}"
+                of = "" if size is None else f" of {size:,}"
+                details = f"{progress.size:,}{of} basis samples, risk {progress.risk:.6g}{gap}"
+                show(f"{label}: choice", None if size is None else progress.size / size, details)
 
             yield update
 

@@ -107,6 +107,9 @@ def _escaped(text: str) -> str:
 
 
 def _title(found: Hyperparameters) -> str:
+    if found.sparse is not None:
+        what = f"{found.sparse['basis_size']:,} basis samples of {found.n_samples:,}"
+        return f"{found.kernel.type_name} with {what}, {found.objective} {found.sparse['value']:.1f}"
     if found.subset_size is None:  # values given by hand, refined
         return f"{found.kernel.type_name} on {found.n_samples:,} samples"
     subsets = f"{found.subsets} x {found.subset_size:,}" if (found.subsets or 1) > 1 else f"{found.subset_size:,}"

@@ -18,8 +18,15 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.stores.manifest import chunk_keys, chunk_place, chunk_rows_of_key, store_attributes
-from dkgp.data.types import FloatArray, IntArray, Json
+from dkgp.data.stores.manifest import (
+    check_complete,
+    chunk_keys,
+    chunk_place,
+    chunk_rows_of_key,
+    read_manifest,
+    store_attributes,
+)
+from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, StorageError, StoreError
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "create_group",
     "default_chunk_rows",
     "even_chunk_rows",
+    "open_arrays",
     "row_ranges",
     "set_attributes",
     "target_layout",
@@ -116,6 +124,15 @@ def create_array(
             overwrite=not is_local(url),
         )
     return StoredArray(url, name, shape, chunk_rows, claim)
+
+
+def open_arrays(url: Location, kind: str) -> tuple[str, Json, dict[str, StoredArray]]:
+    """A finished store's address, metadata and arrays; `StoreError` where it is none of the kind, or damaged."""
+    address = normalise_url(url)
+    manifest = read_manifest(address, kind)
+    check_complete(address, manifest)
+    arrays = {name: StoredArray.from_manifest(address, name, manifest) for name in manifest["arrays"]}
+    return address, manifest["metadata"], arrays
 
 
 class StoredArray:

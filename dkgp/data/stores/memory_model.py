@@ -1,19 +1,34 @@
-"""Models that are not stored: records as a stored model's, found by address in the process that holds them."""
+"""Models of any kind by address; those that are not stored are found in the process that holds them."""
 
 from __future__ import annotations
 
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.model_store import ModelRecord, open_model, software_versions
-from dkgp.data.types import FloatArray, Json
+from dkgp.data.stores.manifest import recognise
+from dkgp.data.stores.model_store import ModelRecord, about_model, open_model
+from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
+from dkgp.data.types import FloatArray, Json, Location
+from dkgp.errors import StoreError
 
-__all__ = ["find_model", "memory_model"]
+__all__ = [
+    "find_any_model",
+    "find_model",
+    "find_sparse_model",
+    "is_resident",
+    "memory_model",
+    "memory_sparse_model",
+    "open_any_model",
+]
 
-_RESIDENT: weakref.WeakValueDictionary[str, ModelRecord] = weakref.WeakValueDictionary()
+_RESIDENT: weakref.WeakValueDictionary[str, ModelRecord | SparseRecord] = weakref.WeakValueDictionary()
+# Nothing is ever written to such an address: who asks what lies beside the model finds that nothing does.
+_ADDRESS = "memory://dkgp-model-"
 
 
 def memory_model(
@@ -30,28 +45,60 @@ def memory_model(
 
     Its address is of use in this process, for as long as something holds the record.
     """
-    record = ModelRecord(
-        # Nothing is ever written to this address: who asks what lies beside the model finds that nothing does.
-        url=f"memory://dkgp-model-{uuid.uuid4().hex}",
+    about = about_model(
+        dataset,
         kernel=kernel,
-        noise_variance=float(noise_variance),
-        alpha=alpha,
-        standardisation=dataset.standardisation,
-        feature_names=dataset.feature_names,
-        target_names=dataset.target_names,
-        fingerprint=dataset.fingerprint,
-        history=[dict(entry) for entry in history],
-        certificate=certificate or {},
-        summary=summary or {},
-        versions=software_versions(),
-        chunk_rows=dataset.chunk_rows,
-        by_reference=True,
-        _support=dataset,
+        noise_variance=noise_variance,
+        history=history,
+        certificate=certificate,
+        summary=summary,
+        url=_new_address(),
     )
+    record = ModelRecord(**about, alpha=alpha, chunk_rows=dataset.chunk_rows, by_reference=True, _support=dataset)
     _RESIDENT[record.url] = record
     return record
 
 
+def memory_sparse_model(record: SparseRecord) -> SparseRecord:
+    """Give a sparse model an address in this process, of use for as long as something holds what is returned."""
+    resident = replace(record, url=_new_address())
+    _RESIDENT[resident.url] = resident
+    return resident
+
+
+def is_resident(url: str) -> bool:
+    """True of the address of a model that is not stored."""
+    return url.startswith(_ADDRESS)
+
+
 def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
     """The model at an address: this process's own, or from its store. `reference` and errors as of `open_model`."""
-    return _RESIDENT.get(url) or open_model(url, reference=reference)
+    found = _RESIDENT.get(url)
+    if isinstance(found, SparseRecord):
+        # Told here: what storage raises may live on in its threads, and its frames would keep the model.
+        raise StoreError("A sparse model is in memory there; expected an exact one.")
+    return found or open_model(url, reference=reference)
+
+
+def find_sparse_model(url: str) -> SparseRecord:
+    """The sparse model at an address: this process's own, or from its store. Errors as of `open_sparse_model`."""
+    found = _RESIDENT.get(url)
+    if isinstance(found, ModelRecord):
+        raise StoreError("An exact model is in memory there; expected a sparse one.")
+    return found or open_sparse_model(url)
+
+
+def find_any_model(url: str, *, reference: str | None = None) -> ModelRecord | SparseRecord:
+    """The same for a model of any kind."""
+    return _RESIDENT.get(url) or open_any_model(url, reference=reference)
+
+
+def open_any_model(url: Location, *, reference: str | None = None) -> ModelRecord | SparseRecord:
+    """Open a model's store of either kind; `reference` and errors as of `open_model`."""
+    if recognise(normalise_url(url)) == SPARSE_MODEL_KIND:
+        return open_sparse_model(url)
+    return open_model(url, reference=reference)
+
+
+def _new_address() -> str:
+    return f"{_ADDRESS}{uuid.uuid4().hex}"

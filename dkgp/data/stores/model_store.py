@@ -16,9 +16,16 @@ import numpy as np
 
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, row_ranges, target_layout
+from dkgp.data.stores.arrays import (
+    StoredArray,
+    create_array,
+    default_chunk_rows,
+    open_arrays,
+    row_ranges,
+    target_layout,
+)
 from dkgp.data.stores.dataset import Dataset, open_dataset
-from dkgp.data.stores.manifest import check_complete, commit, read_manifest
+from dkgp.data.stores.manifest import commit
 from dkgp.data.stores.memory_dataset import RowArray, assembled_dataset
 from dkgp.data.stores.references import check_reference, require_reference
 from dkgp.data.stores.standardisation import Standardisation
@@ -26,15 +33,17 @@ from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
 
-__all__ = ["MODEL_KIND", "ModelRecord", "open_model", "save_model", "software_versions"]
+__all__ = ["MODEL_KIND", "ModelDescription", "ModelRecord", "about_model", "described", "open_model", "save_model"]
 
 MODEL_KIND = "model"
-_AS_WRITTEN = ("kernel", "fingerprint", "history", "certificate", "summary", "versions")
+_AS_WRITTEN = ("kernel", "fingerprint", "history", "certificate", "summary", "versions", "training_url")
+# What a store that is being written says of itself, to who resumes or looks.
+SHOWN = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
 
 
-@dataclass(frozen=True, eq=False)
-class ModelRecord:
-    """A model as it is stored; picklable.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelDescription:
+    """Description that models of every kind have of themselves.
 
     Attributes
     ----------
@@ -44,22 +53,19 @@ class ModelRecord:
         The kernel's JSON.
     noise_variance
         s2, on the standardised scale.
-    alpha
-        Coefficients, shape (n, p), on the standardised scale.
     standardisation, feature_names, target_names, fingerprint
         Of the training set.
     history, certificate, summary
-        As given to `save_model`.
+        As given to who saved it.
     versions
         Versions of the software that wrote the model.
-    by_reference
-        Whether the support inputs lie in the training set's store.
+    training_url
+        Where the training set was.
     """
 
     url: str
     kernel: Json
     noise_variance: float
-    alpha: FloatArray
     standardisation: Standardisation
     feature_names: tuple[str, ...]
     target_names: tuple[str, ...]
@@ -68,6 +74,42 @@ class ModelRecord:
     certificate: Json
     summary: Json
     versions: dict[str, str]
+    training_url: str
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, d."""
+        return len(self.feature_names)
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets, p."""
+        return len(self.target_names)
+
+    def described(self) -> Json:
+        """The description as JSON, but for its address."""
+        return {
+            "noise_variance": self.noise_variance,
+            "standardisation": self.standardisation.to_json(),
+            "feature_names": list(self.feature_names),
+            "target_names": list(self.target_names),
+            **{name: getattr(self, name) for name in _AS_WRITTEN},
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelRecord(ModelDescription):
+    """A model as it is stored; picklable.
+
+    Attributes
+    ----------
+    alpha
+        Coefficients, shape (n, p), on the standardised scale.
+    by_reference
+        Whether the support inputs lie in the training set's store.
+    """
+
+    alpha: FloatArray
     chunk_rows: int
     by_reference: bool
     _support: StoredArray | Dataset = field(repr=False)
@@ -84,16 +126,6 @@ class ModelRecord:
     def n_samples(self) -> int:
         """Number of support inputs, n."""
         return int(self.alpha.shape[0])
-
-    @property
-    def n_features(self) -> int:
-        """Number of features, d."""
-        return len(self.feature_names)
-
-    @property
-    def n_targets(self) -> int:
-        """Number of targets, p."""
-        return int(self.alpha.shape[1])
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised support inputs [start, stop), shape (stop - start, d), bit-identical to the training set's.
@@ -129,6 +161,51 @@ class ModelRecord:
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
         return row_ranges(self.n_samples, self.chunk_rows)
+
+
+def about_model(
+    dataset: Dataset,
+    *,
+    kernel: Json,
+    noise_variance: float,
+    history: Sequence[Mapping[str, Any]] = (),
+    certificate: Json | None = None,
+    summary: Json | None = None,
+    url: str = "",
+) -> dict[str, Any]:
+    """The arguments of `ModelDescription` for a model of a training set, made by this software."""
+    return {
+        "url": url,
+        "kernel": kernel,
+        "noise_variance": float(noise_variance),
+        "standardisation": dataset.standardisation,
+        "feature_names": dataset.feature_names,
+        "target_names": dataset.target_names,
+        "fingerprint": dataset.fingerprint,
+        "history": [dict(record) for record in history],
+        "certificate": certificate or {},
+        "summary": summary or {},
+        "versions": _software_versions(),
+        "training_url": dataset.url,
+    }
+
+
+def described(url: str, content: Json) -> dict[str, Any]:
+    """The arguments of `ModelDescription` from its JSON; `KeyError` where one is missing."""
+    return {
+        "url": url,
+        "noise_variance": float(content["noise_variance"]),
+        "standardisation": Standardisation.from_json(content["standardisation"]),
+        "feature_names": tuple(content["feature_names"]),
+        "target_names": tuple(content["target_names"]),
+        **{name: content[name] for name in _AS_WRITTEN},
+    }
+
+
+def require_noise(noise_variance: float) -> None:
+    """Refuse a noise variance that no model can have; `InputError`."""
+    if not (np.isfinite(noise_variance) and noise_variance > 0):
+        raise InputError(f"The noise variance must be positive; got {noise_variance}.")
 
 
 def save_model(
@@ -186,8 +263,7 @@ def save_model(
         raise InputError(
             f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs ({dataset.n_samples}, {dataset.n_targets})."
         )
-    if not (np.isfinite(noise_variance) and noise_variance > 0):
-        raise InputError(f"The noise variance must be positive; got {noise_variance}.")
+    require_noise(noise_variance)
     if not np.isfinite(coefficients).all():
         row = int(np.argmax(~np.isfinite(coefficients).all(axis=1)))
         raise NumericalError(f"alpha is not finite (row {row}); the model is not saved. Raise the noise variance.")
@@ -196,23 +272,20 @@ def save_model(
     if by_reference:
         check_reference(dataset.url)
     address = normalise_url(url)
+    about = about_model(
+        dataset,
+        kernel=kernel,
+        noise_variance=noise_variance,
+        history=history,
+        certificate=certificate,
+        summary=summary,
+    )
     content: Json = {
-        "kernel": kernel,
-        "noise_variance": float(noise_variance),
-        "standardisation": dataset.standardisation.to_json(),
-        "feature_names": list(dataset.feature_names),
-        "target_names": list(dataset.target_names),
-        "fingerprint": dataset.fingerprint,
-        "history": [dict(record) for record in history],
-        "certificate": certificate or {},
-        "summary": summary or {},
-        "versions": software_versions(),
-        "training_url": dataset.url,
+        **ModelDescription(**about).described(),
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
     }
-    shown = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
-    with new_store(address, MODEL_KIND, {name: content[name] for name in shown}, overwrite) as claim:
+    with new_store(address, MODEL_KIND, {name: content[name] for name in SHOWN}, overwrite) as claim:
         _write(address, content, coefficients, gradient, dataset, claim)
 
 
@@ -255,27 +328,18 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk; for a model by reference
         also a training set that is gone, has changed or may not be named.
     """
-    address = normalise_url(url)
-    manifest = read_manifest(address, MODEL_KIND)
-    check_complete(address, manifest)
-    content = manifest["metadata"]
+    address, content, arrays = open_arrays(url, MODEL_KIND)
     try:
-        arrays = {name: StoredArray.from_manifest(address, name, manifest) for name in manifest["arrays"]}
         n = arrays["alpha"].shape[0]
         by_reference = bool(content["by_reference"])
         return ModelRecord(
-            url=address,
-            noise_variance=float(content["noise_variance"]),
+            **described(address, content),
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
-            standardisation=Standardisation.from_json(content["standardisation"]),
-            feature_names=tuple(content["feature_names"]),
-            target_names=tuple(content["target_names"]),
             chunk_rows=int(content["chunk_rows"]),
             by_reference=by_reference,
             _support=_referenced(address, content, reference) if by_reference else arrays["inputs"],
             _targets=arrays.get("targets"),
             _gradient=arrays.get("gradient"),
-            **{name: content[name] for name in _AS_WRITTEN},
         )
     except KeyError as error:
         raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error
@@ -297,7 +361,7 @@ def _referenced(url: str, content: Json, expected: str | None) -> Dataset:
     return dataset.with_standardisation(Standardisation.from_json(content["standardisation"]))
 
 
-def software_versions() -> dict[str, str]:
+def _software_versions() -> dict[str, str]:
     """Versions of what a model is made with."""
     versions = {"python": platform.python_version()}
     for package in ("dkgp", "numpy", "scipy", "numba", "zarr", "dask"):

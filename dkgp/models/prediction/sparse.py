@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.data.stores.memory_model import find_sparse_model
+from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
-from dkgp.models.sparse.stored import OpenedSparse
+from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
 from dkgp.operators.base import FloatArray
 
-__all__ = ["SparsePredicted", "SparsePredictor"]
+__all__ = ["SparsePredicted", "SparsePredictor", "SparsePredictorSource"]
 
 PIECE_ROWS = 1024
 
@@ -47,8 +50,8 @@ class SparsePredicted:
         """Share of samples whose own variance is proven to be too small, or too large; None without variances."""
         if self.variance is None or self.variance_lower is None or self.variance_upper is None:
             return None
-        wrong = (self.variance < self.variance_lower) | (self.variance > self.variance_upper)
-        return float(np.mean(wrong.any(axis=1))) if len(wrong) else 0.0
+        count = outside_interval(self.variance, self.variance_lower, self.variance_upper)
+        return count / max(1, len(self.variance))
 
 
 class SparsePredictor:
@@ -72,6 +75,13 @@ class SparsePredictor:
         self._interval = opened.interval() if variance else None
         self._noise = 0.0 if latent else opened.record.noise_variance
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's arrays and the interval's triangle; never more than a cache would keep."""
+        m = self._opened.model.m
+        own = self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+        return min(own, worker_cache().budget_bytes)
+
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
 
@@ -80,7 +90,10 @@ class SparsePredictor:
         InputError
             Another number of features, or values that are not finite.
         """
-        rows = standardised(self._opened.record, inputs)
+        return self.at(standardised(self._opened.record, inputs))
+
+    def at(self, rows: FloatArray) -> SparsePredicted:
+        """The same at standardised inputs (r, d)."""
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
         own, lower, upper = np.empty(r), np.empty(r), np.empty(r)
@@ -117,3 +130,31 @@ class SparsePredictor:
             lower[:], upper[:] = self._interval(rows)
             own[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
+
+
+@dataclass(frozen=True)
+class SparsePredictorSource:
+    """Source of a process's predictor; travels with tasks.
+
+    Attributes
+    ----------
+    url : str
+        Of the model: a store that the process can read, or a model in its own memory.
+    version : str
+        Under which the process's cache keeps what belongs to the model.
+    variance, latent
+        As for `SparsePredictor`.
+    """
+
+    url: str
+    version: str
+    variance: bool
+    latent: bool
+
+    def predictor(self) -> SparsePredictor:
+        """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
+        return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
+
+    def _make(self) -> SparsePredictor:
+        opened = opened_sparse(find_sparse_model(self.url))
+        return SparsePredictor(opened, variance=self.variance, latent=self.latent, threads=1)

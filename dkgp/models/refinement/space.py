@@ -99,6 +99,7 @@ class RefineSpace:
             log_marginal_likelihood=None,
             leave_one_out_log_likelihood=None,
             log_prior=None,
+            sparse=None,
             scores=None,
         )
 

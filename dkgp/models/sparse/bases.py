@@ -28,7 +28,7 @@ from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.centres import farthest_first, moved_centres
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.low_rank.pivots import LEAST_PIVOT, RandomlyPivotedCholesky, stand_in
+from dkgp.operators.low_rank.pivots import LEAST_PIVOT, PIVOTS_A_STEP, RandomlyPivotedCholesky, stand_in
 
 __all__ = ["BLIND_BASES", "blind_basis", "given_basis"]
 
@@ -117,10 +117,12 @@ def _pivoted(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     subset, inputs = _part(operator, size, rng)
     evaluator = operator.double
     prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
-    factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, min(size, len(subset)), rng)
-    while not factor.complete:
+    # By whole draws: a larger basis starts with a smaller one, where both are drawn from as many samples.
+    most = min(size + PIVOTS_A_STEP, len(subset))
+    factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, most, rng)
+    while factor.rank < size and not factor.complete:
         factor.extend()
-    return _samples(operator, subset[factor.pivots])
+    return _samples(operator, subset[factor.pivots[:size]])
 
 
 def _variance(operator: BlockedKernelOperator, size: int, rng: np.random.Generator) -> Basis:

@@ -12,7 +12,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.models.sparse.methods import SparseMethod
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.regressors import RegressorFit, fit_regressors
-from dkgp.operators.base import FloatArray, IndexArray, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import centre_of
@@ -38,6 +38,10 @@ class Basis:
 
     inputs: FloatArray
     indices: IndexArray | None = None
+
+    def noise_of(self, noise: Noise) -> FloatArray | None:
+        """Their own noise (m,), where it is by sample, and they are samples."""
+        return None if self.indices is None or isinstance(noise, float) else noise[self.indices]
 
 
 @dataclass(frozen=True)

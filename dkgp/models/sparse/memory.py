@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.cross.memory import cross_bytes
@@ -45,6 +45,10 @@ class SparseMemory:
         """Projected peak of the coordinator's process."""
         own = RUNTIME_BYTES + self.matrices_bytes + self.vectors_bytes + self.choice_bytes
         return own + (self.worker_bytes if self.shares_process else 0)
+
+    def to_json(self) -> dict[str, int | bool]:
+        """Plain JSON types."""
+        return {**asdict(self), "coordinator_bytes": self.coordinator_bytes}
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
         """Refuse a fit that would take more than the budget.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkgp.data import Dataset
-from dkgp.data.stores.sparse.sparse_store import SparseRecord, open_sparse_model, save_sparse_model
+from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
+from dkgp.data.stores.model_store import about_model
 from dkgp.data.types import Location
 from dkgp.kernels import kernel_from_json
 from dkgp.models.sparse.certificate import SparseCertificate
@@ -16,7 +16,7 @@ from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.train import TrainedSparse
 
-__all__ = ["OpenedSparse", "open_sparse", "save_sparse"]
+__all__ = ["OpenedSparse", "open_sparse", "opened_sparse", "save_sparse", "sparse_record"]
 
 
 @dataclass(frozen=True)
@@ -36,34 +36,47 @@ class OpenedSparse:
 
     def interval(self) -> VarianceInterval:
         """The proven interval of the exact variance; a few m^3 multiply-adds."""
-        noise = None if self.record.indices is None else self.record.noise_variance
-        return interval_of(self.model, noise, self.certificate.normal_share)
+        record = self.record
+        own = record.noise_variance if record.basis_noise is None else record.basis_noise
+        return interval_of(self.model, None if record.indices is None else own, self.certificate.normal_share)
 
 
-def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:
-    """Write a trained sparse model to a store of its own; errors as of `save_sparse_model`."""
+def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
+    """Describe a trained sparse model as a store has it; nothing is written, and its address is empty."""
     model = trained.model
-    save_sparse_model(
-        url,
-        dataset=dataset,
+    about = about_model(
+        dataset,
         kernel=model.kernel.to_json(),
-        method=model.method.name,
         noise_variance=trained.noise_variance,
+        history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
+        certificate=trained.certificate.to_json(),
+        summary=trained.summary,
+    )
+    return SparseRecord(
+        **about,
+        method=model.method.name,
         prototypes=model.prototypes,
         weights=model.weights,
         lower=model.lower,
         normal=model.normal,
         indices=trained.basis.indices,
-        history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
-        certificate=trained.certificate.to_json(),
-        summary=trained.summary,
-        overwrite=overwrite,
+        basis_noise=trained.basis_noise,
     )
 
 
-def open_sparse(url: Location) -> OpenedSparse:
-    """Open a stored sparse model; errors as of `open_sparse_model`, and a method that this dkgp does not know."""
-    record = open_sparse_model(url)
+def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:
+    """Write a trained sparse model to a store of its own; errors as of `save_sparse_model`."""
+    save_sparse_model(url, sparse_record(trained, dataset), overwrite=overwrite)
+
+
+def opened_sparse(record: SparseRecord) -> OpenedSparse:
+    """Make a model of its record.
+
+    Raises
+    ------
+    InputError
+        A method that this dkgp does not know.
+    """
     model = SparseModel(
         method_named(record.method),
         kernel_from_json(record.kernel),
@@ -73,3 +86,8 @@ def open_sparse(url: Location) -> OpenedSparse:
         None if record.normal is None else np.asfortranarray(record.normal),
     )
     return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate))
+
+
+def open_sparse(url: Location) -> OpenedSparse:
+    """Open a stored sparse model; errors as of `open_sparse_model` and `opened_sparse`."""
+    return opened_sparse(open_sparse_model(url))

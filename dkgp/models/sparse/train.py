@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.sparse.bases import blind_basis, given_basis
+from dkgp.models.sparse.bases import BLIND_BASES, blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
@@ -23,14 +24,14 @@ from dkgp.models.sparse.methods import SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
+__all__ = ["SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
 
 # Choices a round unless a user says otherwise: a hundred rounds, whatever m.
 ROUNDS = 100
@@ -75,6 +76,8 @@ class SparseSettings:
 
     def __post_init__(self) -> None:
         method_named(self.method)
+        if self.chosen_basis not in (*BLIND_BASES, "greedy"):
+            raise InputError(f"unknown basis {self.basis!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}")
         if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
             raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
         if self.gap is not None and self.chosen_basis != "greedy":
@@ -137,7 +140,7 @@ class TrainedSparse:
     ----------
     model : SparseModel
     noise_variance : float
-        White noise that was part of the kernel included.
+        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
     basis : Basis
     certificate : SparseCertificate
     greedy : GreedyBasis or None
@@ -145,6 +148,8 @@ class TrainedSparse:
     summary : dict
         n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
         decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
+    basis_noise : (m,) float64 or None
+        The basis samples' own, where the noise is by sample and the basis is of samples.
     """
 
     model: SparseModel
@@ -153,11 +158,12 @@ class TrainedSparse:
     certificate: SparseCertificate
     greedy: GreedyBasis | None
     summary: dict[str, Any] = field(default_factory=dict)
+    basis_noise: FloatArray | None = None
 
     @property
     def converged(self) -> bool:
-        """True unless a gap was asked for and not met."""
-        return self.greedy is None or self.greedy.reason.converged
+        """True unless a gap or a distance was asked for and not met."""
+        return bool(self.summary["converged"])
 
 
 def train_sparse(
@@ -168,6 +174,7 @@ def train_sparse(
     settings: SparseSettings,
     *,
     given: IndexArray | FloatArray | None = None,
+    relative_noise: FloatArray | None = None,
     callback: Callable[[GreedyProgress], None] | None = None,
     within: ProgressCallback | None = None,
     checkpointing: Checkpointing | None = None,
@@ -188,6 +195,8 @@ def train_sparse(
     settings : SparseSettings
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
+    relative_noise : (n,) float64, optional
+        Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
     callback : callable, optional
         Called after every round of a greedy choice.
     within, checkpointing, interrupted
@@ -216,7 +225,8 @@ def train_sparse(
         timings[part], began = round(time.perf_counter() - began, 3), time.perf_counter()
 
     options = {"coordinator_input_bytes": coordinator_input_bytes}
-    with BlockedKernelOperator(kernel, noise_variance, dataset, executor, **options) as operator:
+    each, checkpointing = noise_by_sample(noise_variance, relative_noise, dataset.n_samples, checkpointing)
+    with BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator:
 
         def heed(progress: Progress) -> None:
             if interrupted is not None and interrupted():
@@ -244,9 +254,35 @@ def train_sparse(
         entries = operator.kernel_evaluations
     if greedy is not None and settings.gap is not None:
         greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
-    summary = _summary(dataset, settings, given is not None, fit, basis, greedy, certificate)
+    summary = summary_of(dataset, settings, given is not None, fit, basis, greedy, certificate)
     summary |= {"kernel_evaluations": entries, "seconds": round(sum(timings.values()), 3), "seconds_by_part": timings}
-    return TrainedSparse(fit.model, operator.noise_variance, basis, certificate, greedy, summary)
+    return TrainedSparse(fit.model, noise_variance, basis, certificate, greedy, summary, basis.noise_of(each))
+
+
+def noise_by_sample(
+    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None
+) -> tuple[Noise, Checkpointing | None]:
+    """The noise of n samples, s2 times what each has of it, and checkpoints that belong to it.
+
+    Raises
+    ------
+    InputError
+        Another number of samples, or values that are not positive and finite.
+    """
+    if relative is None:
+        return noise_variance, checkpointing
+    values = np.asarray(relative, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
+    usable = np.isfinite(values) & (values > 0.0)
+    if not usable.all():
+        row = int(np.argmin(usable))
+        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
+    each = noise_variance * values
+    if checkpointing is not None:
+        identity = {**checkpointing.identity, "noise by sample": sha256(each.tobytes()).hexdigest()}
+        checkpointing = replace(checkpointing, identity=identity)
+    return each, checkpointing
 
 
 def certify_by_descent(
@@ -319,7 +355,7 @@ def _told(greedy: GreedyBasis | None, asked: int | None, size: int) -> str:
     )
 
 
-def _summary(
+def summary_of(
     dataset: Dataset,
     settings: SparseSettings,
     given: bool,

@@ -142,18 +142,20 @@ class LikelihoodSearch:
         self._previous: tuple[FloatArray, float] | None = None
         self._settled = False
 
-    def run(self, parameters: FloatArray) -> None:
-        """Search from one starting point (q,), within `max_evaluations`."""
+    def run(self, parameters: FloatArray) -> Optimum | None:
+        """Search from one starting point (q,), within `max_evaluations`; return the best of it, if there was any."""
         first = parameters[self._free]
         try:
             converged = self._minimise(first) if first.size else self._evaluate_once(first)
         except _SearchEndedError:
             converged = False
-        if self._here is not None:
-            self._here.converged = converged
-            if self.best is None or self._here.value > self.best.value:
-                self.best = self._here
+        found = self._here
+        if found is not None:
+            found.converged = converged
+            if self.best is None or found.value > self.best.value:
+                self.best = found
         self._begin()
+        return found
 
     def _evaluate_once(self, nothing: FloatArray) -> bool:
         """Evaluate the likelihood where every parameter is held fixed, so that there is nothing to search for."""

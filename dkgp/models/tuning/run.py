@@ -35,7 +35,7 @@ from dkgp.models.tuning.subsets import SubsetPlan, Subsets
 from dkgp.models.tuning.tasks import OBJECTIVES, Objective, TuningContext, evaluate_task, summary_task
 from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
 
-__all__ = ["Choices", "check_tuning", "projected_tuning_bytes", "run_tuning"]
+__all__ = ["Choices", "check_tuning", "held_amplitude", "prepared", "projected_tuning_bytes", "run_tuning"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def run_tuning(
 ) -> Hyperparameters:
     """Search, score, and say what was found; parameters and errors are those of `tune`."""
     started, plan = time.perf_counter(), source.plan
-    kernel, family, space, first = _prepared(plan, feature_names, choices, settings)
+    check_folds(choices.folds, plan.size)
+    kernel, family, space, first = prepared(feature_names, choices, settings)
     context = TuningContext(
         f"tune-{uuid.uuid4().hex[:12]}",
         source,
@@ -96,7 +97,7 @@ def run_tuning(
             )
         scores = _scores(rounds, best, plan, choices)
     is_likelihood = choices.objective == "likelihood"
-    messages = tuning_warnings(space, best, summaries, settings, amplitude=_held_amplitude(kernel, settings))
+    messages = tuning_warnings(space, best, summaries, settings, amplitude=held_amplitude(kernel, settings))
     if plan.overlaps:
         messages.append(
             f"{plan.count} subsets of {plan.size} samples share some of the {plan.n_samples} samples; fewer or smaller "
@@ -125,14 +126,14 @@ def run_tuning(
 
 def check_tuning(plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings) -> None:
     """Refuse what `tune` would refuse, before anything is read or started; errors as there."""
-    _prepared(plan, feature_names, choices, settings)
-
-
-def _prepared(
-    plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings
-) -> tuple[Kernel, KernelFamily, SearchSpace, FloatArray]:
-    """Return the kernel to tune, its parameters, what may be moved, and where the search starts."""
     check_folds(choices.folds, plan.size)
+    prepared(feature_names, choices, settings)
+
+
+def prepared(
+    feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings
+) -> tuple[Kernel, KernelFamily, SearchSpace, FloatArray]:
+    """Return the kernel to tune, its parameters, what may be moved, and where the search starts; errors of `tune`."""
     kernel, noise_variance = _start(choices, feature_names)
     # Names, bounds and starting values do not depend on the rows, which only workers hold.
     family = family_of(kernel, np.zeros((2, len(feature_names))), settings.learn_variance, feature_names)
@@ -231,7 +232,7 @@ def _same_structure(first: Kernel, second: Kernel) -> bool:
     return first.type_name == second.type_name and names[0] == names[1]
 
 
-def _held_amplitude(kernel: Kernel, settings: SearchSettings) -> float | None:
+def held_amplitude(kernel: Kernel, settings: SearchSettings) -> float | None:
     """Return the amplitude that `learn_variance` would have set free."""
     if settings.learn_variance or not kernel.stationary or kernel.amplitude_index is None:
         return None

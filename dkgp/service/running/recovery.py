@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.data import CheckpointStore, PredictionWriter, exists, recognise
@@ -30,28 +30,36 @@ if TYPE_CHECKING:
     from dkgp.commands.evaluate import EvaluateJob
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
     from dkgp.service.specification import Job
+
+T = TypeVar("T", "TrainJob", "SparseJob")
 
 __all__ = ["Traces", "going_on", "keep_document", "kept_document"]
 
 # What tells one version of an object from the next, under the names that the file systems give it.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
 
-# What lies directly in a model or prediction store.
+# What lies directly in the store of a model, a sparse model or a prediction.
 _STORE_NAMES = {
     "zarr.json",
     "dkgp-manifest.json",
     "dkgp-claim.json",
     "alpha",
     "inputs",
+    "indices",
+    "lower",
     "mean",
     "mean_error_bound",
+    "normal",
+    "prototypes",
     "variance",
     "variance_lower",
     "variance_upper",
     "regions",
+    "weights",
 }
 
 
@@ -62,7 +70,7 @@ class Traces:
     ----------
     folder : Path
         The job's own.
-    job : TrainJob, TuneJob, PredictJob or EvaluateJob
+    job : TrainJob, SparseJob, TuneJob, PredictJob or EvaluateJob
         With its options as they were submitted.
     generation : int
         How often the user has resumed the job.
@@ -125,8 +133,20 @@ def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
 def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
     from dkgp.commands.train import finished_training
 
+    return _trained(job, traces, reporter, finished_training)
+
+
+def _sparse(job: SparseJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    from dkgp.commands.sparse import finished_sparse
+
+    return _trained(job, traces, reporter, finished_sparse)
+
+
+def _trained(
+    job: T, traces: Traces, reporter: Reporter, finished: Callable[[T, Reporter], Document | None]
+) -> T | Document:
     if traces.is_new(job.out):
-        document = finished_training(job, reporter)
+        document = finished(job, reporter)
         if document is not None:
             return document
     _clear(job.out, traces, reporter)
@@ -135,8 +155,11 @@ def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
 
 
 def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    # A file that is the job's own and whole counts as done; one that an interruption left is made again.
-    return replace(job, resume=job.resume or traces.is_new(job.out), overwrite=_may_replace(job, traces))
+    # A file that is the job's own and whole counts as done; one that an interruption left is made again, from the
+    # checkpoint of a search on all samples where that is the job's own too.
+    begun = job.checkpoint_url is not None and traces.is_own(job.checkpoint_url)
+    resume = job.resume or traces.is_new(job.out) or begun
+    return replace(job, resume=resume, overwrite=_may_replace(job, traces))
 
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:
@@ -154,6 +177,7 @@ def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Doc
 
 _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
     "train": _train,
+    "sparse": _sparse,
     "tune": _tune,
     "predict": _predict,
     "evaluate": _evaluate,

@@ -10,6 +10,7 @@ from typing import Any
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
+    ChoiceProgress,
     SolveProgress,
     TuneProgress,
     WorkProgress,
@@ -85,6 +86,19 @@ class EventReporter:
                 )
                 del latest["timings"]
                 show(label=label, **latest)
+
+            yield update
+
+    @contextmanager
+    def choice(self, label: str, size: int | None) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
+        """Report the basis so far, its risk and gap; and how far the work beside the rounds has come."""
+        with self._paced() as show:
+
+            def update(progress: ChoiceProgress | WorkProgress) -> None:
+                if isinstance(progress, WorkProgress):
+                    show(label=label, **vars(progress))
+                    return
+                show(label=label, done=progress.size, total=size, unit="basis samples", **progress.to_json())
 
             yield update
 

@@ -101,6 +101,10 @@ class GreedySettings:
         """Plain JSON types."""
         return asdict(self)
 
+    def identity(self) -> dict[str, Any]:
+        """Settings that a choice must share with one that it goes on from: all but the size."""
+        return {name: value for name, value in self.to_json().items() if name != "size"}
+
 
 @dataclass(frozen=True)
 class GreedyProgress:

@@ -9,8 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, figure, size, table_of, titled
+from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
+from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
@@ -26,6 +27,7 @@ def tables(document: Document) -> list[RenderableType]:
         "tune": tune_tables,
         "plan": plan_tables,
         "train": _train,
+        "sparse": sparse_tables,
         "predict": _predict,
         "evaluate": _evaluate,
         "info": _info,
@@ -69,11 +71,11 @@ def _training_rows(document: Document) -> Rows:
         ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
         ("relative residual", f"{document['relative_residual']:.3g}"),
         ("objective", f"{document['objective']:.8g}"),
-        *_assumed(document),
+        *assumed_rows(document),
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
         *_kept(document),
-        ("seconds", _seconds(document)),
+        ("seconds", seconds_of(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
     ]
 
@@ -81,17 +83,6 @@ def _training_rows(document: Document) -> Rows:
 def _kept(document: Document) -> Rows:
     share = document.get("kept_share", 0.0)
     return [("read from kept tiles", f"{share:.0%} of the kernel matrix, product after product")] if share else []
-
-
-def _seconds(document: Document) -> str:
-    """Those of a solve, and of its parts that took a twentieth of it at least; older models do not tell."""
-    whole = document["seconds"]
-    parts = [
-        f"{name} {seconds:.1f}"
-        for name, seconds in document.get("seconds_by_part", {}).items()
-        if seconds >= 0.05 * whole
-    ]
-    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _entries(count: int, n: int) -> str:
@@ -110,7 +101,7 @@ def _predict(document: Document) -> list[RenderableType]:
         ("predictions", document["out"]),
         ("samples", f"{document['n_samples']:,}"),
         ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
-        *_assumed(document),
+        *assumed_rows(document),
     ]
     if document.get("variance") is not None:
         rows += _predicted_variance_rows(document["variance"])
@@ -118,16 +109,19 @@ def _predict(document: Document) -> list[RenderableType]:
     return [table_of("Predicted", rows)]
 
 
-def _assumed(document: Document) -> Rows:
-    """A row for what bounds take on trust, where they do."""
-    return [("bounds assume", document["assumes"])] if document.get("assumes") else []
-
-
 def _predicted_variance_rows(variance: Document) -> Rows:
+    of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
+    gaps = _gaps(variance["gap_mean"], variance["gap_max"])
+    if "method" in variance:
+        return [
+            of,
+            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
+            ("exact variances known within", gaps),
+        ]
     met, total = variance["met"], variance["met"] + variance["unmet"]
     rows = [
-        ("variances of", "the function" if variance["latent"] else "new observations, noise included"),
-        ("variances certified within", _gaps(variance["gap_mean"], variance["gap_max"])),
+        of,
+        ("variances certified within", gaps),
         ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
     ]
     if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
@@ -153,7 +147,7 @@ def _evaluate(document: Document) -> list[RenderableType]:
         ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
         ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
         ("mean absolute error", f"{document['mae_raw']:.6g}"),
-        ("mean certified within", f"{document['mean_error_bound']:.3g} (standardised)"),
+        ("mean certified within", _certified(document)),
     ]
     if document.get("nlpd") is not None:
         rows += _evaluated_variance_rows(document)
@@ -165,6 +159,14 @@ def _evaluate(document: Document) -> list[RenderableType]:
     return [table_of("Evaluated", rows)]
 
 
+def _certified(document: Document) -> str:
+    """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
+    largest = f"{document['mean_error_bound']:.3g} (standardised)"
+    if "method" not in document:
+        return largest
+    return f"{largest}; {document['mean_error_bound_rms']:.3g} of the exact ones in root mean square"
+
+
 def _evaluated_variance_rows(document: Document) -> Rows:
     rows = [
         ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
@@ -173,7 +175,11 @@ def _evaluated_variance_rows(document: Document) -> Rows:
         ("squared error / variance", _number(document["mean_standardised_squared_error"])),
     ]
     if "variance_gap_mean" in document:
-        rows.append(("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])))
+        gaps = _gaps(document["variance_gap_mean"], document["variance_gap_max"])
+        rows.append(("exact variances known within" if "method" in document else "variances certified within", gaps))
+    if "method" in document:
+        outside = document.get("variance_outside", 0.0)
+        rows.append(("variances by", f"{document['method']}; {outside:.2%} of them proven wrong"))
     if document.get("variance_unmet"):
         count = f"{document['variance_unmet']:,} of {document['n']:,}"
         rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
@@ -203,6 +209,8 @@ def _demo(document: Document) -> list[RenderableType]:
 
 
 def _info(document: Document) -> list[RenderableType]:
+    if document["kind"] == "sparse model":
+        return sparse_info_tables(document)
     rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
     if "kernel" in document:
         names = document.get("feature_names") or document.get("features") or ()

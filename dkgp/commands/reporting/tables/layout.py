@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Rows", "figure", "size", "table_of", "titled"]
+__all__ = ["Rows", "assumed_rows", "figure", "seconds_of", "size", "table_of", "titled"]
 
 Rows = list[tuple[str, str]]
 
@@ -42,3 +45,19 @@ def size(count: float | None) -> str:
             return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable")
+
+
+def seconds_of(document: Mapping[str, Any]) -> str:
+    """Seconds of a run, and of its parts that took a twentieth of it at least; older models do not tell."""
+    whole = document["seconds"]
+    parts = [
+        f"{name} {seconds:.1f}"
+        for name, seconds in document.get("seconds_by_part", {}).items()
+        if seconds >= 0.05 * whole
+    ]
+    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def assumed_rows(document: Mapping[str, Any]) -> Rows:
+    """A row for what bounds take on trust, where they do."""
+    return [("bounds assume", document["assumes"])] if document.get("assumes") else []

@@ -1,0 +1,1 @@
+"""`dkgp sparse` on the command line."""

@@ -1,0 +1,190 @@
+"""What estimators share: hyperparameters, predictions in the inputs' own form, keeping, scikit-learn's protocol."""
+
+from __future__ import annotations
+
+import os
+from itertools import compress
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from dkgp.cluster.given_client import is_in_process
+from dkgp.data import Dataset
+from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.outputs import predictions
+from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
+from dkgp.estimators.settings import OBJECTIVES, chosen_hyperparameters, settings_of
+from dkgp.estimators.tables import Table, is_plain, read_inputs
+from dkgp.estimators.training_set import given_names, plain_inputs, true_targets
+from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models.variance.variances import VarianceSettings
+
+__all__ = ["GPEstimator"]
+
+
+class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of estimators; parameters and attributes as of `GPRegressor`."""
+
+    kernel: str | Kernel | Hyperparameters
+    noise_variance: float | None
+    optimizer: str | None
+    subset_size: int
+    n_restarts_optimizer: int
+    client: Any
+    store: str | None
+    random_state: Any
+
+    _state: ClassVar[type[Fitted]]
+    _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
+    _fitted: Fitted
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def _hyperparameters(self, dataset: Dataset, seed: int) -> Hyperparameters:
+        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            return self._tuned(dataset, kernel, fixed, seed)
+
+        return chosen_hyperparameters(
+            self.kernel,
+            dataset,
+            noise_variance=self.noise_variance,
+            optimizer=self.optimizer,
+            optimizers=self._optimizers,
+            tune=tune,
+        )
+
+    def _tuned(
+        self,
+        dataset: Dataset,
+        kernel: Kernel | None,
+        fixed: dict[str, float] | None,
+        seed: int,
+    ) -> Hyperparameters:
+        """Tune on a subset of the samples."""
+        assert self.optimizer is not None
+        return tune_dataset(
+            dataset,
+            kernel=kernel,
+            subset=self.subset_size,
+            objective=OBJECTIVES[self.optimizer],
+            restarts=1 + self.n_restarts_optimizer,
+            seed=seed,
+            fixed=fixed,
+        )
+
+    def _take(self, fitted: Fitted) -> None:
+        """Show a model's parts under scikit-learn's names."""
+        record, found = fitted.record, fitted.about.get("hyperparameters")
+        self._fitted = fitted
+        self.kernel_ = kernel_from_json(record.kernel)
+        self.noise_variance_ = record.noise_variance
+        self.hyperparameters_ = (
+            Hyperparameters(self.kernel_, self.noise_variance_) if found is None else Hyperparameters.from_json(found)
+        )
+        self.solution_ = {name: value for name, value in record.summary.items() if name != "estimator"}
+        self.history_ = record.history
+        self.target_names_ = record.target_names
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def _predictions(self, X: Any, settings: VarianceSettings, **asked: bool) -> Any:
+        """The mean and what else is asked for: std, variance, bounds."""
+        check_is_fitted(self)
+        client = None if self.client is None or is_in_process(self.client) else self.client
+        names = ("mean", *(name for name, wanted in asked.items() if wanted))
+        return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight : (r,) array_like, optional
+        """
+        from sklearn.metrics import r2_score
+
+        check_is_fitted(self)
+        targets = true_targets(X, y)
+        mean = self.predict(X)
+        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._fitted.about.get("several_targets", len(self._fitted.record.target_names) > 1))
+
+    def _inputs(self, X: Any) -> Table:
+        if is_plain(X):
+            return Table(plain_inputs(self, X), None)
+        names = given_names(self)
+        if names is not None:
+            # Those that were constant are not asked for.
+            names = tuple(compress(names, self._fitted.record.standardisation.kept))
+        return read_inputs(X, names)
+
+    # -------------------------------------------------------------------------------------------------------- keeping
+
+    def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a store, with all that it can do; `dkgp predict` reads it too.
+
+        Raises
+        ------
+        OutputExistsError, StorageError
+            The place is taken, or cannot be written to.
+        """
+        check_is_fitted(self)
+        self._fitted.save(os.fspath(url), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, url: str | os.PathLike[str], *, client: Any = None) -> Self:
+        """Open a model that was saved here or by the command line, without its training set.
+
+        Parameters
+        ----------
+        url
+            Local path or fsspec URL.
+        client : distributed.Client, optional
+
+        Raises
+        ------
+        StoreError
+            Nothing there, or not a model of this kind that is whole.
+        """
+        fitted = cls._state.load(os.fspath(url), Workspace(None))
+        record, about = fitted.record, fitted.about
+        saved = about.get("settings")
+        estimator = cls(**(settings_of(saved) if saved else cls._settings_from(fitted)), client=client)
+        estimator._take(fitted)
+        estimator.n_features_in_ = record.standardisation.n_raw_features
+        names = about.get("raw_feature_names", record.feature_names)
+        if about.get("has_names", len(names) == estimator.n_features_in_):
+            estimator.feature_names_in_ = np.asarray(names, dtype=object)
+        return estimator
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        """Parameters for a model that no estimator saved: its own hyperparameters."""
+        return {"kernel": kernel_from_json(fitted.record.kernel), "noise_variance": fitted.record.noise_variance}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the client, which belongs to this process."""
+        return {**super().__getstate__(), "client": None}
+
+    def __sklearn_clone__(self) -> Self:
+        """A new estimator with the same parameters, and the same client rather than a copy of it."""
+        from sklearn.base import clone
+
+        parameters = {
+            name: value if name == "client" else clone(value, safe=False)
+            for name, value in self.get_params(deep=False).items()
+        }
+        return type(self)(**parameters)
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags

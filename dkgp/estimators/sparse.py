@@ -1,0 +1,351 @@
+"""`SparseGPRegressor`: sparse Gaussian processes on scikit-learn's conventions, beside what is proven of them."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.estimators.base import GPEstimator
+from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
+from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
+from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
+from dkgp.estimators.training_set import computed, training_set
+from dkgp.kernels import Kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
+from dkgp.models.sparse.ladder import LadderTarget, climb
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.base import FloatArray, IndexArray
+
+__all__ = ["OverconfidenceWarning", "SparseGPRegressor"]
+
+# Basis samples where nothing is said, and there are as many.
+DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
+# Parameters that are settings of the same name below.
+_SETTINGS = ("method", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes")
+
+
+class OverconfidenceWarning(UserWarning):
+    """Variances were asked for that are proven to be too small."""
+
+
+class SparseGPRegressor(GPEstimator):
+    """Gaussian process regression by a few basis samples, at a proven distance from the exact one.
+
+    Time goes with n m^2 and memory with m^2, for m basis samples. What is proven is proven of the model as it is,
+    whatever method and basis: how far its mean is at most from that of `GPRegressor` with the same hyperparameters, and
+    an interval that holds the exact variance.
+
+    Parameters
+    ----------
+    kernel, noise_variance, subset_size, n_restarts_optimizer
+        As of `GPRegressor`.
+    optimizer : {"marginal_likelihood", "loo", "bound", "fitc"} or None, default "marginal_likelihood"
+        What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
+        bound, or FITC's likelihood, on all of them, with `basis_size` basis samples that are chosen again as values
+        move (`dkgp.models.sparse.bound`).
+    method : {"vfe", "sr", "dtc", "fitc", "sd", "sggp", "mpgp"}, default "vfe"
+        "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
+        "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
+        "sggp" and "mpgp", whose basis is chosen by the targets, greedily.
+    basis_size : int or "auto", optional
+        m, at most. By default 1,000, or all samples where there are fewer; "auto": as many as `target_distance` or
+        `gap` takes, up to `largest_basis`.
+    basis : str or array_like, optional
+        How it is chosen: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy" or "greedy", the method's
+        own by default; or a basis of your own, numbers of samples (m,) or inputs (m, d).
+    gap : float, optional
+        Choose greedily until the duality gap is this.
+    target_distance : float, optional
+        Distance from the exact mean that is to be proven, see `distance_`, in standard deviations of the targets. A
+        `ConvergenceWarning` says where it is not, or where `basis_size` comes before the gap.
+    largest_basis : int, optional
+        Of "auto"; by default a basis does not grow to a size at which the exact model would take less time.
+    candidates, per_round, exhaustive, screen, score_rows
+        Of a greedy choice; see `dkgp.solvers.greedy_basis.settings.GreedySettings`.
+    certify_passes : float, default 0
+        Passes over the kernel matrix, of block coordinate descent, that tighten what is proven of the mean.
+    client, store, random_state
+        As of `GPRegressor`; the model itself is small, and is stored only where other processes have to read it.
+
+    Attributes
+    ----------
+    kernel_, noise_variance_, hyperparameters_, history_, target_names_, n_features_in_, feature_names_in_
+        As of `GPRegressor`; `history_` is of a greedy choice.
+    method_ : str
+    basis_indices_ : (m,) ndarray of int or None
+        Which samples the basis is; None where it is of other points, as centres of k-means.
+    basis_inputs_ : (m, d) ndarray
+        The basis, in the inputs' units; of the features that vary.
+    distance_ : float or (p,) ndarray
+        Bound on the root mean square, over the training samples, of the distance of the mean from the exact model's,
+        in the targets' units.
+    gap_ : float or (p,) ndarray
+        Duality gap: what separates the bounds on the log posterior, relative to its size.
+    elbo_ : float or None
+        Evidence lower bound, of standardised targets; None of "sd" and "fitc".
+    log_evidence_bounds_ : tuple of two floats, or None
+        The log evidence of the exact model lies between them; the first is the lower bound above.
+    certificate_ : dkgp.models.sparse.certificate.SparseCertificate
+        All that is proven, on the standardised scale.
+    solution_ : dict
+        How the fit went: converged, reason, basis_size, seconds_by_part, kernel_evaluations and more.
+
+    Examples
+    --------
+    >>> X = np.linspace(0.0, 6.0, 400)[:, None]
+    >>> gp = SparseGPRegressor(basis_size=20).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = gp.predict([[1.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(1.5)) < 0.01)
+    True
+    >>> bool(gp.distance_ < 0.01)
+    True
+    """
+
+    _state: ClassVar[type[Fitted]] = FittedSparse
+    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
+    _fitted: FittedSparse
+
+    def __init__(
+        self,
+        kernel: str | Kernel | Hyperparameters = "rbf",
+        *,
+        noise_variance: float | None = None,
+        optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood",
+        subset_size: int = 2000,
+        n_restarts_optimizer: int = 0,
+        method: str = "vfe",
+        basis_size: int | Literal["auto"] | None = None,
+        basis: Any = None,
+        gap: float | None = None,
+        target_distance: float | None = None,
+        largest_basis: int | None = None,
+        candidates: int = 59,
+        per_round: int | None = None,
+        exhaustive: bool = False,
+        screen: int = 0,
+        score_rows: int | None = None,
+        certify_passes: float = 0.0,
+        client: Any = None,
+        store: str | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.noise_variance = noise_variance
+        self.optimizer = optimizer
+        self.subset_size = subset_size
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.method = method
+        self.basis_size = basis_size
+        self.basis = basis
+        self.gap = gap
+        self.target_distance = target_distance
+        self.largest_basis = largest_basis
+        self.candidates = candidates
+        self.per_round = per_round
+        self.exhaustive = exhaustive
+        self.screen = screen
+        self.score_rows = score_rows
+        self.certify_passes = certify_passes
+        self.client = client
+        self.store = store
+        self.random_state = random_state
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def fit(self, X: Any, y: Any = None, relative_noise: Any = None) -> Self:
+        """Tune where hyperparameters are not given, choose the basis, fit and certify.
+
+        Parameters
+        ----------
+        X, y
+            As for `GPRegressor.fit`.
+        relative_noise : (n,) array_like, optional
+            Noise by sample: the variance of each sample's noise, relative to `noise_variance`, which is that of new
+            observations. A sample of 1 / k counts as much as k samples. Tuning takes all samples' noise for the same.
+
+        Returns
+        -------
+        SparseGPRegressor
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with.
+        NumericalError
+            Rounding exceeds the noise variance: nothing is added to make it fit.
+        """
+        seed = seed_of(self.random_state)
+        self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
+        target = self._target()
+        workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
+        dataset, several = training_set(self, X, y, workspace)
+        settings, given = self._settings(dataset.n_samples, seed), self._given(dataset)
+        noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
+        found = self._hyperparameters(dataset, seed)
+        problem = (dataset, found.kernel, found.noise_variance)
+        with executor_for(self.client, dataset.n_samples) as executor:
+            if self.basis_size == AUTO:
+                assert target is not None
+                trained = climb(*problem, executor, settings, target, relative_noise=noise)
+            else:
+                trained = train_sparse(*problem, executor, settings, given=given, relative_noise=noise)
+        about = about_fit(self, dataset, found, several=several)
+        self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
+        if found.converged is False:
+            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
+        self._warn_of_shortfall(target)
+        return self
+
+    def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
+        said, advice = self.solution_["reason"], self.solution_["advice"]
+        if self.solution_["converged"]:
+            if self.target_distance is None or self.certificate_.rms_bound.max() <= self.target_distance:
+                return
+            assert target is not None
+            said = f"{target.said(self.certificate_)} with {said}"
+            advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+        warnings.warn(f"not converged: {said}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
+
+    def _tuned(
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+    ) -> Hyperparameters:
+        if self.optimizer not in EVIDENCES:
+            return super()._tuned(dataset, kernel, fixed, seed)
+        size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
+        with executor_for(self.client, dataset.n_samples) as executor:
+            return tune_by_bound(
+                dataset,
+                executor,
+                kernel=kernel,
+                objective=self.optimizer,
+                basis_size=size,
+                seed=seed,
+                fixed=fixed,
+                restarts=restarts,
+            )
+
+    def _settings(self, n: int, seed: int) -> SparseSettings:
+        """Settings for n samples, with the gap of a choice of a given size."""
+        auto, size = self.basis_size == AUTO, self.basis_size
+        if auto or size is None:
+            size = min(DEFAULT_BASIS_SIZE, n)
+        if not isinstance(size, numbers.Integral | int):
+            raise InputError(f'basis_size= takes a whole number or "auto"; got {size!r}')
+        settings = SparseSettings(
+            basis_size=int(size),
+            basis=self.basis if isinstance(self.basis, str) else None,
+            gap=None if auto else self.gap,
+            seed=seed,
+            **{name: getattr(self, name) for name in _SETTINGS},
+        )
+        if settings.chosen_basis == "greedy":
+            settings.greedy()
+        return settings
+
+    def _target(self) -> LadderTarget | None:
+        """Proofs that are asked for, if any are."""
+        if self.basis_size == AUTO and not (self.basis is None or isinstance(self.basis, str)):
+            raise InputError("a basis that is given does not grow; leave out basis=, or basis_size=")
+        if self.basis_size != AUTO and self.gap is None and self.target_distance is None:
+            return None
+        return LadderTarget(self.target_distance, self.gap, self.largest_basis)
+
+    def _given(self, dataset: Dataset) -> IndexArray | FloatArray | None:
+        """A basis of the user's own: numbers of samples, or standardised inputs."""
+        if self.basis is None or isinstance(self.basis, str):
+            return None
+        values = np.asarray(self.basis)
+        if values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
+            return values
+        raw, kept = dataset.standardisation.n_raw_features, dataset.n_features
+        if values.ndim != 2 or values.shape[1] not in (raw, kept) or not np.issubdtype(values.dtype, np.number):
+            raise InputError(
+                f"basis= takes a name, numbers of samples (m,), or inputs (m, {raw}); got an array of "
+                f"{values.dtype} and shape {values.shape}"
+            )
+        values = values.astype(np.float64)
+        to = dataset.standardisation
+        return to.inputs(values) if values.shape[1] == raw else (values - to.input_mean) / to.input_std
+
+    def _take(self, fitted: Fitted) -> None:
+        super()._take(fitted)
+        assert isinstance(fitted, FittedSparse)
+        record, certificate = fitted.record, fitted.opened.certificate
+        to = record.standardisation
+        self.certificate_ = certificate
+        self.method_ = record.method
+        self.basis_indices_ = record.indices
+        self.basis_inputs_ = record.prototypes * to.input_std + to.input_mean
+        self.distance_ = self._by_target(certificate.rms_bound * to.target_std)
+        self.gap_ = self._by_target(certificate.gap)
+        evidence, upper = certificate.evidence, certificate.evidence_upper
+        self.elbo_ = None if evidence is None else float(evidence.lower)
+        self.log_evidence_bounds_ = None if self.elbo_ is None or upper is None else (self.elbo_, float(upper))
+        self._warned = False
+
+    def _by_target(self, values: FloatArray) -> float | FloatArray:
+        return values if self._several else float(values[0])
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_var: bool = False,
+        return_bounds: bool = False,
+        *,
+        latent: bool = False,
+    ) -> Any:
+        """Predict the mean, and on request how sure it is.
+
+        Parameters
+        ----------
+        X
+            As for `GPRegressor.predict`.
+        return_std, return_var : bool
+            Also the standard deviation, or the variance, that the method itself gives.
+        return_bounds : bool
+            Also `PredictionBounds`: mean_error, by how much the mean can miss that of the exact model, and the interval
+            that holds the exact model's variance.
+        latent : bool
+            Variances of the function itself; by default those of a new observation, noise included.
+
+        Returns
+        -------
+        mean, or (mean, std, variance, bounds) of those asked for
+            As of `GPRegressor.predict`.
+
+        Warns
+        -----
+        OverconfidenceWarning
+            Once, where the subset of regressors is asked for variances.
+        """
+        settings = VarianceSettings(latent=bool(latent))
+        result = self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)
+        if (return_std or return_var) and self.method_ == "sr" and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the subset of regressors' variances go to nothing far from the basis, and are never above the exact "
+                'model\'s: intervals made of them are too narrow. Take method="vfe" or "dtc", or the upper end that '
+                "return_bounds=True gives",
+                OverconfidenceWarning,
+                stacklevel=2,
+            )
+        return result
+
+    # -------------------------------------------------------------------------------------------------------- keeping
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        assert isinstance(fitted, FittedSparse)
+        said = super()._settings_from(fitted)
+        return {**said, "method": fitted.record.method, "basis_size": fitted.record.basis_size}

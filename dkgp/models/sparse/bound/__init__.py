@@ -1,0 +1,1 @@
+"""Hyperparameters by what a sparse model's evidence is: the variational bound on all data, or FITC's likelihood."""

@@ -1,0 +1,170 @@
+"""A sparse model's evidence on all samples, with its gradient: what hyperparameters are chosen by, out of core.
+
+With Q = F F' = K_nm (L L')^-1 K_mn <= K, E = K - Q, noise S = s2 I, and p targets that share the hyperparameters,
+
+    bound    log N(Y; 0, Q + S) - p tr(S^-1 E) / 2          (Titsias 2009), never above the exact log p(Y)
+    fitc     log N(Y; 0, Q + S + diag(E))                   (Snelson and Ghahramani 2006), which is no bound.
+
+Both are one function of Q and the samples' variances, with alpha = (Q + S)^-1 Y, S with FITC's terms in it:
+
+    d = sum_ij M_ij dQ_ij + sum_i g_i dk(x_i, x_i) / 2,     2 M = alpha alpha' - p (Q + S)^-1 - diag(g),
+
+g = -p / s2 or, of FITC, the diagonal of alpha alpha' - p (Q + S)^-1. With F: W_nm = 2 M K_nm (L L')^-1 against dK_nm,
+and against d(L L')
+
+    W_mm = -L^-T [z z' - p (I - B^-1) - F' diag(g) F] L^-1 / 2,     B = C C' = I + F'S^-1 F,  z = F'alpha.
+
+L L' is K_mm with its jitter, a share of its diagonal: so the weights of that diagonal count once more by this share.
+That the share itself, of a large basis, goes with the inputs' rounding is left out: it moves the last digits alone.
+
+One evaluation is three passes over n m kernel entries: the fit and its verification (`fit_regressors`), 2 n m^2
+multiply-adds, and the slopes, 4 n m^2 of triangular solves and n m derivatives. Values are by residuals, as the risk
+is; a fit that rounding spoils is refused.
+
+References
+----------
+M. K. Titsias, Variational learning of inducing variables in sparse Gaussian processes (2009).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data.types import Progress, ProgressCallback
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel
+from dkgp.models.sparse.bound.slopes import FittedWeights, prior_slopes, slopes_task
+from dkgp.models.sparse.regressors import RegressorFit, fit_regressors
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.inputs import InputSource
+from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import jitter
+
+__all__ = ["BoundObjective", "BoundValue"]
+
+
+@dataclass(frozen=True)
+class BoundValue:
+    """The evidence at one point.
+
+    Attributes
+    ----------
+    value : float
+        Summed over targets, in nats.
+    gradient : (q + 1,) float64
+        By the logarithms of the kernel's parameters, in their order, and of s2.
+    left : float
+        Share of the samples' k(x, x) that the basis leaves, tr E / tr K.
+    """
+
+    value: float
+    gradient: FloatArray
+    left: float
+
+
+class BoundObjective:
+    """Evidence of a sparse model of some samples at one point after another.
+
+    Parameters
+    ----------
+    source : InputSource
+        Standardised inputs.
+    targets : (n, p) float64
+    executor : BlockExecutor
+    fitc : bool
+        FITC's likelihood in the place of the bound.
+    watch : callable, optional
+        Told of the progress of each pass; what it raises ends the evaluation.
+    coordinator_input_bytes : int
+        See `BlockedKernelOperator`.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        targets: FloatArray,
+        executor: BlockExecutor,
+        *,
+        fitc: bool = False,
+        watch: ProgressCallback | None = None,
+        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+    ) -> None:
+        if targets.ndim != 2 or len(targets) != source.n_samples or not targets.shape[1]:
+            raise InputError(f"expected targets of shape ({source.n_samples:,}, p); got {targets.shape}")
+        self._source, self._executor, self._targets = source, executor, targets
+        self._fitc, self._watch = fitc, watch
+        self._coordinator_input_bytes = coordinator_input_bytes
+
+    def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
+        """Kbar of the samples; to be closed."""
+        budget = self._coordinator_input_bytes
+        return BlockedKernelOperator(
+            kernel, noise_variance, self._source, self._executor, coordinator_input_bytes=budget
+        )
+
+    def __call__(self, kernel: Kernel, noise_variance: float, basis: FloatArray) -> BoundValue:
+        """The evidence and its gradient for a basis (m, d), which is held.
+
+        Raises
+        ------
+        NumericalError
+            As of `fit_regressors`, or the value overflows.
+        """
+        with self.operator(kernel, noise_variance) as operator, operator.watched(self._watch or _ignore):
+            fit = fit_regressors(CrossKernel(operator, basis), self._targets, fitc=self._fitc)
+            value = self._value(operator, fit)
+            gradient = self._gradient(operator, fit)
+            left = 1.0 - float(fit.squares.sum()) / float(operator.prior().sum())
+        if not (math.isfinite(value) and np.isfinite(gradient).all()):
+            raise NumericalError("the evidence of the sparse model overflows: bring inputs that are far out closer")
+        return BoundValue(value, gradient, left)
+
+    def _value(self, operator: BlockedKernelOperator, fit: RegressorFit) -> float:
+        n, p = self._targets.shape
+        variances = np.broadcast_to(fit.variances, (n,))
+        determinant = float(np.log(variances).sum()) + 2.0 * float(np.log(fit.normal.diagonal()).sum())
+        trace = 0.0 if self._fitc else float(np.sum(operator.prior() - fit.squares)) / operator.noise_variance
+        quadratic = 2.0 * float(np.sum(fit.risk))
+        return float(-0.5 * (p * (n * math.log(2.0 * math.pi) + determinant + trace) + quadratic))
+
+    def _gradient(self, operator: BlockedKernelOperator, fit: RegressorFit) -> FloatArray:
+        n, p = self._targets.shape
+        cross, kernel, s2 = fit.cross, operator.kernel, operator.noise_variance
+        variances = np.broadcast_to(fit.variances, (n,)).copy()
+        weights = FittedWeights(fit.whitened, fit.normal, self._fitc)
+        rows = {"right": self._targets, "variances": variances}
+        contracted, own, spread, weighted = cross.sums("kslopes", "slopes", slopes_task, (weights,), rows).sums
+        with single_threaded_blas():
+            lower, basis = cross.lower, cross.prototypes
+            inverse = np.asarray(scipy.linalg.cho_solve((fit.normal, True), np.eye(cross.m), check_finite=False))
+            inner = p * inverse + fit.whitened @ fit.whitened.T
+            inner[np.diag_indices(cross.m)] -= p
+            if self._fitc:
+                inner -= weighted
+                left, total = 0.0, float(spread[0])
+            else:
+                excess = fit.normal @ fit.normal.T
+                excess[np.diag_indices(cross.m)] -= 1.0
+                inner += p * excess
+                left, total = p * float(np.sum(operator.prior() - fit.squares)) / s2, -p * n / s2
+            if kernel.stationary:
+                own = prior_slopes(kernel, basis[:1], np.array([0.5 * total]))
+            half = whiten(lower, inner, transposed=True)
+            matrix = -0.5 * whiten(lower, np.asfortranarray(half.T), transposed=True)
+            matrix = 0.5 * (matrix + matrix.T)
+            share = jitter(cross.m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
+            matrix[np.diag_indices(cross.m)] *= 1.0 + share
+            contracted = contracted + own + kernel.contract(basis, basis, matrix)
+        return np.append(contracted, 0.5 * (s2 * float(spread[0]) + left))
+
+
+def _ignore(progress: Progress) -> None:
+    pass

@@ -1,0 +1,100 @@
+"""The evaluations of a search, written down: a search that is resumed goes the same way, and looks each of them up.
+
+What a search does next depends on nothing but what its evaluations came to. So their numbers, a few for each, are all
+that a checkpoint needs, whatever the optimiser keeps to itself; they are looked up by what they are of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dkgp.data.remote.storage import exists, read_object, remove_object, write_object
+from dkgp.errors import CheckpointError
+from dkgp.models.sparse.bound.objective import BoundValue
+from dkgp.operators.base import FloatArray
+
+__all__ = ["Trail"]
+
+
+class Trail:
+    """Outcomes of evaluations by their basis and parameters; None is one that does not exist.
+
+    Parameters
+    ----------
+    url : str, optional
+        The file that they are written to; nowhere by default.
+    run : mapping, optional
+        Of what data, and with which settings: JSON, as it is read back.
+    seconds : float
+        How long what was found may be kept back.
+
+    Attributes
+    ----------
+    url : str or None
+    """
+
+    def __init__(self, url: str | None = None, run: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
+        self.url, self._run, self._seconds = url, dict(run or {}), seconds
+        self._known: dict[str, list[Any] | None] = {}
+        self._written, self._changed = -math.inf, False
+
+    def __len__(self) -> int:
+        """Number of evaluations."""
+        return len(self._known)
+
+    def load(self) -> bool:
+        """Read what an earlier run of the same wrote; False where there is nothing of the kind.
+
+        Raises
+        ------
+        CheckpointError
+            The file is damaged.
+        """
+        if self.url is None or not exists(self.url):
+            return False
+        try:
+            held = json.loads(read_object(self.url))
+            if held["run"] != self._run:
+                return False
+            self._known = {key: None if found is None else list(found) for key, found in held["evaluations"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"'{self.url}' is no checkpoint of a search, or damaged ({error!r})") from error
+        return True
+
+    def save(self) -> None:
+        """Write what is not written yet."""
+        if self.url is not None and self._changed:
+            content = json.dumps({"run": self._run, "evaluations": self._known}, allow_nan=False)
+            write_object(self.url, content.encode(), replace=True)
+            self._written, self._changed = time.monotonic(), False
+
+    def remove(self) -> None:
+        """Remove the file: the search is done."""
+        if self.url is not None and exists(self.url):
+            remove_object(self.url)
+
+    def find(self, basis: FloatArray, parameters: FloatArray) -> tuple[bool, BoundValue | None]:
+        """Whether an evaluation is known, and its outcome."""
+        key = _key(basis, parameters)
+        found = self._known.get(key)
+        outcome = None if found is None else BoundValue(found[0], np.array(found[1]), found[2])
+        return key in self._known, outcome
+
+    def add(self, basis: FloatArray, parameters: FloatArray, outcome: BoundValue | None) -> None:
+        """Remember an outcome; now and then they are written."""
+        found = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.left]
+        self._known[_key(basis, parameters)] = found
+        self._changed = True
+        if time.monotonic() - self._written >= self._seconds:
+            self.save()
+
+
+def _key(basis: FloatArray, parameters: FloatArray) -> str:
+    return hashlib.blake2b(basis.tobytes() + parameters.tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,146 @@
+"""Costs of what a ladder may do next, by the prices that solvers are compared by: a rung, products, the exact model.
+
+All in core seconds of a nominal machine, from counts: only their ratios decide, and they are the same everywhere. For
+words alone, they are scaled by what the rungs so far took beside what was projected for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset
+from dkgp.kernels import Kernel
+from dkgp.models.memory import plan_within
+from dkgp.models.solver_choice import choose_solver_for
+from dkgp.operators.block_tasks import feature_width
+from dkgp.solvers import Choice, Solver
+from dkgp.solvers.auto import GREEDY_OVERHEAD
+from dkgp.solvers.block_descent.block_size import automatic_block_size
+from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.prices import (
+    Phase,
+    Prices,
+    Sizes,
+    Work,
+    cholesky_phases,
+    conjugate_phases,
+    core_seconds,
+    descent_phases,
+)
+from dkgp.solvers.registry import build_solver, solver_memory
+
+__all__ = ["ExactModel", "passes_seconds", "rung_seconds"]
+
+# Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
+FIT_PASSES = 3
+# Cubes of m that a fit and its certificate take at the coordinator: factors, the subset's own model, L's inverse.
+COORDINATOR_CUBES = 4.0
+# Of a draw of candidates, as for `GreedyBlockCoordinateDescent`.
+DESCENT_CANDIDATES = 60
+LARGEST_BUDGET = 1 << 62
+
+
+def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> float:
+    """Choice, fit and certificate of `size` basis samples, of which a greedy choice has `before` already."""
+    samples, m = float(n), float(size)
+    phases = [
+        Phase("fit", 1.0, Work(double_entries=FIT_PASSES * samples * m, double_operations=2.0 * samples * m**2)),
+        Phase("algebra", 1.0, threaded=Work(double_operations=COORDINATOR_CUBES * m**3)),
+    ]
+    if greedy is not None:
+        new, middle = m - before, (m + before) / 2.0
+        looked_at = float(greedy.candidates if not greedy.exhaustive else n) + greedy.kept / greedy.per_round
+        refitted = min(looked_at, float(greedy.screen)) if greedy.screen else looked_at
+        rows = samples if greedy.score_rows is None else min(samples, float(greedy.score_rows))
+        products = refitted if greedy.score == "refit" else 1.0
+        scored = rows * looked_at if greedy.screen else samples * looked_at
+        phases.append(
+            Phase(
+                "choice",
+                new,
+                Work(
+                    double_entries=samples * middle / greedy.per_round + scored + samples * (refitted + 1.0),
+                    double_operations=2.0 * samples * middle * products,
+                ),
+            )
+        )
+    return core_seconds(phases, Prices.nominal(d))
+
+
+def passes_seconds(n: int, d: int, p: int, choice: Choice, passes: float) -> float:
+    """A bound by so many products or column passes of the chosen solver; the whole of it, of a matrix' factor."""
+    sizes, prices = Sizes(n, d, p, choice.precision == "double"), Prices.nominal(d)
+    if choice.solver == "pcg":
+        return core_seconds(_conjugate(sizes, choice, passes), prices)
+    if choice.solver == "cholesky":
+        return core_seconds(cholesky_phases(sizes), prices)
+    block = automatic_block_size(n, d, DESCENT_CANDIDATES)
+    return GREEDY_OVERHEAD * core_seconds(descent_phases(sizes, block, DESCENT_CANDIDATES, passes), prices)
+
+
+def _conjugate(sizes: Sizes, choice: Choice, products: float) -> list[Phase]:
+    halo, rank = choice.halo or 0, choice.rank or 0
+    return conjugate_phases(sizes, products, halo=halo, leaf=(choice.leaf or 0) if halo else 0, rank=rank)
+
+
+@dataclass(frozen=True)
+class ExactModel:
+    """The exact model of the same problem: what it would cost.
+
+    Attributes
+    ----------
+    choice : Choice
+        What "auto" would solve it by.
+    core_seconds : float
+        Nominal.
+    memory_bytes : int
+        Projected peak of the coordinator's process, beside what it holds already.
+    """
+
+    choice: Choice
+    core_seconds: float
+    memory_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        kernel: Kernel,
+        noise_variance: float,
+        executor: BlockExecutor,
+        *,
+        memory_bytes: int | None,
+        cache_bytes: int,
+    ) -> ExactModel:
+        """Look at the problem in small, as training with "auto" does."""
+        n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
+        choice = choose_solver_for(dataset, kernel, noise_variance, memory_bytes=memory_bytes)
+        seconds = choice.projected.get(choice.solver)
+        if seconds is None:  # few samples: none but the matrix' factor was looked at
+            seconds = core_seconds(cholesky_phases(Sizes(n, d, p)), Prices.nominal(d))
+        width = feature_width(kernel)
+        solver: Solver = build_solver(choice.solver, choice.options, precision=choice.precision).resolved(n, d)
+        plan = plan_within(
+            LARGEST_BUDGET,
+            n,
+            d,
+            p,
+            solver_memory(solver, n, width),
+            resident_bytes=0,
+            shares_process=executor.shares_memory,
+            overlaps=executor.overlaps,
+            cache_bytes=cache_bytes,
+            width=width,
+        )
+        return cls(choice, seconds, plan.coordinator_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "solver": self.choice.solver,
+            "reason": self.choice.reason,
+            "core_seconds": self.core_seconds,
+            "memory_bytes": self.memory_bytes,
+        }

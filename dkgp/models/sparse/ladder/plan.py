@@ -1,0 +1,236 @@
+"""Decisions of a ladder: raise the bound, grow, or stop, by what the last steps gained and what the next ones cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dkgp.errors import MemoryBudgetError
+from dkgp.models.sparse.certificate import SparseCertificate
+from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, rung_seconds
+from dkgp.models.sparse.ladder.target import LadderTarget, Rung
+from dkgp.models.sparse.train import SparseSettings
+from dkgp.operators.base import FloatArray
+from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.stopping import StopReason
+
+__all__ = ["LadderPlan", "Move"]
+
+Move = StopReason | Literal["raise", "grow"]
+
+FIRST_RUNG = 128
+# A rung is so many times the one before it.
+STEP = 2
+# Products of the first step that raises the bound, or column passes; each later one takes twice as many.
+FIRST_PRODUCTS, FIRST_PASSES = 2.0, 1.0
+# Of what the last step of its kind gained, what the next one is thought to; of growing, where two falls do not tell.
+GROWING_AGAIN, RAISING_AGAIN = 0.5, 0.2
+# A step that promises less than this share of the excess is not worth its products.
+LEAST_PROMISE = 0.1
+# Rungs before the rest is foretold; smooth kernels fall faster the higher one is: the target may be met in half of what
+# the last two rungs foretell.
+RUNGS_TOLD, SOONER = 3, 0.5
+MEBIBYTE = 1024**2
+
+
+@dataclass(frozen=True)
+class LadderPlan:
+    """The rules of one ladder.
+
+    Attributes
+    ----------
+    n, d, p : int
+    settings : SparseSettings
+    target : LadderTarget
+    exact : ExactModel
+    needed : callable
+        Bytes that the coordinator's process is projected to need for a rung.
+    memory_bytes : int or None
+        What it may need.
+    """
+
+    n: int
+    d: int
+    p: int
+    settings: SparseSettings
+    target: LadderTarget
+    exact: ExactModel
+    needed: Callable[[int], int]
+    memory_bytes: int | None
+
+    @staticmethod
+    def identity(settings: SparseSettings, target: LadderTarget) -> dict[str, Any]:
+        """The settings that a ladder's checkpoint must share."""
+        own = {name: value for name, value in asdict(settings).items() if name not in ("basis_size", "gap")}
+        return {"ladder": target.to_json(), **own}
+
+    @property
+    def largest(self) -> int:
+        """Basis samples at most."""
+        return min(self.n, self.target.largest or self.n)
+
+    @property
+    def first(self) -> int:
+        """The first rung.
+
+        Raises
+        ------
+        MemoryBudgetError
+            There is no room for it.
+        """
+        size = min(FIRST_RUNG, self.largest)
+        if not self._fits(size):
+            assert self.memory_bytes is not None
+            raise MemoryBudgetError(
+                f"the first rung of {size:,} basis samples is projected to need {_mib(self.needed(size))}; there are "
+                f"{_mib(self.memory_bytes)}"
+            )
+        return size
+
+    def settings_of(self, size: int) -> SparseSettings:
+        """Settings of a rung."""
+        return replace(self.settings, basis_size=size, gap=None)
+
+    def greedy_of(self, size: int) -> GreedySettings | None:
+        """Settings of a rung's greedy choice; None where the basis is blind."""
+        if self.settings.chosen_basis != "greedy":
+            return None
+        return replace(self.settings_of(size).greedy(), dual=self.target.gap is not None)
+
+    def next_of(self, size: int) -> int:
+        """The rung after that of this size."""
+        return min(STEP * size, self.largest)
+
+    def next_passes(self, steps: int) -> float:
+        """Passes of the step that raises the bound after so many others."""
+        return (FIRST_PRODUCTS if self.exact.choice.solver == "pcg" else FIRST_PASSES) * 2.0**steps
+
+    def move(
+        self, rungs: list[Rung], certificate: SparseCertificate, steps: list[tuple[float, float]], full: bool
+    ) -> Move:
+        """Decide what comes next.
+
+        Parameters
+        ----------
+        rungs : list of Rung
+            Those below.
+        certificate : SparseCertificate
+            Of this one, with all that is known of min R.
+        steps : list of (float, float)
+            Passes of each step that raised the bound, and what it gained.
+        full : bool
+            No sample has anything to add.
+        """
+        size, target = certificate.m, self.target
+        if target.missed(certificate) <= 1.0:
+            return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
+        stuck, growing = self._stuck(size, full), self._growing(size)
+        excess, raising = float(certificate.excess.sum()), self._raising(steps)
+        coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
+        # Of products, before any were taken: what growing on and on would not account for.
+        promise = RAISING_AGAIN * steps[-1][1] if steps else excess - (0.0 if full else min(further, excess))
+        worth = raising is not None and promise >= LEAST_PROMISE * excess
+        if stuck is None and raising is not None and worth and promise / raising > min(coming, excess) / growing:
+            return "raise"
+        over = stuck or self._dear(rungs, certificate, growing)
+        if over is None:
+            return "grow"
+        untold = raising is not None and not rungs and not steps
+        return "raise" if worth or untold else self._told(over, certificate)
+
+    def _growing(self, size: int) -> float:
+        larger = self.next_of(size)
+        return rung_seconds(self.n, self.d, larger, size, self.greedy_of(larger))
+
+    def _raising(self, steps: list[tuple[float, float]]) -> float | None:
+        """Seconds of the next step that raises the bound; None where it is one too many."""
+        passes, spent = self.next_passes(len(steps)), sum(passes for passes, _ in steps)
+        if self.settings.certify_passes and spent + passes > self.settings.certify_passes:
+            return None
+
+        def seconds(count: float) -> float:
+            return passes_seconds(self.n, self.d, self.p, self.exact.choice, count)
+
+        if sum(seconds(count) for count, _ in steps) + seconds(passes) > self.exact.core_seconds:
+            return None
+        return seconds(passes)
+
+    def _stuck(self, size: int, full: bool) -> StopReason | None:
+        if full:
+            return StopReason("dependent", False, f"{size:,} basis samples, to which no other has anything to add")
+        if size >= self.largest:
+            whose = "all there are" if size >= self.n else "the largest basis that was allowed"
+            return StopReason("size", False, f"{size:,} basis samples, {whose}")
+        larger = self.next_of(size)
+        if not self._fits(larger):
+            assert self.memory_bytes is not None
+            told = f"{larger:,} are projected to need {_mib(self.needed(larger))}; there are {_mib(self.memory_bytes)}"
+            return StopReason("memory", False, f"{size:,} basis samples; {told}")
+        return None
+
+    def _dear(self, rungs: list[Rung], certificate: SparseCertificate, growing: float) -> StopReason | None:
+        """Return the reason to stop where the exact model is the nearer one, unless a user said how far to go."""
+        if self.target.largest is not None:
+            return None
+        size, exact = certificate.m, self.exact.core_seconds
+        if growing > exact:
+            told = f"{self.next_of(size):,} would take {growing / exact:.1f} times as long as the exact model"
+            return StopReason("exact", False, f"{size:,} basis samples; {told}")
+        if len(rungs) + 1 < RUNGS_TOLD:
+            return None
+        needed = self._foretold(rungs, certificate)
+        climbing = math.inf
+        if needed <= self.n:
+            climbing, before = 0.0, size
+            while before < needed:
+                climbing += self._growing(before)
+                before = self.next_of(before)
+        if climbing <= exact:
+            return None
+        far = f"{needed:,.0f} or so" if needed <= self.n else "more than there are"
+        told = f"as the last ones fell, the target takes {far}, and longer than the exact model"
+        return StopReason("exact", False, f"{size:,} basis samples; {told}")
+
+    def _foretold(self, rungs: list[Rung], certificate: SparseCertificate) -> float:
+        """The size that meets the target, should the excess go on falling as it did, or a little faster."""
+        least: FloatArray = certificate.least
+        before, now = rungs[-1].excess(least), float(certificate.excess.sum())
+        missed = self.target.missed(certificate)
+        if not (0.0 < now < before and math.isfinite(missed)):
+            return math.inf
+        rungs_left = SOONER * math.log(missed) / math.log(before / now)
+        return float(certificate.m * STEP ** min(math.ceil(rungs_left), 64))
+
+    def _told(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
+        """The reason with what is proven by then, and what to do."""
+        advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
+        if reason.rule == "exact":
+            advice += "; with a `largest_basis` the basis grows on up to that, whatever it costs"
+        elif reason.rule == "dependent" and self.settings.chosen_basis == "greedy":
+            advice = f"choose a pivoted `basis`, whose samples may be nearer to each other, {advice}"
+        elif reason.rule == "size" and self.largest < self.n:
+            advice = f"allow a larger basis, {advice}"
+        elif reason.rule == "memory":
+            advice = f"allow more memory, {advice}"
+        return replace(reason, message=f"{self.target.said(certificate)} with {reason.message}", advice=advice)
+
+    def _fits(self, size: int) -> bool:
+        return self.memory_bytes is None or self.needed(size) <= self.memory_bytes
+
+
+def _falls(risks: list[float]) -> tuple[float, float]:
+    """The fall of R that is thought to come with the next rung, and with all further ones; infinite if unknown."""
+    if len(risks) < 2:
+        return math.inf, math.inf
+    last, share = max(risks[-2] - risks[-1], 0.0), GROWING_AGAIN
+    if len(risks) > 2 and risks[-3] > risks[-2]:
+        share = min(last / (risks[-3] - risks[-2]), 1.0)
+    return share * last, math.inf if share == 1.0 else share / (1.0 - share) * last
+
+
+def _mib(count: int) -> str:
+    return f"{count / MEBIBYTE:,.0f} MiB"

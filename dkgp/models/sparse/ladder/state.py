@@ -1,0 +1,269 @@
+"""A ladder under way: the rung at hand, what is known of the least risk, and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data import Dataset
+from dkgp.data.types import ProgressCallback
+from dkgp.models.sparse.bases import blind_basis
+from dkgp.models.sparse.certificate import SparseCertificate, certify
+from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
+from dkgp.models.sparse.ladder.costs import rung_seconds
+from dkgp.models.sparse.ladder.plan import LadderPlan, Move
+from dkgp.models.sparse.ladder.target import Rung
+from dkgp.models.sparse.risk import descent_bound, subset_bound
+from dkgp.models.sparse.train import TrainedSparse, summary_of
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray
+from dkgp.solvers import MaxPasses, solve
+from dkgp.solvers.checkpointing import Checkpoints, Interruption
+from dkgp.solvers.greedy_basis.engine import GreedyEngine, run_rounds
+from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
+from dkgp.solvers.prices import ROUND_SECONDS
+from dkgp.solvers.registry import build_solver
+from dkgp.solvers.stopping import StopReason
+
+__all__ = ["Ladder"]
+
+ENGINE = "choice_"
+# Of tasks: what small problems take most of their time for.
+ROUNDS_OF_A_FIT = 6
+
+
+class Ladder:
+    """The rungs so far.
+
+    Parameters
+    ----------
+    operator : BlockedKernelOperator
+    targets : (n, p) float64
+        Standardised.
+    plan : LadderPlan
+    watch : callable
+        Told of long work, and may end it.
+
+    Attributes
+    ----------
+    iteration : int
+        Steps of the ladder and rounds of its choice: grows from one checkpoint to the next.
+    rungs : list of Rung
+        Those that were left.
+    reason : StopReason or None
+    """
+
+    def __init__(
+        self, operator: BlockedKernelOperator, targets: FloatArray, plan: LadderPlan, watch: ProgressCallback
+    ) -> None:
+        self._operator, self._targets, self._plan, self._watch = operator, targets, plan, watch
+        self._size, self._steps_done = plan.first, 0
+        self._engine = self._engine_of(self._size)
+        self._least: dict[str, list[float]] = {}
+        self._solution: tuple[FloatArray, FloatArray] | None = None
+        self._raised: list[tuple[float, float]] = []
+        self._basis = Basis(np.empty((0, operator.kernel.n_features)))
+        self._greedy: GreedyBasis | None = None
+        self._fit: SparseFit | None = None
+        self._certificate: SparseCertificate | None = None
+        self._began, self._earlier, self._entries = time.perf_counter(), 0.0, 0
+        self._parts = {"choice": 0.0, "fit": 0.0, "certificate": 0.0, "bound": 0.0}
+        self._nominal = 0.0  # what the last fit and certificate were projected to take, and what they took
+        self._took = 0.0
+        self.rungs: list[Rung] = []
+        self.reason: StopReason | None = None
+
+    @property
+    def iteration(self) -> int:
+        """Steps and rounds."""
+        return self._steps_done + (0 if self._engine is None else self._engine.iteration)
+
+    def choose(
+        self,
+        checkpoints: Checkpoints,
+        interruption: Interruption,
+        callback: Callable[[GreedyProgress], None] | None,
+    ) -> None:
+        """Choose the rung's basis: greedily from where the last one ended, or blindly from the start."""
+        began = time.perf_counter()
+        if self._engine is None:
+            self._basis = blind_basis(
+                self._operator, self._plan.settings.chosen_basis, self._size, self._plan.settings.seed
+            )
+        else:
+            found = run_rounds(self._engine, self, checkpoints, interruption, callback)
+            self._greedy, self._basis = found, Basis(self._operator.inputs(found.indices), found.indices)
+        self._lap("choice", began)
+
+    def fit(self) -> None:
+        """Fit and certify; bounds on the least risk that are known from below the rung count as well."""
+        operator, targets, began = self._operator, self._targets, time.perf_counter()
+        self._fit = fit_sparse(operator, targets, self._basis, self._plan.settings.sparse_method)
+        took = self._lap("fit", began)
+        began = time.perf_counter()
+        certificate = certify(operator, self._fit, targets, subset=self._basis.indices)
+        if self._greedy is not None and len(self._greedy.dual):
+            certificate = certificate.with_bound("subset", subset_bound(operator, self._greedy.dual, targets))
+        self._took = took + self._lap("certificate", began)
+        size, d = len(self._basis.inputs), operator.kernel.n_features
+        self._nominal = rung_seconds(operator.n, d, size) + ROUNDS_OF_A_FIT * ROUND_SECONDS
+        for name, values in self._least.items():
+            certificate = certificate.with_bound(name, 2.0 * np.asarray(values))
+        self._know(certificate)
+
+    def move(self) -> Move:
+        """Decide what comes next."""
+        full = len(self._basis.inputs) < self._size
+        return self._plan.move(self.rungs, self.certificate, self._raised, full)
+
+    def raise_bound(self) -> None:
+        """Go on with the exact model's solver from where it was left, and note what that proves of the least risk."""
+        began, operator, exact = time.perf_counter(), self._operator, self._plan.exact.choice
+        before, passes = self.certificate.least.sum(), self._plan.next_passes(len(self._raised))
+        alpha, gradient = (None, None) if self._solution is None else self._solution
+        solution = solve(
+            operator,
+            self._targets,
+            solver=build_solver(exact.solver, exact.options, precision=exact.precision),
+            stopping=MaxPasses(passes),
+            initial=alpha,
+            initial_gradient=gradient,
+            within=self._watch,
+        )
+        errors = SampleErrors.of(operator, self.fitted.model.prototypes)
+        bound = descent_bound(operator, solution, self._targets, errors)
+        self._solution = solution.alpha, solution.gradient
+        self._know(self.certificate.with_bound("descent", bound))
+        self._raised.append((passes, float(self.certificate.least.sum() - before)))
+        self._steps_done += 1
+        self._lap("bound", began)
+
+    def leave(self, move: Move) -> None:
+        """Note the rung, and go up or stop."""
+        passes = sum(passes for passes, _ in self._raised)
+        entries = self._entries + self._operator.kernel_evaluations
+        self.rungs.append(Rung.of(self.certificate, passes, entries, self._seconds))
+        if isinstance(move, StopReason):
+            self.reason = move
+            return
+        self._size = self._plan.next_of(self._size)
+        self._steps_done += 1
+        if self._engine is not None:
+            below, self._engine = self._engine, self._engine_of(self._size)
+            assert self._engine is not None
+            self._engine.restore(below.arrays(), below.metadata())
+
+    @property
+    def certificate(self) -> SparseCertificate:
+        """Of the rung at hand."""
+        assert self._certificate is not None
+        return self._certificate
+
+    @property
+    def fitted(self) -> SparseFit:
+        """The rung's fit."""
+        assert self._fit is not None
+        return self._fit
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint."""
+        found = {} if self._engine is None else self._engine.arrays()
+        arrays = {f"{ENGINE}{name}": array for name, array in found.items()}
+        if self._solution is not None:
+            arrays["alpha"], arrays["gradient"] = self._solution
+        return arrays
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types; a rung that was stopped at is fitted again by who resumes, and then left."""
+        below = self.rungs if self.reason is None else self.rungs[:-1]
+        return {
+            "iteration": self.iteration,
+            "size": self._size,
+            "steps": self._steps_done,
+            "least": self._least,
+            "raised": [list(step) for step in self._raised],
+            "rungs": [rung.to_json() for rung in below],
+            "choice": None if self._engine is None else self._engine.metadata(),
+            "seconds": self._seconds,
+            "entries": self._entries + self._operator.kernel_evaluations,
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same problem, settings and target: to the same bits."""
+        self._size, self._steps_done = int(metadata["size"]), int(metadata["steps"])
+        self._least = {name: list(values) for name, values in metadata["least"].items()}
+        self._raised = [(float(passes), float(rise)) for passes, rise in metadata["raised"]]
+        self.rungs = [Rung(**rung) for rung in metadata["rungs"]]
+        self._earlier, self._entries = float(metadata["seconds"]), int(metadata["entries"])
+        if "alpha" in arrays:
+            self._solution = arrays["alpha"], arrays["gradient"]
+        self._engine = self._engine_of(self._size)
+        if self._engine is not None:
+            held = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
+            self._engine.restore(held, metadata["choice"])
+
+    def trained(self, dataset: Dataset, noise_variance: float, reason: StopReason) -> TrainedSparse:
+        """Return the last rung's model; the ladder in its summary."""
+        plan, certificate = self._plan, self.certificate
+        settings = plan.settings_of(self._size)
+        summary = summary_of(dataset, settings, False, self.fitted, self._basis, self._greedy, certificate)
+        summary |= {
+            "converged": reason.converged,
+            "reason": reason.message,
+            "advice": reason.advice,
+            "ladder": {
+                "target": plan.target.to_json(),
+                "rungs": [rung.to_json() for rung in self.rungs],
+                "exact": self._exact(),
+            },
+            "kernel_evaluations": self.rungs[-1].entries,
+            "seconds": self.rungs[-1].seconds,
+            "seconds_by_part": {name: round(seconds, 3) for name, seconds in self._parts.items()},
+        }
+        return TrainedSparse(
+            model=self.fitted.model,
+            noise_variance=noise_variance,
+            basis=self._basis,
+            certificate=certificate,
+            greedy=self._greedy,
+            summary=summary,
+            basis_noise=self._basis.noise_of(self._operator.noise),
+        )
+
+    def _exact(self) -> dict[str, Any]:
+        """Cost and gain of the exact model: in seconds as this machine took them for the last fit."""
+        exact, m, n = self._plan.exact, len(self._basis.inputs), self._operator.n
+        seconds, distance = exact.core_seconds * self._took / self._nominal, float(self.certificate.rms_bound.max())
+        words = (
+            f"the exact model ({exact.choice.solver}) would take about {_about(seconds)} s and "
+            f"{exact.memory_bytes / 2**20:,.0f} MiB; at the training samples its mean lies within {distance:.3g} "
+            "standard deviations of this one's, as a root mean square. A prediction then takes "
+            f"{n / m:,.0f} times the kernel entries"
+        )
+        return {**exact.to_json(), "seconds": round(seconds, 3), "distance": distance, "words": words}
+
+    def _know(self, certificate: SparseCertificate) -> None:
+        self._certificate = certificate
+        self._least = {name: list(values) for name, values in certificate.least_risk.items()}
+
+    def _engine_of(self, size: int) -> GreedyEngine | None:
+        settings = self._plan.greedy_of(size)
+        return None if settings is None else GreedyEngine(self._operator, self._targets, settings)
+
+    def _lap(self, part: str, began: float) -> float:
+        took = time.perf_counter() - began
+        self._parts[part] += took
+        return took
+
+    @property
+    def _seconds(self) -> float:
+        return self._earlier + time.perf_counter() - self._began
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 10.0 else f"{seconds:.2g}"

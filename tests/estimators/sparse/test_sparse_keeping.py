@@ -1,0 +1,196 @@
+"""The sparse estimator's model elsewhere: in stores, in lazy graphs, on workers, on the command line."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+from dask.base import collections_to_expr
+from distributed import Client
+from sklearn.base import clone
+
+from dkgp import GPRegressor, SparseGPRegressor
+from dkgp.cluster import LocalExecutor
+from dkgp.data import dataset_from_arrays, open_dataset
+from dkgp.errors import ClusterError, InputError, OutputExistsError, StoreError
+from dkgp.models.prediction.sparse import SparsePredictor
+from dkgp.models.sparse.stored import open_sparse, save_sparse
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from tests.estimators.conftest import KERNEL, NOISE, Problem
+from tests.estimators.test_lazy import NAMES, table_of
+
+ALL: dict[str, Any] = {"return_std": True, "return_var": True, "return_bounds": True}
+
+
+def assert_same(found: Any, known: Any) -> None:
+    for mine, theirs in zip((*found[:3], *found[3]), (*known[:3], *known[3]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# ----------------------------------------------------------------------------------------------------------- in stores
+
+
+def test_saved_model_predicts_alone(problem: Problem, tmp_path: Path) -> None:
+    relative = np.random.default_rng(0).uniform(0.5, 2.0, 300)
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sggp", basis_size=50, per_round=5, store=None)
+    model.fit(problem.X, problem.y, relative)
+    model.save(tmp_path / "model.zarr")
+    with pytest.raises(OutputExistsError):
+        model.save(tmp_path / "model.zarr")
+    model.save(tmp_path / "model.zarr", overwrite=True)
+    loaded = SparseGPRegressor.load(tmp_path / "model.zarr")
+    assert loaded.get_params() == model.get_params()
+    assert loaded.n_features_in_ == 4
+    known = model.predict(problem.X_new, **ALL)
+    assert_same(loaded.predict(problem.X_new, **ALL), known)
+    for name in ("basis_indices_", "basis_inputs_", "distance_", "gap_", "elbo_", "log_evidence_bounds_", "history_"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(model, name))
+    assert loaded.certificate_ == model.certificate_
+    # It carries all that it needs: to another place, and through a pickle after its store has gone.
+    loaded.save(tmp_path / "again.zarr")
+    shutil.rmtree(tmp_path / "model.zarr")
+    assert_same(SparseGPRegressor.load(tmp_path / "again.zarr").predict(problem.X_new, **ALL), known)
+    assert_same(pickle.loads(pickle.dumps(loaded)).predict(problem.X_new, **ALL), known)
+    assert clone(loaded).fit(problem.X, problem.y).kernel_ == KERNEL
+    with pytest.raises(StoreError):
+        SparseGPRegressor.load(tmp_path / "model.zarr")
+
+
+def test_it_is_what_the_engine_saves_and_opens(problem: Problem, sparse: SparseGPRegressor, tmp_path: Path) -> None:
+    sparse.save(tmp_path / "mine.zarr")
+    found = SparsePredictor(open_sparse(tmp_path / "mine.zarr"), variance=True)(problem.X_new)
+    mean, _, variance, bounds = sparse.predict(problem.X_new, **ALL)
+    np.testing.assert_array_equal(found.mean[:, 0], mean)
+    np.testing.assert_array_equal(found.variance[:, 0], variance)
+    np.testing.assert_array_equal(found.variance_upper[:, 0], bounds.variance_upper)
+    names = ["east", "unused", "north", "depth"]
+    with pytest.warns(UserWarning, match="The feature"):
+        dataset = dataset_from_arrays(
+            tmp_path / "train.zarr", problem.X, problem.y, feature_names=names, target_names=["load"]
+        )
+    trained = train_sparse(dataset, KERNEL, NOISE, LocalExecutor(1), SparseSettings(basis_size=60))
+    save_sparse(trained, tmp_path / "engine.zarr", dataset)
+    shutil.rmtree(tmp_path / "train.zarr")
+    loaded = SparseGPRegressor.load(tmp_path / "engine.zarr")
+    assert loaded.target_names_ == ("load",)
+    assert (loaded.method, loaded.basis_size, loaded.noise_variance) == ("vfe", 60, NOISE)
+    np.testing.assert_array_equal(loaded.predict(problem.X_new), mean)
+
+
+def test_models_of_another_kind_are_refused(
+    problem: Problem, fitted: GPRegressor, sparse: SparseGPRegressor, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path / "exact.zarr")
+    with pytest.raises(StoreError, match="expected a sparse model store"):
+        SparseGPRegressor.load(tmp_path / "exact.zarr")
+    sparse.save(tmp_path / "sparse.zarr")
+    with pytest.raises(StoreError, match="expected a model store"):
+        GPRegressor.load(tmp_path / "sparse.zarr")
+    with pytest.raises(OutputExistsError):
+        sparse.save(tmp_path / "exact.zarr", overwrite=True)
+
+
+def test_a_training_set_in_a_temporary_folder_goes_with_the_fit(problem: Problem, tmp_path: Path) -> None:
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        X = da.from_array(problem.X, chunks=(90, 4))
+        model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40).fit(X, problem.y)
+        gc.collect()
+        assert list(tmp_path.iterdir()) == []
+    known = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40).fit(problem.X, problem.y)
+    np.testing.assert_allclose(model.predict(problem.X_new), known.predict(problem.X_new), atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- lazily
+
+
+def test_dask_out_is_what_arrays_give(problem: Problem, sparse: SparseGPRegressor) -> None:
+    found = sparse.predict(da.from_array(problem.X_new, chunks=((20, 25, 15), 2)), **ALL)
+    assert all(isinstance(part, da.Array) for part in (*found[:3], *found[3]))
+    assert all(part.chunks == ((20, 25, 15),) for part in (*found[:3], *found[3]))
+    computed, known = dask.compute(*found), sparse.predict(problem.X_new, **ALL)
+    np.testing.assert_array_equal(computed[0], known[0])
+    for mine, theirs in zip((*computed[1:3], *computed[3]), (*known[1:3], *known[3]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9)
+    # No model is in the graph, and a graph keeps the model.
+    wide = sparse.predict(da.zeros((200_000, 4), chunks=(2_000, 4)))
+    assert len(pickle.dumps(dict(collections_to_expr([wide]).optimize().__dask_graph__()))) < 100 * 1_500
+    assert sparse.predict(da.zeros((200_000, 4), chunks=(2_000, 4)), return_std=True)[0].name != wide.name
+    model = pickle.loads(pickle.dumps(sparse))
+    mean = model.predict(da.from_array(problem.X_new, chunks=(30, 4)))
+    del model
+    gc.collect()
+    np.testing.assert_array_equal(mean.compute(), sparse.predict(problem.X_new))
+
+
+def test_labels_are_kept_and_features_matched_by_name(problem: Problem, sparse: SparseGPRegressor) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60)
+    model.fit(table_of(problem.X, problem.y), "load", relative_noise=xr.DataArray(np.ones(300), dims="time"))
+    assert model.feature_names_in_.tolist() == NAMES
+    known = sparse.predict(problem.X_new)
+    shuffled = table_of(problem.X_new)[["depth", "north", "east"]]
+    mean, std = model.predict(shuffled, return_std=True)
+    assert (mean.name, std.name, mean.dims) == ("load", "load_std", ("time",))
+    np.testing.assert_allclose(mean.values, known, rtol=1e-9)
+    chunked = model.predict(table_of(problem.X_new).chunk(time=25))
+    assert isinstance(chunked.data, da.Array)
+    np.testing.assert_array_equal(chunked.values, mean.values)
+
+
+def test_training_on_a_store(problem: Problem, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="The feature"):
+        dataset_from_arrays(tmp_path / "train.zarr", problem.X, problem.y)
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60).fit(tmp_path / "train.zarr")
+    lazily = model.predict(tmp_path / "train.zarr")
+    assert isinstance(lazily.data, da.Array)
+    model.save(tmp_path / "model.zarr")
+    dataset = open_dataset(tmp_path / "train.zarr")
+    found = SparsePredictor(open_sparse(tmp_path / "model.zarr"))(problem.X[:, dataset.standardisation.kept])
+    np.testing.assert_array_equal(lazily.values, found.mean[:, 0])
+    assert model.score(tmp_path / "train.zarr") > 0.9
+    with pytest.raises(InputError, match="expected"):
+        model.predict(da.zeros((10, 2), chunks=5))
+
+
+# ----------------------------------------------------------------------------------------------------------- on workers
+
+
+def test_client_in_this_process(problem: Problem, sparse: SparseGPRegressor, inner_client: Client) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60, client=inner_client)
+    model.fit(problem.X, problem.y)
+    known = sparse.predict(problem.X_new, **ALL)
+    assert_same(model.predict(problem.X_new, **ALL), known)
+    lazy = inner_client.compute(model.predict(da.from_array(problem.X_new, chunks=(30, 4)))).result()
+    np.testing.assert_array_equal(lazy, known[0])
+    assert clone(model).client is inner_client
+    assert pickle.loads(pickle.dumps(model)).client is None
+    assert inner_client.status == "running"
+
+
+def test_workers_in_other_processes_come_to_the_same_bits(
+    problem: Problem, sparse: SparseGPRegressor, outer_client: Client, tmp_path: Path
+) -> None:
+    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 60}
+    model = SparseGPRegressor(**parameters, client=outer_client, store=str(tmp_path))
+    model.fit(problem.X, problem.y)
+    assert len(list(tmp_path.iterdir())) == 1  # the training set
+    found = model.predict(problem.X_new, **ALL)
+    assert len(list(tmp_path.iterdir())) == 2  # and the model, now that others have to read it
+    for mine, theirs in zip(found[:3], sparse.predict(problem.X_new, **ALL)[:3], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9)
+    lazy = model.predict(da.from_array(problem.X_new, chunks=(30, 4)))
+    np.testing.assert_array_equal(outer_client.compute(lazy).result(), found[0])
+    assert len(list(tmp_path.iterdir())) == 2
+    lost = outer_client.compute(
+        SparseGPRegressor.predict(pickle.loads(pickle.dumps(model)), lazy[:, None] * np.ones(4))
+    )
+    with pytest.raises(ClusterError, match="store="):
+        lost.result()
+    assert outer_client.status == "running"

@@ -1,0 +1,320 @@
+"""What the sparse estimator returns for arrays: against dense formulas and the exact model, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+from dkgp import GPRegressor, SparseGPRegressor
+from dkgp.errors import InputError, NumericalError
+from dkgp.estimators import OverconfidenceWarning, PredictionBounds
+from dkgp.kernels import SquaredExponential, White
+from dkgp.models.sparse.certificate import SparseCertificate
+from tests.estimators.conftest import KERNEL, NOISE, Problem
+from tests.models.sparse.dense_models import Dense
+
+KEPT = [0, 2, 3]  # of the features: one is constant
+
+
+def dense(problem: Problem, model: SparseGPRegressor, noise: Any = NOISE, targets: Any = None) -> Dense:
+    """The same problem on the standardised scale, with the estimator's basis."""
+    y = problem.y if targets is None else targets
+    y = y.reshape(len(y), -1)
+    X, T = problem.X[:, KEPT], problem.X_new[:, KEPT]
+    scale = (X.mean(axis=0), X.std(axis=0))
+    X, T, Z = ((values - scale[0]) / scale[1] for values in (X, T, model.basis_inputs_))
+    return Dense(KERNEL, X, (y - y.mean(axis=0)) / y.std(axis=0), np.broadcast_to(noise, len(y)), Z, T)
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize(
+    ("method", "basis"),
+    [("vfe", None), ("sr", "uniform"), ("dtc", "k-means"), ("fitc", "variance"), ("sggp", None), ("mpgp", None)],
+)
+@pytest.mark.filterwarnings("ignore::dkgp.estimators.OverconfidenceWarning")
+def test_predictions_are_those_of_the_formulas(
+    problem: Problem, method: str, basis: str | None, by_sample: bool
+) -> None:
+    relative = np.random.default_rng(0).uniform(0.2, 5.0, 300) if by_sample else None
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method=method, basis=basis, basis_size=40)
+    model.fit(problem.X, problem.y, relative)
+    known = dense(problem, model, NOISE if relative is None else NOISE * relative)
+    mean, variance = known.predictive(method)
+    exact, exact_variance = known.exact()
+    y_mean, y_std = problem.y.mean(), problem.y.std()
+    found, std, latent, bounds = model.predict(
+        problem.X_new, return_std=True, return_var=True, return_bounds=True, latent=True
+    )
+    np.testing.assert_allclose(found, y_mean + y_std * mean[:, 0], atol=1e-5 * y_std)
+    np.testing.assert_allclose(latent, y_std**2 * variance, atol=1e-5 * y_std**2)
+    np.testing.assert_array_equal(std, np.sqrt(latent))
+    # What is proven, of the exact model.
+    assert isinstance(bounds, PredictionBounds)
+    distance = np.abs(found - (y_mean + y_std * exact[:, 0]))
+    assert np.all(distance <= bounds.mean_error)
+    assert np.all(bounds.variance_lower <= y_std**2 * exact_variance * (1 + 1e-9))
+    assert np.all(y_std**2 * exact_variance <= bounds.variance_upper * (1 + 1e-9))
+    _, observed = model.predict(problem.X_new, return_var=True)
+    np.testing.assert_allclose(observed - latent, y_std**2 * NOISE, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["vfe", "fitc", "sd", "sggp"])
+def test_the_distance_is_one_of_the_exact_means(problem: Problem, fitted: GPRegressor, method: str) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method=method, basis_size=150).fit(problem.X, problem.y)
+    off = np.sqrt(np.mean((model.predict(problem.X) - fitted.predict(problem.X)) ** 2))
+    assert 0.0 < off <= model.distance_
+    assert model.distance_ < (1.0 if method in ("vfe", "sggp") else 8.0)
+    # Passes over the kernel matrix prove more of the same mean.
+    spent = SparseGPRegressor(KERNEL, noise_variance=NOISE, method=method, basis_size=150, certify_passes=3.0)
+    spent.fit(problem.X, problem.y)
+    np.testing.assert_array_equal(spent.predict(problem.X_new), model.predict(problem.X_new))
+    assert spent.distance_ <= model.distance_
+
+
+def test_all_samples_give_the_exact_model(problem: Problem, fitted: GPRegressor) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sd", basis_size=300).fit(problem.X, problem.y)
+    expected = fitted.predict(problem.X_new, return_std=True)
+    mean, std = model.predict(problem.X_new, return_std=True)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-4)
+    np.testing.assert_allclose(std, expected[1], rtol=1e-2)
+    assert model.distance_ < 1e-3
+
+
+def test_several_targets(problem: Problem) -> None:
+    Y = np.column_stack([problem.y, -3.0 * problem.y + problem.X[:, 2], 1e-3 * problem.y**2])
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40).fit(problem.X, Y)
+    mean, variance = dense(problem, model, targets=Y).predictive("vfe")
+    found, std = model.predict(problem.X_new, return_std=True)
+    assert found.shape == std.shape == (60, 3)
+    np.testing.assert_allclose(found, Y.mean(axis=0) + Y.std(axis=0) * mean, atol=1e-5 * Y.std(axis=0).max())
+    np.testing.assert_allclose(std, np.sqrt(variance + NOISE)[:, None] * Y.std(axis=0), rtol=1e-5)
+    assert model.distance_.shape == model.gap_.shape == (3,)
+    column = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40).fit(problem.X, problem.y[:, None])
+    assert column.predict(problem.X_new).shape == (60, 1)
+
+
+def test_attributes_tell_of_the_fit(problem: Problem, sparse: SparseGPRegressor) -> None:
+    assert isinstance(sparse.certificate_, SparseCertificate)
+    assert (sparse.method_, sparse.n_features_in_, sparse.target_names_) == ("vfe", 4, ("y",))
+    assert sparse.basis_indices_.shape == (60,)
+    np.testing.assert_allclose(sparse.basis_inputs_, problem.X[sparse.basis_indices_][:, KEPT], rtol=1e-12)
+    known = dense(problem, sparse)
+    covariance = known.low_rank(known.X, known.X) + NOISE * np.eye(300)
+    y, n = known.y[:, 0], 300
+    left = np.sum(KERNEL.diagonal(known.X) - covariance.diagonal() + NOISE) / NOISE
+    elbo = -0.5 * (y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(covariance)[1] + n * np.log(2 * np.pi) + left)
+    # Roundings, and the jitter, are counted.
+    assert elbo - 0.01 <= sparse.elbo_ <= elbo
+    exact = KERNEL(known.X, known.X) + NOISE * np.eye(300)
+    evidence = -0.5 * (y @ np.linalg.solve(exact, y) + np.linalg.slogdet(exact)[1] + n * np.log(2 * np.pi))
+    lower, upper = sparse.log_evidence_bounds_
+    assert lower == sparse.elbo_
+    assert lower <= evidence <= upper
+    assert 0.0 < sparse.gap_ < 1.0
+    assert sparse.solution_["basis_size"] == 60
+    assert sparse.history_ == []
+    centres = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis="k-means", basis_size=20).fit(problem.X, problem.y)
+    assert centres.basis_indices_ is None
+    subset = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sd", basis_size=20).fit(problem.X, problem.y)
+    assert subset.elbo_ is None
+    assert subset.log_evidence_bounds_ is None
+
+
+def test_a_gap_is_reached_or_said_to_be_missed(problem: Problem) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sggp", gap=0.1).fit(problem.X, problem.y)
+    assert model.gap_ <= 0.1 * (1.0 + 1e-6)
+    assert model.solution_["basis_size"] == len(model.basis_indices_) < 300
+    assert model.history_[-1]["size"] == len(model.basis_indices_)
+    with pytest.warns(ConvergenceWarning, match="not converged: .*larger basis.*What is proven holds"):
+        SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sggp", basis_size=10, gap=1e-3).fit(
+            problem.X, problem.y
+        )
+
+
+def test_a_basis_grows_until_the_distance_is_proven(problem: Problem, fitted: GPRegressor) -> None:
+    small: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": "auto", "target_distance": 0.01}
+    with pytest.warns(ConvergenceWarning, match="times as long as the exact model"):
+        SparseGPRegressor(**small).fit(problem.X, problem.y)
+    model = SparseGPRegressor(**small, largest_basis=300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(problem.X, problem.y)
+    assert model.distance_ <= 0.01 * problem.y.std() * (1.0 + 1e-12)
+    off = model.predict(problem.X) - fitted.predict(problem.X)
+    assert np.sqrt(np.mean(off**2)) <= model.distance_
+    assert model.solution_["ladder"]["rungs"][-1]["size"] == len(model.basis_inputs_)
+    relative = np.random.default_rng(0).uniform(0.2, 5.0, 300)
+    by_sample = clone(model).fit(problem.X, problem.y, relative)
+    np.testing.assert_allclose(by_sample.predict(problem.X_new), model.predict(problem.X_new), atol=problem.y.std())
+    known = dense(problem, by_sample, NOISE * relative)
+    mean = known.predictive("vfe")[0][:, 0] * problem.y.std() + problem.y.mean()
+    np.testing.assert_allclose(by_sample.predict(problem.X_new), mean, atol=1e-4 * problem.y.std())
+    assert by_sample.certificate_.largest_noise == pytest.approx(NOISE * relative.max())
+
+
+def test_a_distance_that_is_missed_is_told(problem: Problem) -> None:
+    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 30}
+    with pytest.warns(ConvergenceWarning, match=r"distance .* \(asked for: 1e-06\) with 30 basis .*prove more"):
+        SparseGPRegressor(**parameters, target_distance=1e-6).fit(problem.X, problem.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SparseGPRegressor(**parameters, target_distance=1.0).fit(problem.X, problem.y)
+
+
+def test_a_basis_may_be_given(problem: Problem) -> None:
+    chosen = np.arange(0, 300, 7)
+    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE}
+    by_number = SparseGPRegressor(**parameters, basis=chosen).fit(problem.X, problem.y)
+    np.testing.assert_array_equal(by_number.basis_indices_, chosen)
+    by_list = SparseGPRegressor(**parameters, basis=chosen.tolist()).fit(problem.X, problem.y)
+    expected = by_number.predict(problem.X_new)
+    np.testing.assert_array_equal(by_list.predict(problem.X_new), expected)
+    for points in (problem.X[chosen], problem.X[chosen][:, KEPT]):
+        found = SparseGPRegressor(**parameters, basis=points).fit(problem.X, problem.y)
+        assert found.basis_indices_ is None
+        np.testing.assert_allclose(found.predict(problem.X_new), expected, atol=1e-6)
+
+
+def test_the_subset_of_regressors_warns_once_of_its_variances(problem: Problem) -> None:
+    far = problem.X_new + 100.0
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sr", basis_size=40).fit(problem.X, problem.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(far)
+    with pytest.warns(OverconfidenceWarning, match="too narrow"):
+        _, variance, bounds = model.predict(far, return_var=True, return_bounds=True, latent=True)
+    # Nothing far away, where the exact model knows nothing.
+    assert np.all(variance < 1e-3 * problem.y.var())
+    assert np.all(bounds.variance_upper > 0.99 * problem.y.var())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(far, return_std=True)
+        SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40).fit(problem.X, problem.y).predict(
+            far, return_std=True
+        )
+
+
+def test_a_sample_of_half_the_noise_counts_twice(problem: Problem) -> None:
+    """Under the same standardisation, that of a data set in which each sample is as often."""
+    X, y = problem.X[:100], problem.y[:100]
+    basis = X[::4]
+    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis": basis}
+    twice = SparseGPRegressor(**parameters).fit(np.repeat(X, 2, axis=0), np.repeat(y, 2))
+    once = SparseGPRegressor(**parameters).fit(X, y, relative_noise=np.full(100, 0.5))
+    np.testing.assert_allclose(once.predict(problem.X_new), twice.predict(problem.X_new), rtol=1e-8)
+    # What s2 is relative to is the noise of new observations.
+    assert once.noise_variance_ == NOISE
+    plain = SparseGPRegressor(**parameters).fit(X, y)
+    assert np.abs(once.predict(problem.X_new) - plain.predict(problem.X_new)).max() > 1e-3
+
+
+def test_noise_by_sample_joins_white_noise_of_the_kernel(problem: Problem) -> None:
+    relative = np.random.default_rng(1).uniform(0.5, 2.0, 300)
+    parts = SparseGPRegressor(KERNEL + White(0.6 * NOISE), noise_variance=0.4 * NOISE, basis_size=30)
+    whole = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=30)
+    found, expected = (model.fit(problem.X, problem.y, relative) for model in (parts, whole))
+    np.testing.assert_allclose(found.predict(problem.X_new), expected.predict(problem.X_new), rtol=1e-9)
+
+
+def test_tuning_does_not_change_parameters(problem: Problem) -> None:
+    model = SparseGPRegressor(subset_size=150, basis_size=80).fit(problem.X, problem.y)
+    assert model.kernel == "rbf"
+    assert model.noise_variance is None
+    assert model.hyperparameters_.subset_size == 150
+    assert model.score(problem.X_new, problem.y_new) > 0.97
+
+
+@pytest.mark.parametrize("objective", ["bound", "fitc"])
+def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: str) -> None:
+    """By a few samples' likelihood, and by all samples' bound, of the same model."""
+    X, y = problem.X[:150], problem.y[:150]
+    few = SparseGPRegressor(subset_size=40, basis_size=30).fit(X, y)
+    all_of_them = SparseGPRegressor(optimizer=objective, basis_size=30).fit(X, y)
+    assert all_of_them.kernel == "rbf"
+    if objective == "bound":
+        assert all_of_them.elbo_ > few.elbo_ + 1.0
+    assert all_of_them.score(problem.X_new, problem.y_new) > 0.9
+    fixed = SparseGPRegressor(optimizer=objective, basis_size=20, noise_variance=0.2).fit(X, y)
+    assert fixed.noise_variance_ == pytest.approx(0.2)
+    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo' or None; got 'bound'"):
+        GPRegressor(optimizer="bound").fit(X, y)
+
+
+def test_a_constant_target_is_predicted(problem: Problem) -> None:
+    model = SparseGPRegressor().fit(problem.X, np.full(len(problem.X), 4.5))
+    np.testing.assert_array_equal(model.predict(problem.X_new), 4.5)
+
+
+def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: SparseGPRegressor) -> None:
+    together = sparse.predict(problem.X_new)
+    np.testing.assert_array_equal([sparse.predict(row[None])[0] for row in problem.X_new[:7]], together[:7])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"method": "nystrom"}, "unknown sparse method 'nystrom'; there are sd, sr, dtc, fitc, vfe, sggp, mpgp"),
+        ({"basis": "best"}, "unknown basis 'best'"),
+        ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
+        ({"basis_size": 301, "method": "sggp"}, "a basis of 301 samples was asked for; there are 300"),
+        ({"basis_size": 0}, "a basis has 1 to 300 samples here; 0 were asked for"),
+        ({"gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
+        ({"certify_passes": -1.0}, "`certify_passes` must not be negative"),
+        ({"certify_passes": math.nan}, "`certify_passes` must not be negative"),
+        ({"basis": [3, 300]}, "300"),
+        ({"basis": [3, 3]}, "are the same point"),
+        ({"basis": np.zeros((4, 2))}, r"inputs \(m, 4\); got an array of float64 and shape \(4, 2\)"),
+        ({"basis": [0.5, 1.5]}, r"numbers of samples \(m,\)"),
+        ({"basis": [["a", "b", "c", "d"]]}, "takes a name"),
+        ({"basis": np.full((3, 4), np.nan)}, "finite"),
+        ({"basis": np.zeros((0, 4))}, "basis"),
+        ({"method": "sd", "basis": "k-means"}, "needs a basis of training samples"),
+        ({"kernel": "rbv"}, "rbv"),
+        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc' or None"),
+        ({"noise_variance": None}, "needs a noise variance"),
+        ({"method": "sggp", "candidates": 0}, "candidates"),
+        ({"basis_size": "many"}, "takes a whole number or \"auto\"; got 'many'"),
+        ({"basis_size": 2.5}, "takes a whole number"),
+        ({"basis_size": "auto"}, "needs a target: a `target_distance`, or a `gap`"),
+        ({"basis_size": "auto", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
+        ({"target_distance": 0.0}, "`target_distance` must be positive; got 0.0"),
+    ],
+)
+def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any], message: str) -> None:
+    parameters = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 20, **parameters}
+    with pytest.raises(InputError, match=message):
+        SparseGPRegressor(**parameters).fit(problem.X, problem.y)
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (np.ones(299), r"`relative_noise` has shape \(299,\); expected \(300,\)"),
+        (np.ones((300, 1)), "a value for each sample"),
+        (np.r_[np.ones(200), 0.0, np.ones(99)], "positive and finite; got 0.0 for sample 200"),
+        (np.r_[np.ones(299), np.nan], "got nan for sample 299"),
+    ],
+)
+def test_noise_that_is_none_is_refused(problem: Problem, noise: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=20).fit(problem.X, problem.y, noise)
+
+
+def test_bad_data_are_refused(problem: Problem, sparse: SparseGPRegressor) -> None:
+    with pytest.raises(NotFittedError):
+        SparseGPRegressor().predict(problem.X)
+    with pytest.raises(ValueError, match="NaN"):
+        sparse.predict(np.full((2, 4), np.nan))
+    with pytest.raises(ValueError, match="NaN"):
+        SparseGPRegressor().fit(np.where(problem.X > 101.0, np.nan, problem.X), problem.y)
+    with pytest.raises(ValueError, match="features"):
+        sparse.predict(problem.X_new[:, :2])
+    smooth = SparseGPRegressor(SquaredExponential(gamma=(1e-3,) * 3), noise_variance=1e-18, method="sd", basis_size=200)
+    with pytest.raises(NumericalError, match="rounding exceeds the noise variance 1e-18. Raise it, or take fewer"):
+        smooth.fit(problem.X, problem.y)

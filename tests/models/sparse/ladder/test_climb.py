@@ -1,0 +1,267 @@
+"""Ladders: bases are nested, what is proven is true of the dense exact model, and a ladder resumed is the same one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import Dataset
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.kernels import Kernel, Matern32, SquaredExponential
+from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.sparse.ladder import LadderTarget, Rung, climb
+from dkgp.models.sparse.train import SparseSettings, TrainedSparse
+from dkgp.solvers import Checkpointing
+
+N, S2 = 900, 0.05
+ROUGH: Kernel = Matern32(gamma=(3.0, 4.0))
+SMOOTH: Kernel = SquaredExponential(gamma=(0.3, 0.2))
+
+
+def problem(n: int = N, seed: int = 3) -> Dataset:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 2))
+    wave = np.sin(2.0 * X[:, 0]) + X[:, 1]
+    return memory_dataset(X, np.column_stack([wave, X[:, 1] ** 2]) + 0.2 * rng.standard_normal((n, 2)))
+
+
+def climbed(
+    executor: Any,
+    target: LadderTarget,
+    kernel: Kernel = ROUGH,
+    dataset: Dataset | None = None,
+    keywords: dict[str, Any] | None = None,
+    **settings: Any,
+) -> TrainedSparse:
+    data = problem() if dataset is None else dataset
+    return climb(data, kernel, S2, executor, SparseSettings(**settings), target, **(keywords or {}))
+
+
+def exact_distance(found: TrainedSparse, dataset: Dataset, kernel: Kernel) -> np.ndarray:
+    """Root mean square of the means' difference, by dense algebra: (p,)."""
+    X, y = dataset.inputs(0, dataset.n_samples), dataset.all_targets()
+    K = kernel(X, X)
+    exact = K @ np.linalg.solve(K + S2 * np.eye(len(X)), y)
+    return np.asarray(np.sqrt(np.mean((found.model.mean(X) - exact) ** 2, axis=0)))
+
+
+def same(first: TrainedSparse, second: TrainedSparse) -> None:
+    """All but the clock."""
+    np.testing.assert_array_equal(first.model.weights, second.model.weights)
+    assert first.certificate.to_json() == second.certificate.to_json()
+    timeless = [
+        [{**rung, "seconds": 0.0, "entries": 0} for rung in found.summary["ladder"]["rungs"]]
+        for found in (first, second)
+    ]
+    assert timeless[0] == timeless[1]
+    assert [first.summary[name] for name in ("reason", "advice", "converged")] == [
+        second.summary[name] for name in ("reason", "advice", "converged")
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "vfe"},
+        {"method": "sr", "basis": "uniform"},
+        {"method": "dtc", "basis": "variance"},
+        {"method": "sggp", "candidates": 5},
+        {"method": "mpgp", "per_round": 16, "candidates": 5},
+    ],
+)
+def test_rungs_are_nested(settings: dict[str, Any], one_thread: LocalExecutor) -> None:
+    out_of_reach = 1e-7
+    found = [
+        climbed(one_thread, LadderTarget(out_of_reach, largest=size), certify_passes=1e-9, **settings)
+        for size in (128, 256, 300)
+    ]
+    bases = [each.basis.indices for each in found]
+    assert [len(basis) for basis in bases if basis is not None] == [128, 256, 300]
+    for smaller, larger in pairwise(bases):
+        assert smaller is not None
+        assert larger is not None
+        np.testing.assert_array_equal(larger[: len(smaller)], smaller)
+    # So the risk falls from rung to rung.
+    risks = [np.asarray(rung["risk"]) for rung in found[-1].summary["ladder"]["rungs"]]
+    assert [rung["size"] for rung in found[-1].summary["ladder"]["rungs"]] == [128, 256, 300]
+    assert np.all(risks[0] > risks[1])
+    assert np.all(risks[1] > risks[2])
+    # A hundred rounds, or as many as a user says.
+    assert found[-1].greedy is None or found[-1].summary["rounds"] in (128 + 64 + 15, 8 + 8 + 3)
+
+
+@pytest.mark.parametrize("method", ["vfe", "fitc", "sggp"])
+@pytest.mark.parametrize(("kernel", "distance"), [(SMOOTH, 0.01), (SMOOTH, 0.001), (ROUGH, 0.1)])
+def test_a_target_that_is_met_is_true_of_the_dense_exact_model(
+    method: str, kernel: Kernel, distance: float, one_thread: LocalExecutor
+) -> None:
+    dataset = problem()
+    found = climbed(one_thread, LadderTarget(distance, largest=N), kernel, dataset, method=method, candidates=10)
+    summary = found.summary
+    assert json.loads(json.dumps(summary)) == summary
+    if method == "fitc" and not found.converged:
+        # Its mean is not the exact one's neighbour, whatever the basis.
+        assert summary["ladder"]["rungs"][-1]["distance"] > distance
+        return
+    if method == "sggp" and not found.converged:
+        # What the targets' sums can tell apart ends before what the kernel can.
+        assert distance == 0.001
+        assert "to which no other has anything to add" in summary["reason"]
+        assert "choose a pivoted `basis`" in summary["advice"]
+        return
+    assert found.converged
+    assert summary["ladder"]["rungs"][-1]["distance"] <= distance
+    assert np.all(exact_distance(found, dataset, kernel) <= found.certificate.rms_bound)
+    assert np.all(found.certificate.rms_bound <= distance)
+    assert f"asked for: {distance:g}" in summary["reason"]
+    assert found.model.m < N
+
+
+def test_a_gap_is_met_by_all_targets_together(one_thread: LocalExecutor) -> None:
+    found = climbed(one_thread, LadderTarget(gap=0.02), SMOOTH, method="sggp", candidates=10)
+    assert found.converged
+    assert found.certificate.total_gap <= 0.02
+    assert found.greedy is not None
+    assert len(found.greedy.dual) == found.model.m
+    both = climbed(one_thread, LadderTarget(1e-9, gap=0.02, largest=128), SMOOTH, method="sggp", candidates=10)
+    assert not both.converged
+
+
+def test_bounds_are_kept_from_rung_to_rung(one_thread: LocalExecutor) -> None:
+    seen: list[Rung] = []
+    found = climbed(one_thread, LadderTarget(0.02, largest=N), keywords={"rung_callback": seen.append})
+    assert [rung.to_json() for rung in seen] == found.summary["ladder"]["rungs"]
+    least = np.asarray([rung.least for rung in seen])
+    assert np.all(np.diff(least, axis=0) >= 0.0)
+    assert seen[-1].passes > 0.0
+    # Nothing that was proven is above the truth.
+    dataset = problem()
+    X, y = dataset.inputs(0, N), dataset.all_targets()
+    truth = 0.5 * np.sum(y * np.linalg.solve(ROUGH(X, X) + S2 * np.eye(N), y), axis=0)
+    assert np.all(least <= truth)
+    assert np.all(np.asarray([rung.risk for rung in seen]) >= truth)
+
+
+def test_the_exact_model_ends_a_ladder_that_outgrows_it(one_thread: LocalExecutor) -> None:
+    dataset = problem()
+    found = climbed(one_thread, LadderTarget(1e-6), dataset=dataset)
+    summary = found.summary
+    assert not found.converged
+    assert "times as long as the exact model" in summary["reason"]
+    assert "train the exact model" in summary["advice"]
+    assert found.model.m < N
+    exact = summary["ladder"]["exact"]
+    choice = choose_solver_for(dataset, ROUGH, S2)
+    assert exact["solver"] == choice.solver
+    assert exact["memory_bytes"] > 8 * N * N / 2
+    assert exact["distance"] == pytest.approx(float(found.certificate.rms_bound.max()))
+    for told in ("would take about", "MiB", f"within {exact['distance']:.3g} standard deviations"):
+        assert told in exact["words"]
+    # Whoever says how far goes there.
+    further = climbed(one_thread, LadderTarget(1e-6, largest=600), dataset=dataset)
+    assert further.model.m == 600
+    assert "the largest basis that was allowed" in further.summary["reason"]
+    assert "allow a larger basis" in further.summary["advice"]
+
+
+def test_memory_ends_a_ladder(one_thread: LocalExecutor) -> None:
+    settings = SparseSettings(basis_size=256)
+    room = settings.memory(N, 2, 2, one_thread, 2**20, 3).coordinator_bytes
+    keywords = {"memory_bytes": room, "cache_bytes": 2**20}
+    found = climbed(one_thread, LadderTarget(1e-6, largest=N), keywords=keywords)
+    assert not found.converged
+    assert found.model.m == 256
+    assert "512 are projected to need" in found.summary["reason"]
+    assert "more memory" in found.summary["advice"]
+    with pytest.raises(MemoryBudgetError, match="the first rung of 128 basis samples"):
+        climbed(one_thread, LadderTarget(1e-6), keywords={"memory_bytes": 2**20})
+
+
+def test_samples_that_add_nothing_end_a_ladder(one_thread: LocalExecutor) -> None:
+    rng = np.random.default_rng(0)
+    few = rng.standard_normal((40, 2))
+    X = np.tile(few, (10, 1))
+    y = np.sin(X[:, :1]) + 0.3 * rng.standard_normal((400, 1))
+    dataset = memory_dataset(X, y)
+    for settings in ({"method": "vfe"}, {"method": "sggp"}):
+        found = climbed(one_thread, LadderTarget(1e-12), SMOOTH, dataset, **settings)
+        assert not found.converged
+        assert found.model.m <= 40
+        assert "to which no other has anything to add" in found.summary["reason"]
+        # The span is all there is: the model is the exact one, as far as the bound can tell.
+        assert found.certificate.rms_bound.max() < 2e-3
+
+
+def test_few_samples_are_a_ladder_of_one_rung(one_thread: LocalExecutor) -> None:
+    found = climbed(one_thread, LadderTarget(1e-3), ROUGH, problem(60))
+    assert found.converged
+    assert [rung["size"] for rung in found.summary["ladder"]["rungs"]] == [60]
+
+
+@pytest.mark.parametrize("settings", [{"method": "vfe"}, {"method": "sggp", "candidates": 4, "per_round": 32}])
+def test_a_ladder_that_is_resumed_ends_in_the_same_bits(
+    settings: dict[str, Any], tmp_path: Path, one_thread: LocalExecutor
+) -> None:
+    target = LadderTarget(0.03, largest=N)
+    whole = climbed(one_thread, target, **settings)
+    assert whole.summary["ladder"]["rungs"][-1]["passes"] > 0.0
+
+    class Wish:
+        """An end after so many questions."""
+
+        def __init__(self, after: int) -> None:
+            self.left = after
+
+        def __call__(self) -> bool:
+            self.left -= 1
+            return self.left < 0
+
+    def run(after: int, target: LadderTarget = target) -> TrainedSparse:
+        store = CheckpointStore(str(tmp_path))
+        keywords = {
+            "checkpointing": Checkpointing(store, every_seconds=0.0, identity={"of": "this"}, resume=True),
+            "interrupted": Wish(after),
+        }
+        return climbed(one_thread, target, keywords=keywords, **settings)
+
+    interruptions, found = 0, None
+    while found is None and interruptions < 60:
+        try:
+            found = run(3 + 2 * interruptions)
+        except InterruptedRunError:
+            interruptions += 1
+    assert found is not None
+    assert interruptions > 2
+    same(found, whole)
+    # What is done is found done, and another target is another run.
+    same(run(10**9), whole)
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        run(10**9, LadderTarget(0.02, largest=N))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LadderTarget(), "needs a target"),
+        (lambda: LadderTarget(-0.1), "`target_distance` must be positive"),
+        (lambda: LadderTarget(float("nan")), "`target_distance` must be positive"),
+        (lambda: LadderTarget(gap=0.0), "`gap` must be positive"),
+        (lambda: LadderTarget(0.1, largest=0), "one sample at least"),
+    ],
+)
+def test_targets_are_checked(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_gap_is_given_once(one_thread: LocalExecutor) -> None:
+    with pytest.raises(InputError, match="given twice"):
+        climbed(one_thread, LadderTarget(gap=0.1), method="sggp", gap=0.1)
