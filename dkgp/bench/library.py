@@ -284,10 +284,12 @@ def prepare_data(
     folder: Path,
     reporter: Reporter,
     kernel: str | None = None,
+    found: Hyperparameters | None = None,
 ) -> PreparedData:
     """Draw training and test samples into stores below `folder`, read them, and tune the kernel, or the default one.
 
-    A file with a `test_mask` is split by it (by its first column), any other at random.
+    A file with a `test_mask` is split by it (by its first column), any other at random. Nothing is tuned where
+    hyperparameters are given.
 
     Raises
     ------
@@ -304,8 +306,9 @@ def prepare_data(
             assert test is not None
         else:
             train, test = _draw(library, name, n, n_test, seed, inside, reporter)
-    with reporter.search(f"tune {name}") as progress:
-        found = tune_dataset(train, kernel=kernel, subset=subset, seed=seed, progress=progress)
+    if found is None:
+        with reporter.search(f"tune {name}") as progress:
+            found = tune_dataset(train, kernel=kernel, subset=subset, seed=seed, progress=progress)
     return PreparedData(name, train, test, *_read(train), *_read(test), found)
 
 

@@ -15,6 +15,7 @@ from dkgp.cli.options import (
     examples,
     limit_options,
     memory_limit_option,
+    model_options,
     overwrite_option,
     record_options,
     seed_option,
@@ -50,9 +51,7 @@ def every_solver_option() -> list[click.Option]:
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
 )
-@click.argument("dataset")
-@click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
-@click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
+@model_options
 @declared_options(every_solver_option)
 @click.option(
     "--precision",

@@ -13,6 +13,7 @@ from dkgp.commands.reporting.plots import plot_predictions
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
+from dkgp.models.sparse.methods import METHODS
 
 __all__ = ["EvaluateJob", "read_coverage", "read_pairs", "run_evaluate"]
 
@@ -53,6 +54,9 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
     check_side_files(job.plot, None, replace=job.overwrite)
     prediction = open_prediction(job.prediction)
     dataset = open_dataset(job.dataset)
+    method = METHODS.get(str(prediction.attributes.get("method")))
+    if method is not None and method.caution is not None and "variance" in prediction.variables:
+        reporter.warn(method.caution)
     document: Document = {
         "command": "evaluate",
         "prediction": prediction.url,

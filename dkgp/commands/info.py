@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import psutil
 
 from dkgp import __version__
@@ -15,9 +16,20 @@ from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import CheckpointStore, open_dataset, open_factor, open_model, open_prediction, recognise
+from dkgp.data import (
+    CheckpointStore,
+    ModelRecord,
+    SparseRecord,
+    open_any_model,
+    open_dataset,
+    open_factor,
+    open_prediction,
+    recognise,
+)
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.data.sources.formats import formats
+from dkgp.data.stores.model_store import MODEL_KIND
+from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
@@ -76,8 +88,8 @@ def _declared_extras() -> list[Extra]:
 
 def _store(url: str) -> Document:
     kind = recognise(url)
-    describe = {"dataset": _dataset, "model": _model, "prediction": _prediction}.get(kind or "", _checkpoint)
-    return describe(url)
+    known = {"dataset": _dataset, MODEL_KIND: _model, SPARSE_MODEL_KIND: _model, "prediction": _prediction}
+    return known.get(kind or "", _checkpoint)(url)
 
 
 def _bytes(url: str) -> int:
@@ -103,24 +115,50 @@ def _dataset(url: str) -> Document:
 
 
 def _model(url: str) -> Document:
-    model = open_model(url)
+    model = open_any_model(url)
+    own = _sparse(model) if isinstance(model, SparseRecord) else _exact(model)
     return {
-        "kind": "model",
-        "n": model.n_samples,
+        **own,
         "d": model.n_features,
         "p": model.n_targets,
         "features": model.feature_names,
         "targets": model.target_names,
         "kernel": model.kernel,
         "noise_variance": model.noise_variance,
-        "by_reference": model.by_reference,
         "fingerprint": model.fingerprint,
         "rounds": len(model.history),
         "summary": model.summary,
         "certificate": model.certificate,
         "versions": model.versions,
         "stored_bytes": _bytes(url),
-        **_factor(url, model.fingerprint),
+        **(_factor(url, model.fingerprint) if isinstance(model, ModelRecord) else {}),
+    }
+
+
+def _exact(model: ModelRecord) -> Document:
+    return {"kind": MODEL_KIND, "n": model.n_samples, "by_reference": model.by_reference}
+
+
+def _sparse(model: SparseRecord) -> Document:
+    """Describe the basis, and what is proven of the model: on the standardised scale, and in the targets' units."""
+    proven = model.certificate
+    evidence = proven["evidence"] or dict.fromkeys(("lower", "upper", "divergence"))
+    bound = np.asarray(proven["rms_bound"])
+    return {
+        "kind": SPARSE_MODEL_KIND,
+        "n": proven["n"],
+        "method": model.method,
+        "basis": model.summary.get("basis", "given"),
+        "basis_size": model.basis_size,
+        "noise_by_sample": model.basis_noise is not None,
+        "rms_bound": bound,
+        "rms_bound_raw": bound * model.standardisation.target_std,
+        "best": proven["best"],
+        "gap": proven["gap"],
+        "elbo": evidence["lower"],
+        "evidence_upper": evidence["upper"],
+        "divergence": evidence["divergence"],
+        "last_round": model.history[-1] if model.history else None,
     }
 
 

@@ -11,12 +11,13 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.signals import interruptible
-from dkgp.data import ensure_writable, open_dataset, open_model
+from dkgp.data import SparseRecord, ensure_writable, open_any_model, open_dataset
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import kernel_from_json
 from dkgp.models.prediction.predict import predict
+from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 
@@ -86,7 +87,8 @@ def variance_settings(wanted: bool, seed: int, given: Mapping[str, Any], prefix:
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     """Predict; return the number of samples, seconds, the largest certified error of the mean, and how variances went.
 
-    A variance whose interval is wider than wanted is a warning: it holds all the same.
+    A variance whose interval is wider than wanted is a warning: it holds all the same. So are variances of a sparse
+    model that are proven wrong, or known to be too small.
 
     Raises
     ------
@@ -101,7 +103,7 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
         ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
     elif not exists(job.out):
         reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
-    model = open_model(job.model)
+    model = open_any_model(job.model)
     dataset = open_dataset(job.dataset)
     with PeakMemory() as memory:
         with (
@@ -127,7 +129,10 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
         peak_bytes = memory.bytes
     figures = summary.to_json()
     if job.variance is not None and summary.variance is not None:
-        figures["variance"] = _variance_figures(summary.variance, job.variance, reporter)
+        if isinstance(model, SparseRecord):
+            figures["variance"] = _sparse_variance_figures(summary.variance, summary.n_samples, reporter)
+        else:
+            figures["variance"] = _variance_figures(summary.variance, job.variance, reporter)
     return {
         "command": "predict",
         "out": job.out,
@@ -148,4 +153,22 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
             f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones raise --max-passes "
             f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         )
+    return _told(figures)
+
+
+def _sparse_variance_figures(figures: dict[str, Any], n: int, reporter: Reporter) -> Document:
+    """Figures of the whole store, and warnings where the method's own variances are proven wrong, or mislead."""
+    method = method_named(figures["method"])
+    if method.caution is not None:
+        reporter.warn(method.caution)
+    if figures["outside"]:
+        reporter.warn(
+            f"{round(figures['outside'] * n):,} of {n:,} variances by {method.name} are proven to be wrong: they lie "
+            "outside the interval of the exact model's, variance_lower to variance_upper. A larger basis brings them "
+            "closer"
+        )
+    return _told(figures)
+
+
+def _told(figures: dict[str, Any]) -> Document:
     return {**figures, "seconds_per_sample": figures["seconds_per_sample"] if figures["computed"] else None}

@@ -14,7 +14,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
-__all__ = ["CoverageCurve", "GapTally", "coverage_curve", "evaluate", "gap_figures"]
+__all__ = ["CoverageCurve", "GapTally", "coverage_curve", "evaluate", "gap_figures", "outside_interval"]
 
 NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
@@ -90,6 +90,11 @@ class GapTally(NamedTuple):
         return cls(float(np.sum(gap)), float(np.max(gap)), unmet, len(gap))
 
 
+def outside_interval(variance: FloatArray, lower: FloatArray, upper: FloatArray) -> int:
+    """Samples with a variance (rows, p) that is proven to be too small, or too large."""
+    return int(np.sum(((variance < lower) | (variance > upper)).any(axis=1)))
+
+
 def gap_figures(tallies: Sequence[GapTally], wanted: float | None) -> dict[str, Any]:
     """Return the gaps' part of an evaluation, of all chunks of a store."""
     return {
@@ -118,11 +123,13 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     -------
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
-        the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse); `nlpd` (normalised
+        the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`:
+        the root mean square distance from the exact means is no more; `method` of a sparse model; `nlpd` (normalised
         targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
         With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
         predicted), `noise_free`; and of the certified intervals as they are stored, relative to their upper ends:
-        `variance_gap_mean`, `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap).
+        `variance_gap_mean`, `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap),
+        `variance_outside` (share of samples whose own variance is proven wrong: none but a sparse model's are).
 
     Raises
     ------
@@ -138,13 +145,15 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
     squared, absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(5))
-    bound = 0.0
+    bound, outside, squared_bound = 0.0, 0, np.zeros(p)
     for start, stop in prediction.row_chunks():
         error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
         squared += np.sum(error**2, axis=0)
         absolute += np.sum(np.abs(error), axis=0)
         if "mean_error_bound" in prediction.variables:
-            bound = max(bound, float(np.max(prediction.read("mean_error_bound", start, stop) / scale)))
+            bounds = prediction.read("mean_error_bound", start, stop) / scale
+            bound = max(bound, float(np.max(bounds)))
+            squared_bound += np.sum(bounds**2, axis=0)
         if variances is not None:
             variance = variances.read(start, stop)
             z = error**2 / variance
@@ -154,6 +163,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         if certified:
             lower, upper = (prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
             gaps.append(GapTally.of(lower, upper, wanted))
+            if variances is not None:
+                outside += outside_interval(prediction.read("variance", start, stop), lower, upper)
     rmse_raw = np.sqrt(squared / n)
     rmse = rmse_raw / scale
     result: dict[str, Any] = {
@@ -164,12 +175,15 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         "nlpd": None if variances is None else float(np.mean(likelihood / n)),
         "coverage_95": None if variances is None else float(np.mean(covered / n)),
         "mean_error_bound": bound,
+        "mean_error_bound_rms": float(np.sqrt(np.mean(squared_bound / n))),
     }
+    if "method" in prediction.attributes:
+        result["method"] = prediction.attributes["method"]
     if variances is not None:
         result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
         result["noise_free"] = noise_free
     if certified:
-        result |= gap_figures(gaps, wanted)
+        result |= {**gap_figures(gaps, wanted), "variance_outside": outside / n}
     if p > 1:
         figures = {"rmse": rmse, "rmse_raw": rmse_raw}
         if variances is not None:

@@ -126,9 +126,10 @@ class BlockedKernelOperator(KernelOperator):
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         combine: Combine,
+        owners: Sequence[str] | None = None,
     ) -> PendingSum:
         """Start a sum of what tasks return (see `BlockExecutor.submit_sum`), and count the entries they evaluate."""
-        return CountedSum(self.executor, name, task, arguments, groups, combine, self.entries)
+        return CountedSum(self.executor, name, task, arguments, groups, combine, self.entries, owners)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""

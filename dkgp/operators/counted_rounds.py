@@ -51,7 +51,7 @@ class CountedSum:
 
     Parameters
     ----------
-    executor, name, task, arguments, groups, combine
+    executor, name, task, arguments, groups, combine, owners
         See `BlockExecutor.submit_sum`.
     entries : EntryCount
     """
@@ -65,9 +65,10 @@ class CountedSum:
         groups: Sequence[Sequence[Any]],
         combine: Combine,
         entries: EntryCount,
+        owners: Sequence[str] | None = None,
     ) -> None:
-        both = partial(_add_counted, combine)
-        self._pending = executor.submit_sum(name, counted_task, (task, *arguments), groups, both)
+        both, hints = partial(_add_counted, combine), () if owners is None else (owners,)
+        self._pending = executor.submit_sum(name, counted_task, (task, *arguments), groups, both, *hints)
         self._entries = entries
 
     def result(self, told: Told | None = None) -> Any:

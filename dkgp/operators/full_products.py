@@ -26,7 +26,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.kept_tiles import Keeping, worker_tiles
 
-__all__ = ["FullProducts", "Piece", "forget_task", "matmat_task"]
+__all__ = ["FullProducts", "Piece", "forget_everywhere", "forget_task", "matmat_task"]
 
 # From so many blocks on a piece is two by two blocks: half the vectors on the wire for an entry.
 SINGLE_BLOCKS = 16
@@ -228,14 +228,22 @@ class FullProducts:
         return PieceWork(pieces, {block: V[slice(*self._context.bounds(block))] for block in sorted(blocks)})
 
     def close(self) -> None:
-        """Have all workers forget the tiles; one that does not answer forgets them when others need the room."""
+        """Have all workers forget the tiles."""
         run_id = self._context.run_id
-        worker_tiles().discard_run(run_id)
-        workers = list(self._executor.workers) if self._kept else []
-        if len(workers) > 1 or not self._executor.shares_memory:
-            with suppress(ClusterError):
-                pending = self._executor.submit("kforget", forget_task, (run_id,), [[0] for _ in workers], workers)
-                until = time.monotonic() + FORGET_SECONDS
-                while not pending.done() and time.monotonic() < until:
-                    time.sleep(0.01)
+        if self._kept:
+            forget_everywhere(self._executor, run_id)
+        else:
+            worker_tiles().discard_run(run_id)
         self._kept = False
+
+
+def forget_everywhere(executor: BlockExecutor, run_id: str) -> None:
+    """Have all workers forget a run's tiles; one that does not answer forgets them when others need the room."""
+    worker_tiles().discard_run(run_id)
+    with suppress(ClusterError):
+        workers = list(executor.workers)
+        if len(workers) > 1 or not executor.shares_memory:
+            pending = executor.submit("kforget", forget_task, (run_id,), [[0] for _ in workers], workers)
+            until = time.monotonic() + FORGET_SECONDS
+            while not pending.done() and time.monotonic() < until:
+                time.sleep(0.01)

@@ -15,14 +15,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from dkgp.kernels.tiles.evaluator import KeptTiles
+__all__ = ["Keeping", "Kept", "TileCache", "keeping_pays", "kept_bytes_of", "worker_tiles"]
 
-__all__ = ["Keeping", "TileCache", "keeping_pays", "kept_bytes_of", "worker_tiles"]
+
+class Kept(Protocol):
+    """Entries that are kept."""
+
+    @property
+    def filled(self) -> bool:
+        """True if all of them have been left there."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+
+KeptT = TypeVar("KeptT", bound=Kept)
 
 # Reading counts for so much more than by the clock of one thread: the others read meanwhile, too.
 READ_TOGETHER = 1.5
@@ -65,7 +80,7 @@ class Keeping:
 
 @dataclass
 class _Held:
-    tiles: KeptTiles
+    tiles: Any
     turn: int
     used_at: float
     filling: threading.Lock = field(default_factory=threading.Lock)
@@ -85,8 +100,8 @@ class TileCache:
         run_id: str,
         pair: tuple[int, int],
         keeping: Keeping,
-        room: Callable[[], KeptTiles],
-        work: Callable[[KeptTiles | None], None],
+        room: Callable[[], KeptT],
+        work: Callable[[KeptT | None], None],
     ) -> bool:
         """Have `work` done once with the tiles of a pair: filled ones, ones to fill, or none; whether they were filled.
 
@@ -95,21 +110,27 @@ class TileCache:
         if keeping.measured and not self._may_keep(run_id, room, work):
             work(None)
             return False
+        with self.lent(run_id, pair, keeping, room) as tiles:
+            read = tiles is not None and tiles.filled
+            work(tiles)
+        return read
+
+    @contextmanager
+    def lent(
+        self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], KeptT]
+    ) -> Iterator[KeptT | None]:
+        """Tiles of a pair while the context is open: filled ones, ones to fill, or none."""
         held = self._take(run_id, pair, keeping, room)
-        if held is None:
-            work(None)
-            return False
-        if held.tiles.filled:
-            work(held.tiles)
-            return True
+        if held is None or held.tiles.filled:
+            yield None if held is None else held.tiles
+            return
         # Nobody waits for a thread that is at the same pair: what it does for another task is no part of this one.
         mine = held.filling.acquire(blocking=False)
         try:
-            work(held.tiles if mine else None)
+            yield held.tiles if mine else None
         finally:
             if mine:
                 held.filling.release()
-        return False
 
     def discard_run(self, run_id: str) -> None:
         """Forget every tile of a run."""
@@ -118,9 +139,7 @@ class TileCache:
             for key in [key for key in self._held if key[0] == run_id]:
                 self._drop(key)
 
-    def _take(
-        self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], KeptTiles]
-    ) -> _Held | None:
+    def _take(self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], Kept]) -> _Held | None:
         key, now = (run_id, pair), time.monotonic()
         with self._lock:
             held = self._held.get(key)
@@ -151,7 +170,7 @@ class TileCache:
     def _drop(self, key: tuple[str, tuple[int, int]]) -> None:
         self.nbytes -= self._held.pop(key).tiles.nbytes
 
-    def _may_keep(self, run_id: str, room: Callable[[], KeptTiles], work: Callable[[KeptTiles | None], None]) -> bool:
+    def _may_keep(self, run_id: str, room: Callable[[], KeptT], work: Callable[[KeptT | None], None]) -> bool:
         """True where reading pays for this run; found out by the first thread that asks, while others evaluate."""
         with self._lock:
             if run_id in self._pays:

@@ -129,7 +129,7 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 
     job: Any = job_from_options(command, options)
     places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
-    if command in ("train", "sparse", "tune"):
+    if hasattr(job, "checkpoint_url"):
         places["checkpoint"] = job.checkpoint_url
     if command == "train":
         places["tiles"] = job.tiles_url
@@ -236,7 +236,7 @@ def _check_training(job: TrainJob | SparseJob) -> None:
 
 def _check_tune(job: TuneJob) -> None:
     from dkgp.commands.refine import check_refinement
-    from dkgp.commands.tune_bound import check_bound_options
+    from dkgp.commands.tune.bound import check_bound_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets

@@ -36,7 +36,7 @@ OTHER = replace(HERE, host="b", blas=("openblas 0.3.30 SkylakeX", "openblas 0.3.
 # Tasks whose bits are those of dkgp's own loops, or of no arithmetic at all. A new one goes here, or is marked.
 PORTABLE = {
     "apply_columns_task", "diagonal_task", "forget_task", "matmat_task", "row_errors_task", "rows_task",
-    "mean_task", "means_task",
+    "mean_task", "means_task", "sparse_mean_task",
     "digest_task", "verify_task",
     "echo_task", "resident_task",
     "farthest_task", "lloyd_task",
@@ -46,7 +46,7 @@ MARKED = {
     "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task",
-    "factor_task", "variance_task", "variances_task",
+    "factor_task", "variance_task", "variances_task", "sparse_variance_task",
     "contract_task", "tree_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
 }  # fmt: skip

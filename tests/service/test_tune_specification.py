@@ -51,6 +51,8 @@ def test_the_places_that_it_touches() -> None:
         "out": ("/h.json", "write"),
         "plot": ("/scales.png", "write"),
     }
+    of_all = {path.field: path.url for path in job_paths("tune", {**TUNE, "objective": "bound", "basis_size": 50})}
+    assert of_all["checkpoint"] == "/h.json.checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def test_the_places_that_it_touches() -> None:
         ({"bounds": ["gamma*=2:1"]}, UsageError, "LOW must be below HIGH"),
         ({"fixed": ["noise_variance"]}, UsageError, "--fix expects NAME=VALUE"),
         ({"priors": ["gamma*=uniform(0, 1)"]}, UsageError, "lognormal"),
-        ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood' or 'loo'"),
+        ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound' or 'fitc'"),
+        ({"objective": "bound", "subset": 100}, UsageError, "leave out `subset`"),
+        ({"basis_size": 100}, UsageError, "`basis_size` is of the objectives"),
         ({"subsets": 0}, InputError, "subsets must be at least 1"),
         ({"subsets": 2.5}, UsageError, "subsets: expected a valid integer"),
         ({"holdout": 1.0}, InputError, "holdout must be a fraction"),

@@ -48,6 +48,7 @@ def draw_section(folder: str, document: Document) -> str | None:
         "figure_3": partial(_convergence, against="iteration", with_errors=False),
         "figure_4": _growth,
         "figure_kcg": _risks,
+        "figure_sb": _gaps,
     }
     if kind not in draw:
         return None
@@ -130,6 +131,15 @@ def _risks(figure: Figure, document: Document) -> None:
     right.set_ylabel("PCG's iterations to the same risk")
     for panel in (left, right):
         _finish(panel, "KCG's iterations" if panel is right else "iteration")
+
+
+def _gaps(figure: Figure, document: Document) -> None:
+    """The gap by the number of kernels, one curve for each size of the subsets."""
+    panel = figure.subplots()
+    for candidates, gaps in document["curves"].items():
+        panel.semilogy(range(1, len(gaps) + 1), gaps, label=f"subsets of {candidates}")
+    panel.set_ylabel("gap of the bounds on the log posterior")
+    _finish(panel, "kernels")
 
 
 def _reached(curve: Mapping[str, Any], value: float) -> int | None:

@@ -35,7 +35,7 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "papers",
-        """The GBCD paper's comparison of solvers, and the kernel CG paper's, on data sets that you have.
+        """Tables and figures of the GBCD paper, the kernel CG paper and Smola and Bartlett's, on data that you have.
 
         All solvers run in this process, one after the other, with the same hyperparameters, threads and limits. Data
         sets that are absent are named, and so is what stands in for them.
@@ -45,16 +45,18 @@ section.SECTIONS.add(
             section.DATA_FOLDER,
             Option(
                 "tables",
-                "Of the GBCD paper; 3 and 4 as `dkgp bench variance --table` has them.  [default: 1 and 2]",
+                "Of the GBCD paper, or of Smola and Bartlett's: Table 2, its test errors, its mixture; 3 as "
+                "`dkgp bench variance --table` has it.  [default: 1 and 2]",
                 spellings=("--table",),
-                choices=("1", "2", "3", "4"),
+                choices=("1", "2", "3", "4", "sb", "sb-errors", "sb-mixture"),
                 multiple=True,
             ),
             Option(
                 "figures",
-                "Of the GBCD paper, or Figure 1 of the kernel CG paper.  [default: all, unless a table is named]",
+                "Of the GBCD paper, or Figure 1 of the kernel CG paper or of Smola and Bartlett's.  [default: all but "
+                "the last, unless a table is named]",
                 spellings=("--figure",),
-                choices=("1", "2", "3", "4", "kcg"),
+                choices=("1", "2", "3", "4", "kcg", "sb"),
                 multiple=True,
             ),
             Option(
@@ -67,7 +69,7 @@ section.SECTIONS.add(
             ),
             Option(
                 "n",
-                "Training samples at most.  [default: 10000; 3133 for kcg]",
+                "Training samples at most.  [default: 10000; 3133 for kcg; the paper's in Table 4]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),
@@ -80,6 +82,15 @@ section.SECTIONS.add(
                 default="1000,2000,4000,8000",
                 metavar="N,N,...",
             ),
+            Option("basis_size", "Regressors in Table 4; at most a quarter of the samples.", type=int, default=2000),
+            Option("draws", "Of the samples in Table 4, and of what Smola and Bartlett average.", type=int, default=10),
+            Option(
+                "methods",
+                "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp]",
+                spellings=("--method",),
+                multiple=True,
+                metavar="NAME",
+            ),
             *LIMITS,
             section.SEED,
             Option("plots", "Draw each figure into this folder.", metavar="DIR"),
@@ -91,6 +102,8 @@ section.SECTIONS.add(
             "dkgp bench papers --data benchmark-data --table 2 --problem kin40k --problem california --out table2.json",
             "dkgp bench papers --data benchmark-data --figure kcg --problem abalone --plots figures",
             "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7",
+            "dkgp bench papers --data benchmark-data --table 4 --problem california --samples 10000 --basis-size 500",
+            "dkgp bench papers --data benchmark-data --table sb --table sb-errors --table sb-mixture --figure sb",
         ),
         without_null="its figures stand beside those that the papers print, not beside a baseline of this run",
     )

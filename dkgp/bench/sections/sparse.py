@@ -11,14 +11,18 @@ from dkgp.registry import Option, whole_numbers
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.problem import BenchProblem
+    from dkgp.bench.sparse.bounds import run_bench_sparse_bounds
     from dkgp.bench.sparse.job import BenchSparseJob
     from dkgp.bench.sparse.measure import run_bench_sparse
     from dkgp.bench.sparse.speed import run_bench_sparse_speed
+    from dkgp.errors import UsageError
 
     problem = BenchProblem(**section.take(values, *section.problem_options(test_samples=1000)))
-    speed = values.pop("speed")
-    job = BenchSparseJob(problem=problem, **values)
-    return run_bench_sparse_speed(job, reporter) if speed else run_bench_sparse(job, reporter)
+    bounds, speed = values.pop("bounds"), values.pop("speed")
+    if bounds and speed:
+        raise UsageError("`bounds` and `speed` are two benchmarks; ask for one")
+    run = run_bench_sparse_bounds if bounds else run_bench_sparse_speed if speed else run_bench_sparse
+    return run(BenchSparseJob(problem=problem, **values), reporter)
 
 
 section.SECTIONS.add(
@@ -75,6 +79,12 @@ section.SECTIONS.add(
                 metavar="PYTHON",
             ),
             Option(
+                "bounds",
+                "Hold all that is proven against the exact model by Cholesky; --data may be a folder of .npz files.",
+                type=bool,
+                default=False,
+            ),
+            Option(
                 "speed",
                 "Training alone, against the time that BLAS takes for its operations.",
                 type=bool,
@@ -90,6 +100,7 @@ section.SECTIONS.add(
             "dkgp bench sparse --samples 10000 --basis-size 100,200,500 --plot sparse.png",
             "dkgp bench sparse --data kin40k.npz --method vfe --method fitc --basis pivoted --basis k-means",
             "dkgp bench sparse --method vfe --method fitc --basis uniform --peers --peer-python ~/peers/bin/python",
+            "dkgp bench sparse --bounds --data benchmark-data --out bounds.json",
             "dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",
         ),
         on_cluster=True,

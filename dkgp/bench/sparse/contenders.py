@@ -66,7 +66,7 @@ def sparse_model(description: dict[str, Any], dataset: Dataset, found: Hyperpara
         "rms_bound": float(max(trained.certificate.rms_bound)),
         "bound": trained.certificate.best[0],
         "risk": float(sum(trained.certificate.risk)),
-        "gap": float(max(trained.certificate.gap)),
+        "gap": gap if np.isfinite(gap := float(max(trained.certificate.gap))) else None,
         "elbo": trained.summary["elbo"],
         "rounds": trained.summary["rounds"],
         "cluster_warnings": reporter.warnings,
@@ -102,6 +102,7 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         began = time.perf_counter()
         trained = solved(dataset)
         seconds = time.perf_counter() - began
+        # Its copy, where the noise is wanted, writes the same.
         model = str(place.with_suffix(".model.zarr"))
         save_model(
             model,
@@ -111,10 +112,11 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
             dataset=dataset,
             certificate=trained.certificate.to_json(),
             summary=trained.summary,
+            overwrite=True,
         )
         began, out = time.perf_counter(), str(place.with_suffix(".zarr"))
         settings = VarianceSettings(gap=VARIANCE_GAP, latent=True)
-        predict(open_model(model), test, out, executor, variance=settings)
+        predict(open_model(model), test, out, executor, variance=settings, overwrite=True)
         predict_seconds = time.perf_counter() - began
     prediction, scale = open_prediction(out), dataset.standardisation
     mean = (prediction.read("mean") - scale.target_mean) / scale.target_std

@@ -113,7 +113,8 @@ def scores(mean: FloatArray, variance: FloatArray, targets: FloatArray, noise: f
     variance : (t,) float64
         Of the function; `noise` is added to it.
     """
-    spread = np.maximum(variance + noise, np.finfo(float).tiny)[:, None]
+    # A variance of nothing is one that rounding hides.
+    spread = np.maximum(variance + noise, np.finfo(float).eps)[:, None]
     error = targets - mean
     return {
         "rmse": float(np.sqrt(np.mean(error**2))),

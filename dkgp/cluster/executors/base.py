@@ -91,11 +91,13 @@ class BlockExecutor(Rounds, Protocol):
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         combine: Combine,
+        owners: Sequence[str] | None = None,
     ) -> PendingSum:
         """Start a round whose tasks return one value each, a list of one, of which the sum is wanted.
 
         They are added where they are computed, in a tree that the number of groups alone determines (see
-        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back.
+        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back. `owners` is
+        for the tasks, as in `submit`.
         """
 
     def require_one_arithmetic(self) -> None:
@@ -187,6 +189,7 @@ class LocalExecutor:
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         combine: Combine,
+        owners: Sequence[str] | None = None,
     ) -> PendingSum:
         """Start a sum of tasks that run here."""
         return SumHere(self.submit, name, task, arguments, groups, combine)

@@ -167,12 +167,13 @@ class DaskExecutor:
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
         combine: Combine,
+        owners: Sequence[str] | None = None,
     ) -> PendingSum:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
             return SumHere(self.submit, name, task, arguments, groups, combine, InProcessRound.look)
         label = self._label(name, task, arguments)
-        return DaskSum(self._client, label, task, arguments, groups, self._deadline, combine)
+        return DaskSum(self._client, label, task, arguments, groups, owners, self._deadline, combine)
 
     def _label(self, name: str, task: BlockTask, arguments: tuple[Any, ...]) -> tuple[str, str, int]:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""

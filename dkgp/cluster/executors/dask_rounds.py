@@ -198,13 +198,17 @@ class DaskSum(DaskRound):
         task: BlockTask,
         arguments: tuple[Any, ...],
         groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None,
         deadline_seconds: float,
         combine: Combine,
     ) -> None:
         self._combine = combine
         self._told: Told | None = None
         self._seen = 0
-        super().__init__(client, label, task, arguments, groups, None, deadline_seconds)
+        if owners is not None:  # of the leaves alone
+            nodes = nodes_of(len(groups))
+            owners = ["" if level else owners[index] for level, index in nodes]
+        super().__init__(client, label, task, arguments, groups, owners, deadline_seconds)
 
     def _start(self) -> list[Future[Any]]:
         # In the order in which values should be there: what was submitted first is run first.
@@ -257,6 +261,18 @@ class DaskSum(DaskRound):
         if self._told is not None and done > self._seen:
             self._seen = done
             self._told(done, len(self._groups))
+
+    def _move_on(self) -> None:
+        """Begin the sum again, for anybody, where owners of leaves are gone (see `DaskRound`)."""
+        if self._owners is None:
+            return
+        with suppress(OSError, TimeoutError):
+            known = threads_by_worker(self._client)
+            if any(owner and owner not in known for owner in self._owners):
+                self._release()
+                self._owners = None
+                self._moved += 1
+                self._futures = self._start()
 
     def _gather(self, until: float) -> list[list[Any]]:
         return [list(super()._gather(until))]

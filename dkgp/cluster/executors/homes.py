@@ -48,6 +48,11 @@ class Homes:
                 owners += [worker] * len(cut)
         return groups, owners
 
+    def owners(self, workers: Mapping[str, int]) -> list[str]:
+        """The worker of each piece."""
+        self._settle(workers)
+        return [home or "" for home in self._homes]
+
     def _settle(self, workers: Mapping[str, int]) -> None:
         total = sum(workers.values())
         held = Counter(home for home in self._homes if home in workers)

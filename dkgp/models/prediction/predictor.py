@@ -19,7 +19,7 @@ from dkgp.data.stores.sparse.sparse_store import SparseRecord
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.prediction.predict import PREDICTION_PIECE_ROWS, mean_task
+from dkgp.models.prediction.exact import PREDICTION_PIECE_ROWS, mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings

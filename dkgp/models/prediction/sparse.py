@@ -13,6 +13,7 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.data.stores.memory_model import find_sparse_model
+from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
@@ -49,8 +50,8 @@ class SparsePredicted:
         """Share of samples whose own variance is proven to be too small, or too large; None without variances."""
         if self.variance is None or self.variance_lower is None or self.variance_upper is None:
             return None
-        wrong = (self.variance < self.variance_lower) | (self.variance > self.variance_upper)
-        return float(np.mean(wrong.any(axis=1))) if len(wrong) else 0.0
+        count = outside_interval(self.variance, self.variance_lower, self.variance_upper)
+        return count / max(1, len(self.variance))
 
 
 class SparsePredictor:
@@ -76,9 +77,10 @@ class SparsePredictor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the model's arrays, and of the interval's own triangle."""
+        """Bytes of the model's arrays and the interval's triangle; never more than a cache would keep."""
         m = self._opened.model.m
-        return self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+        own = self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+        return min(own, worker_cache().budget_bytes)
 
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -88,7 +90,10 @@ class SparsePredictor:
         InputError
             Another number of features, or values that are not finite.
         """
-        rows = standardised(self._opened.record, inputs)
+        return self.at(standardised(self._opened.record, inputs))
+
+    def at(self, rows: FloatArray) -> SparsePredicted:
+        """The same at standardised inputs (r, d)."""
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
         own, lower, upper = np.empty(r), np.empty(r), np.empty(r)

@@ -39,6 +39,17 @@ class SparseMethod:
         """True if the variational bound is this method's evidence: F F' stands for K, and what it leaves is counted."""
         return self.variance != "subset" and not self.fitc
 
+    @property
+    def caution(self) -> str | None:
+        """A warning of the method's own variances, where they mislead."""
+        if self.variance != "regressors":
+            return None
+        return (
+            f"variances by {self.name} are the lower end of what is proven of the exact model's: far from the basis "
+            "they go to zero, where nothing is known, and intervals by them hold too few of the targets. Take "
+            "variance_upper, or train with vfe or dtc"
+        )
+
 
 _DECLARED = (
     SparseMethod("sd", "the exact model of a subset of the data", "subset", basis="uniform"),

@@ -1,4 +1,4 @@
-"""K(X, Z) between n samples and m prototypes as an operator: products, Grams, and sums for greedy choices.
+"""K(X, Z) between n samples and m prototypes as an operator: products and Grams.
 
 Nothing of size n m is ever held: entries are evaluated by the executor's tasks, piece by piece, as often as they are
 needed. Sums over the samples are added up on the workers, in a tree that depends on n alone, so that one matrix comes
@@ -10,7 +10,7 @@ above K.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
-from dkgp.operators.base import FloatArray, IndexArray, check_indices
+from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import apply_columns_task
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.runs import RunSums, added, runs_of
-from dkgp.operators.cross.tasks import Prototypes, candidates_task, gram_task, project_task, residual_task
+from dkgp.operators.cross.tasks import Prototypes, gram_task, project_task, residual_task
 
-__all__ = ["CandidateSums", "CrossGram", "CrossKernel", "CrossResidual", "candidate_sums"]
+__all__ = ["CrossGram", "CrossKernel", "CrossResidual", "prototypes_of", "summed"]
 
 
 @dataclass(frozen=True)
@@ -68,31 +68,6 @@ class CrossResidual:
     values: FloatArray | None
 
 
-@dataclass(frozen=True)
-class CandidateSums:
-    """Sums that q candidates are scored by; see `candidate_sums`.
-
-    Attributes
-    ----------
-    projected : (q, t) float64
-        K_Cn D r.
-    squares : (q,) float64
-        k_c' D k_c.
-    between : (k, q) float64 or None
-        K_Sn D K_nC.
-    inner : (q, q) float64 or None
-        K_Cn D K_nC.
-    misfit : (t,) float64
-        r' D r.
-    """
-
-    projected: FloatArray
-    squares: FloatArray
-    between: FloatArray | None
-    inner: FloatArray | None
-    misfit: FloatArray
-
-
 class CrossKernel:
     """K(X, Z).
 
@@ -115,7 +90,7 @@ class CrossKernel:
 
     def __init__(self, operator: BlockedKernelOperator, prototypes: ArrayLike) -> None:
         self._operator = operator
-        self._prototypes = _prototypes(operator, prototypes)
+        self._prototypes = prototypes_of(operator, prototypes)
         self.n, self.m = operator.n, self._prototypes.count
 
     @property
@@ -233,57 +208,10 @@ class CrossKernel:
         vectors: Mapping[str, FloatArray | None] = MappingProxyType({}),
     ) -> RunSums:
         """Sum what a task of the prototypes, the arguments, and runs with their rows of the vectors returns."""
-        return _summed(self._operator, name, phase, task, (self._prototypes, *arguments), vectors)
+        return summed(self._operator, name, phase, task, (self._prototypes, *arguments), vectors)
 
 
-def candidate_sums(
-    operator: BlockedKernelOperator,
-    candidates: ArrayLike,
-    right: FloatArray,
-    basis: tuple[ArrayLike, FloatArray] | None = None,
-    variances: FloatArray | None = None,
-    *,
-    between: bool = True,
-    inner: bool = False,
-    samples: IndexArray | None = None,
-) -> CandidateSums:
-    """Sums over samples that candidates for a basis are scored by, in one round.
-
-    n (q + k) entries; with `between`, 2 n q k multiply-adds besides.
-
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    candidates : (q, d) array_like
-        C.
-    right : (n, t) float64
-        V.
-    basis : (k, d) array_like and (k, t) float64, optional
-        S and its weights W: r = V - K_nS W, V itself without it.
-    variances : (n,) float64, optional
-        D's inverse; D = I by default.
-    between, inner : bool
-        Whether the candidates' products with the basis, and with each other, are wanted.
-    samples : (s,) int, optional
-        Sum over these alone, sorted.
-    """
-    _require(right, operator.n, "right-hand sides")
-    chosen = _prototypes(operator, candidates)
-    others, weights = None, np.zeros((0, right.shape[1]))
-    if basis is not None and len(basis[1]):
-        others, weights = _prototypes(operator, basis[0]), basis[1]
-        _require(weights, others.count, "weights")
-    vectors = {"right": right, "variances": variances}
-    if samples is not None:
-        check_indices(operator.n, samples)
-        vectors = {name: None if values is None else values[samples] for name, values in vectors.items()}
-    arguments = (chosen, others, weights, between, inner)
-    found = _summed(operator, "kcandidates", "candidates", candidates_task, arguments, vectors, samples)
-    projected, squares, cross, gram, misfit = found.sums
-    return CandidateSums(projected, squares, cross if between else None, gram if inner else None, misfit)
-
-
-def _summed(
+def summed(
     operator: BlockedKernelOperator,
     name: str,
     phase: str,
@@ -291,15 +219,18 @@ def _summed(
     arguments: tuple[Any, ...],
     vectors: Mapping[str, FloatArray | None],
     samples: IndexArray | None = None,
+    owners: Sequence[str] | None = None,
 ) -> RunSums:
+    """Sum what a task of the arguments and runs returns; `samples` and vectors as for `runs_of`."""
     runs = runs_of(operator.context, vectors, samples)
     with single_threaded_blas():
-        pending = operator.submit_sum(name, task, arguments, runs, added)
+        pending = operator.submit_sum(name, task, arguments, runs, added, owners)
         result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))
     return result
 
 
-def _prototypes(operator: BlockedKernelOperator, inputs: ArrayLike) -> Prototypes:
+def prototypes_of(operator: BlockedKernelOperator, inputs: ArrayLike) -> Prototypes:
+    """Prototypes (m, d) as tasks see them; `InputError` where they are none."""
     values = np.ascontiguousarray(inputs, dtype=np.float64)
     d = operator.kernel.n_features
     if values.ndim != 2 or values.shape[1] != d or not len(values):

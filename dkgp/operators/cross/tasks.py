@@ -20,10 +20,11 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.cross.columns import columns_between
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["Prototypes", "candidates_task", "gram_task", "project_task", "residual_task"]
+__all__ = ["Prototypes", "gram_task", "project_task", "residual_task"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Prototypes:
 
 
 def _columns(evaluator: TileEvaluator, prototypes: Features, rows: Features) -> NDArray[Any]:
-    """K(Z, X_b): (m, b), its columns apart by what `_stride` says."""
-    return evaluator.tile(prototypes, rows)
+    """K(Z, X_b): (m, b), its columns apart by what `_stride` says; good until this thread asks again."""
+    return columns_between(evaluator, prototypes, rows, "columns").T
 
 
 def _stride(columns: NDArray[Any]) -> int:
@@ -143,52 +144,4 @@ def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, r
             if left is not None:
                 left[where] = residual
         results.append(RunSums((total, squares), left))
-    return results
-
-
-@needs_one_arithmetic
-def candidates_task(
-    candidates: Prototypes,
-    basis: Prototypes | None,
-    weights: FloatArray,
-    between: bool,
-    inner: bool,
-    runs: list[Run],
-) -> list[RunSums]:
-    """Sums that a greedy choice is made by, for candidates C (q) and a basis S (k), D as for `residual_task`.
-
-    K_C D r (q, t) for r = V - K(X_b, S) W, V a run's `right`; the squares k_c' D k_c (q,); K_S D K_C' (k, q) if
-    `between`; K_C D K_C' (q, q) if `inner`; and r' D r (t,).
-    """
-    context = candidates.context
-    evaluator = context.evaluator("double")
-    # Not cached: those of the next round are others.
-    columns = evaluator.prepare(candidates.inputs)
-    others = None if basis is None else evaluator.prepare(basis.inputs)
-    q, k = candidates.count, 0 if basis is None else basis.count
-    results = []
-    for run in runs:
-        targets = run.rows["right"].shape[1]
-        projected, squares, misfit = np.zeros((q, targets)), np.zeros(q), np.zeros(targets)
-        cross, gram = np.zeros((k, q) if between else (0, 0)), np.zeros((q, q) if inner else (0, 0))
-        for rows, where in run.pieces(context, "double", piece_rows(q + k)):
-            own = _columns(evaluator, columns, rows)
-            theirs = None if others is None else _columns(evaluator, others, rows)
-            residual = run.rows["right"][where]
-            if theirs is not None:
-                residual = residual - theirs.T @ weights
-            weighted = own
-            if "variances" in run.rows:
-                scale = 1.0 / run.rows["variances"][where]
-                misfit += np.einsum("it,it,i->t", residual, residual, scale)
-                weighted = own * scale
-            else:
-                misfit += np.einsum("it,it->t", residual, residual)
-            projected += weighted @ residual
-            squares += np.einsum("ij,ij->j", own.T, weighted.T)
-            if between and theirs is not None:
-                cross += theirs @ weighted.T
-            if inner:
-                gram += own @ weighted.T
-        results.append(RunSums((projected, squares, cross, gram, misfit)))
     return results

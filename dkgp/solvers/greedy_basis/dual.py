@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
@@ -66,7 +66,9 @@ class DualSubset:
             if active.size:
                 rows, columns = operator.features(drawn, "double"), active.features
                 error = error + matmat_in_parallel(operator.double, rows, columns, active.guide())
-                curvature = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
+                left = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
+                # What others leave of a sample's own variance is never less than its noise.
+                curvature = np.maximum(left, noise_at(operator.noise, drawn))
             scores = np.sum(error**2, axis=1) / curvature
             picked = best_in_groups(scores, drawn, 1, self._taken)
             if not len(picked):  # all that were drawn are there

@@ -33,7 +33,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def sparse(pipeline: dict[str, Any], out: Path, *more: object) -> list[object]:
-    return ["sparse", pipeline["ingest"]["train"], pipeline["tune"]["out"], out, "--json", *more]
+    return ["sparse", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--out", out, "--json", *more]
 
 
 def same_model(found: SparseRecord, expected: SparseRecord) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.dask_rounds import DaskRound
 from dkgp.cluster.executors.here import HereExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.data.types import Progress
@@ -19,7 +20,7 @@ from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross import runs as runs_module
-from dkgp.operators.cross.kernel import CrossKernel, candidate_sums
+from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.memory import cross_bytes
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
@@ -102,28 +103,6 @@ def test_the_triangle_is_the_prototypes_own_with_no_more_than_its_jitter(problem
     assert np.linalg.norm(left, 2) <= 2.0 * jitter(M, float(inner.diagonal().max()), 1e3)
 
 
-@pytest.mark.parametrize("few", [False, True])
-def test_sums_of_candidates(problem: Problem, few: bool, rng: np.random.Generator) -> None:
-    operator, Z, V, noise, _ = problem
-    X, kernel = operator.inputs(np.arange(N)), operator.kernel
-    samples = np.sort(rng.choice(N, 333, replace=False)) if few else None
-    rows = slice(None) if samples is None else samples
-    C, S, W = X[3::211], Z[:20], rng.standard_normal((20, T))
-    left, across, scale = kernel(X[rows], C), kernel(X[rows], S), 1.0 / noise[rows, None]
-    r = V[rows] - across @ W
-    found = candidate_sums(operator, C, V, (S, W), noise, inner=True, samples=samples)
-    close: Callable[..., None] = partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-7)
-    close(found.projected, left.T @ (r * scale))
-    close(found.squares, np.sum(left**2 * scale, axis=0))
-    close(found.between, across.T @ (left * scale))
-    close(found.inner, left.T @ (left * scale))
-    close(found.misfit, np.sum(r**2 * scale, axis=0))
-    alone = candidate_sums(operator, C, V, samples=samples, between=False)
-    close(alone.projected, left.T @ V[rows])
-    close(alone.misfit, np.sum(V[rows] ** 2, axis=0))
-    assert alone.between is alone.inner is None
-
-
 def test_entries_are_counted_and_each_is_evaluated_once(problem: Problem, rng: np.random.Generator) -> None:
     operator, Z, V, noise, _ = problem
     cross, W = CrossKernel(operator, Z), rng.standard_normal((M, T))
@@ -193,17 +172,8 @@ def everything(dataset: Dataset, executor: Any) -> list[np.ndarray]:
     operator = BlockedKernelOperator(KERNELS[0], noise, dataset, executor)
     cross = CrossKernel(operator, Z)
     gram, residual = cross.whitened(V, noise, fitc=True), cross.residual(W, V, noise, returned=True)
-    sums = candidate_sums(operator, Z[:9], V, (Z[9:40], W[9:40]), noise, inner=True)
     arrays = [cross.columns(W), cross.project(V), gram.matrix, gram.projected, gram.squares, cross.lower]
-    arrays += [
-        residual.projected,
-        residual.squares,
-        residual.values,
-        sums.projected,
-        sums.between,
-        sums.inner,
-        sums.misfit,
-    ]
+    arrays += [residual.projected, residual.squares, residual.values]
     operator.close()
     return [np.array(array) for array in arrays]
 
@@ -237,6 +207,33 @@ def test_any_number_of_workers_gives_the_same_bits(
     with on_dask(workers, processes) as (executor, _):
         for found, wanted in zip(everything(dataset, executor), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_one_gram_comes_to_the_coordinator_however_many_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of all that is fetched from worker processes, beside the vectors of the samples."""
+    fetched: list[int] = []
+    gather = DaskRound._gather
+
+    def counted(self: Any, until: float) -> list[list[Any]]:
+        found = gather(self, until)
+        fetched.append(len(pickle.dumps(found)))
+        return found
+
+    monkeypatch.setattr(DaskRound, "_gather", counted)
+    rng, m, received = np.random.default_rng(0), 150, {}
+    with on_dask(2, processes=True) as (executor, _):
+        for n in (4_000, 120_000):
+            X = rng.standard_normal((n, D))
+            source = dataset_from_arrays(tmp_path / f"of {n}", X, X[:, :1], chunk_rows=2_000)
+            with BlockedKernelOperator(KERNELS[0], 0.1, source, executor, coordinator_input_bytes=0) as operator:
+                fetched.clear()
+                CrossKernel(operator, X[:m]).whitened(source.all_targets())
+                received[n] = sum(fetched)
+                assert received[n] < 1.1 * 8 * (m * m + m + n) + 2_000
+    # Eight runs and fifteen: no more of them comes.
+    assert received[120_000] - received[4_000] == pytest.approx(8 * 116_000, rel=0.01)
 
 
 def test_runs_depend_on_the_samples_alone(monkeypatch: pytest.MonkeyPatch, one_thread: LocalExecutor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.tile_budget import TileBudget
+from dkgp.data import dataset_from_arrays
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
@@ -18,7 +22,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.selection import round_generator
 from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, GreedyEngine, choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
+from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from tests.cluster.executors.test_sums import on_dask
 
 N, M = 55, 9
@@ -177,10 +181,21 @@ def test_candidates_that_were_kept_are_scored_again(one_thread: LocalExecutor) -
     assert found.indices.tolist() == S
 
 
+def test_candidates_that_were_kept_leave_every_draw_its_own(one_thread: LocalExecutor) -> None:
+    """They are in all draws: the best of them must not be all that every draw sends on."""
+    found = chosen(
+        Problem(n=400), one_thread, size=24, score="single", per_round=8, candidates=20, kept=20, score_rows=300
+    )
+    assert [record.size for record in found.history] == [8, 16, 24]
+
+
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize("rows", [None, 120])
 def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thread: LocalExecutor) -> None:
-    """Of each draw the best three by `single`, on a sample of rows and the candidate's own, go on to `refit`."""
+    """Of each draw the best three by `single`, on a sample of rows and the candidate's own, go on to `refit`.
+
+    Whom an earlier draw sent, a later one leaves out.
+    """
     problem, n = Problem(n=200, by_sample=by_sample), 200
     noise = np.broadcast_to(problem.noise, (n,))
 
@@ -198,10 +213,12 @@ def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thr
     S: list[int] = []
     for number in range(4):
         taken: list[int] = []
+        sent: list[int] = []
         for run in round_generator(0, number).integers(0, n, 2 * 9).reshape(2, 9):
-            best = sorted((int(i) for i in run), key=lambda i: -screening(S, i, number) if i not in S else 1.0)[:3]
-            left = [i for i in best if i not in S + taken]
-            taken.append(max(left, key=lambda i: problem.value("refit", S, i)))
+            free = {int(i) for i in run if i not in S + sent}
+            best = sorted(free, key=lambda i: -screening(S, i, number))[:3]
+            sent += best
+            taken.append(max(best, key=lambda i: problem.value("refit", S, i)))
         S += taken
     found = chosen(problem, one_thread, size=8, per_round=2, candidates=9, screen=3, score_rows=rows)
     assert found.indices.tolist() == S
@@ -337,9 +354,42 @@ def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalE
     problem, settings = Problem(n=900, p=2), {"size": 12, "per_round": 4, "dual": True, "score_rows": 500}
     mine = chosen(problem, one_thread, **settings)
     with on_dask(workers, processes=False) as (executor, _):
+        executor.tiles = TileBudget(2**20)  # room for some columns
         theirs = chosen(problem, executor, **settings)
     np.testing.assert_array_equal(mine.indices, theirs.indices)
     np.testing.assert_array_equal(mine.weights, theirs.weights)
+
+
+@pytest.mark.parametrize("score", ["refit", "single"])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_what_worker_processes_keep_changes_no_bits(killed: bool, score: Any, tmp_path: Path) -> None:
+    """Two slabs of columns; a worker that dies takes its columns along, and the other one makes them anew."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1500, 2))
+    y = np.sin(3.0 * X[:, :1]) + 0.1 * rng.standard_normal((1500, 1))
+    dataset = dataset_from_arrays(tmp_path / "data", X, y)
+    settings = GreedySettings(300, score, candidates=20, per_round=60)
+
+    def run(executor: Any, callback: Any = None) -> tuple[GreedyBasis, int]:
+        with BlockedKernelOperator(Matern32(gamma=(9.0, 9.0)), 0.01, dataset, executor) as operator:
+            return choose_greedily(operator, dataset.all_targets(), settings, callback=callback), operator.entries.value
+
+    executor = LocalExecutor(1)
+    wanted, evaluated = run(executor)
+    executor.close()
+    with on_dask(2, processes=True) as (executor, client):
+        executor.tiles = TileBudget(2**28)
+        pids = list(client.run(os.getpid).values())
+
+        def kill(progress: GreedyProgress) -> None:
+            if killed and progress.round == 2:
+                os.kill(pids[0], signal.SIGKILL)
+
+        found, evaluated_there = run(executor, kill)
+    np.testing.assert_array_equal(found.indices, wanted.indices)
+    np.testing.assert_array_equal(found.weights, wanted.weights)
+    assert [record.risk for record in found.history] == [record.risk for record in wanted.history]
+    assert evaluated_there < evaluated
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.table import Table
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
-from dkgp.commands.reporting.tables.sparse import sparse_tables
+from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
@@ -110,10 +110,18 @@ def _predict(document: Document) -> list[RenderableType]:
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:
+    of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
+    gaps = _gaps(variance["gap_mean"], variance["gap_max"])
+    if "method" in variance:
+        return [
+            of,
+            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
+            ("exact variances known within", gaps),
+        ]
     met, total = variance["met"], variance["met"] + variance["unmet"]
     rows = [
-        ("variances of", "the function" if variance["latent"] else "new observations, noise included"),
-        ("variances certified within", _gaps(variance["gap_mean"], variance["gap_max"])),
+        of,
+        ("variances certified within", gaps),
         ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
     ]
     if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
@@ -139,7 +147,7 @@ def _evaluate(document: Document) -> list[RenderableType]:
         ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
         ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
         ("mean absolute error", f"{document['mae_raw']:.6g}"),
-        ("mean certified within", f"{document['mean_error_bound']:.3g} (standardised)"),
+        ("mean certified within", _certified(document)),
     ]
     if document.get("nlpd") is not None:
         rows += _evaluated_variance_rows(document)
@@ -151,6 +159,14 @@ def _evaluate(document: Document) -> list[RenderableType]:
     return [table_of("Evaluated", rows)]
 
 
+def _certified(document: Document) -> str:
+    """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
+    largest = f"{document['mean_error_bound']:.3g} (standardised)"
+    if "method" not in document:
+        return largest
+    return f"{largest}; {document['mean_error_bound_rms']:.3g} of the exact ones in root mean square"
+
+
 def _evaluated_variance_rows(document: Document) -> Rows:
     rows = [
         ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
@@ -159,7 +175,11 @@ def _evaluated_variance_rows(document: Document) -> Rows:
         ("squared error / variance", _number(document["mean_standardised_squared_error"])),
     ]
     if "variance_gap_mean" in document:
-        rows.append(("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])))
+        gaps = _gaps(document["variance_gap_mean"], document["variance_gap_max"])
+        rows.append(("exact variances known within" if "method" in document else "variances certified within", gaps))
+    if "method" in document:
+        outside = document.get("variance_outside", 0.0)
+        rows.append(("variances by", f"{document['method']}; {outside:.2%} of them proven wrong"))
     if document.get("variance_unmet"):
         count = f"{document['variance_unmet']:,} of {document['n']:,}"
         rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
@@ -189,6 +209,8 @@ def _demo(document: Document) -> list[RenderableType]:
 
 
 def _info(document: Document) -> list[RenderableType]:
+    if document["kind"] == "sparse model":
+        return sparse_info_tables(document)
     rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
     if "kernel" in document:
         names = document.get("feature_names") or document.get("features") or ()

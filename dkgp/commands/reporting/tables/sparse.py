@@ -6,8 +6,9 @@ from rich.console import RenderableType
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, seconds_of, size, table_of
+from dkgp.kernels import kernel_text
 
-__all__ = ["sparse_tables"]
+__all__ = ["sparse_info_tables", "sparse_tables"]
 
 # Bounds from below on the least risk, by what they are made of.
 _BOUNDS = {
@@ -40,8 +41,30 @@ def sparse_tables(document: Document) -> list[RenderableType]:
     return [table_of("Trained, sparse" if document["converged"] else "Not as near as was asked for", rows)]
 
 
+def sparse_info_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show what `dkgp info` tells of a sparse model."""
+    noise = f"{document['noise_variance']:.4g} (standardised)" + (
+        ", by sample relative to this" if document["noise_by_sample"] else ""
+    )
+    rows: Rows = [
+        ("sparse model", document["location"]),
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("method, basis", f"{document['method']}, {document['basis_size']:,} samples ({document['basis']})"),
+        ("kernel", kernel_text(document["kernel"], document["features"])),
+        ("noise variance", noise),
+        *_distances({**document, "target_names": document["targets"]}),
+        *_evidence(document),
+        *assumed_rows(document["certificate"]),
+        ("rounds of the choice", f"{document['rounds']:,}"),
+        ("training set", document["fingerprint"]),
+        ("dkgp", document["versions"].get("dkgp", "unknown")),
+        ("stored", size(document["stored_bytes"])),
+    ]
+    return [table_of("", rows)]
+
+
 def _distances(document: Document) -> Rows:
-    """What is proven of the mean, target by target."""
+    """Proofs of the mean, target by target."""
     names = document["target_names"][:MOST_TARGETS]
     rows: Rows = []
     for target, name in enumerate(names):

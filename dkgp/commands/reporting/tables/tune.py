@@ -30,7 +30,7 @@ def tune_tables(document: Document) -> list[RenderableType]:
         if document.get(name) is not None:
             rows.append((title, f"{document[name]:.2f}"))
     if (sparse := document.get("sparse")) is not None:
-        title = "variational bound" if document.get("objective") == "bound" else "FITC's log likelihood"
+        title = "variational bound" if document.get("objective") == "bound" else "FITC likelihood"
         rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
     if "converged" in document:  # values to refine may have been given by hand
         rows += [

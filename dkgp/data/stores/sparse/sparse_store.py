@@ -38,7 +38,7 @@ class SparseRecord(ModelDescription):
     weights
         Shape (m, p), on the standardised scale.
     lower, normal
-        Triangles, shape (m, m); a subset of data has no second one.
+        Triangles, shape (m, m), in Fortran order; a subset of data has no second one.
     indices
         Which training samples the basis samples are; None where they are none.
     basis_noise
@@ -126,6 +126,9 @@ def open_sparse_model(url: Location) -> SparseRecord:
     """
     address, content, arrays = open_arrays(url, SPARSE_MODEL_KIND)
     values: dict[str, Any] = {name: stored.read_as_stored(0, stored.shape[0]) for name, stored in arrays.items()}
+    for name in {"lower", "normal"} & values.keys():
+        # As triangular solves take them, so that nobody copies them again.
+        values[name] = np.asfortranarray(values[name])
     try:
         return SparseRecord(
             **described(address, content),

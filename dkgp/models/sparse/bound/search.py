@@ -53,7 +53,7 @@ from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
 __all__ = ["EVIDENCES", "Evidence", "check_bound", "plan_bound", "tune_by_bound"]
 
 Evidence: TypeAlias = Literal["bound", "fitc"]
-EVIDENCES: dict[Evidence, str] = {"bound": "variational bound", "fitc": "FITC's log likelihood"}
+EVIDENCES: dict[Evidence, str] = {"bound": "variational bound", "fitc": "FITC likelihood"}
 BASIS_SIZE = 1000
 # Bases that are drawn for the same values before they stand, and bases that a search may come to in all.
 DRAWS, MOST_BASES = 3, 20

@@ -1,0 +1,149 @@
+"""Rounds that predict with an exact model: certified means, and beside them variances by `VarianceRun`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
+from dkgp.data import Dataset, ModelRecord
+from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.certificate import Certificate
+from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
+from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.support import SupportInputs, certified_means
+from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+__all__ = ["PREDICTION_PIECE_ROWS", "exact_rounds", "mean_task"]
+
+PREDICTION_PIECE_ROWS = 512
+
+
+def mean_task(
+    context: BlockContext, certificate: Certificate, test: Dataset, pieces: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Predicted means of the test rows of each piece, and bounds on their errors: (rows, p), standardised, float64."""
+    return [certified_means(context, certificate, test.inputs(start, stop)) for start, stop in pieces]
+
+
+def exact_rounds(
+    model: ModelRecord,
+    test: Dataset,
+    executor: BlockExecutor,
+    version: str,
+    variance: VarianceSettings | None,
+    stored: dict[str, Any] | None,
+    note: Callable[[str], None] | None,
+) -> Rounds:
+    """Return the rounds of a prediction.
+
+    Parameters
+    ----------
+    model, executor, variance, note
+        As for `predict`.
+    test : Dataset
+        As the model sees it.
+    version : str
+        Under which workers' caches keep what belongs to the run.
+    stored : dict, optional
+        The plan of variances of a prediction that is resumed.
+
+    Raises
+    ------
+    InputError
+        Other settings than those of the prediction to resume.
+    StoreError
+        The model's support inputs cannot be read.
+    MemoryBudgetError
+        Variances do not fit in their working memory.
+    """
+    kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+    if noise_variance != model.noise_variance:
+        model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
+    context = BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples)
+    model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
+    certificate = Certificate.from_json(dict(model.certificate))
+    if note is not None and not certificate.complete:
+        note(
+            "the model was certified by an older version, which did not count every rounding; train it again (a warm "
+            "start from it takes one pass) for bounds that do"
+        )
+    means = _Means(context, test, executor, model, certificate)
+    if variance is None:
+        return means
+    run = VarianceRun(model, kernel, context, certificate, test, executor, variance, stored)
+    return _MeansAndVariances(means, run, model)
+
+
+class _Means:
+    variables: tuple[str, ...] = MEANS
+    depth = 1
+    region_rows: int | None = None
+
+    def __init__(
+        self,
+        context: BlockContext,
+        test: Dataset,
+        executor: BlockExecutor,
+        model: ModelRecord,
+        certificate: Certificate,
+    ) -> None:
+        self._context, self._test, self._executor = context, test, executor
+        self._standardisation, self._certificate = model.standardisation, certificate
+        self.n_support, self.assumes = model.n_samples, certificate.assumes
+        self.attributes: dict[str, Any] = {} if certificate.assumes is None else {"assumes": certificate.assumes}
+
+    def prepare(self) -> None:
+        """Nothing is."""
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        pieces = [(a, min(a + PREDICTION_PIECE_ROWS, stop)) for a in range(start, stop, PREDICTION_PIECE_ROWS)]
+        groups = split_evenly(pieces, self._executor.parallelism)
+        return self._executor.submit("kmean", mean_task, (self._context, self._certificate, self._test), groups)
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        return self.of(*(np.concatenate(parts) for parts in zip(*results, strict=True)))
+
+    def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
+        to = self._standardisation
+        raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
+        return {"mean": raw, "mean_error_bound": raw_bound}
+
+    def summary(self, seconds: float, streamed: Streamed) -> None:
+        """Return nothing: there are no variances."""
+
+
+class _MeansAndVariances:
+    variables: tuple[str, ...] = VARIANCES
+
+    def __init__(self, means: _Means, run: VarianceRun, model: ModelRecord) -> None:
+        self._means, self._run, self._model = means, run, model
+        self._scale = np.asarray(model.standardisation.target_std)
+        self.n_support, self.assumes = means.n_support, means.assumes
+        self.attributes: dict[str, Any] = {
+            **means.attributes,
+            "variance": run.plan,
+            "noise_variance": (model.noise_variance * self._scale**2).tolist(),
+        }
+        self.depth = run.depth
+        self.region_rows: int | None = run.region_rows
+
+    def prepare(self) -> str:
+        return self._run.prepare(self._model)
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        return self._run.submit(start, stop)
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        mean, bound, lower, upper = self._run.collect(results)
+        low, high = variance_in_units(lower, upper, self._scale)
+        return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
+        figures = self._run.summary(seconds)
+        return {**figures, **streamed.gaps(figures["gap"])}

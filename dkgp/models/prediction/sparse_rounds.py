@@ -1,0 +1,197 @@
+"""Rounds that predict with a sparse model: tasks open its store on the worker that runs them, and keep it there.
+
+Pieces of a region are the same whoever computes them, and so are the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
+from dkgp.data import Dataset, SparseRecord
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.kernels import kernel_from_json
+from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePredictorSource
+from dkgp.models.prediction.streaming import MEANS, VARIANCES, Streamed
+from dkgp.models.rounding import assumptions
+from dkgp.models.sparse.methods import method_named
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.base import FloatArray
+
+__all__ = ["PredictionMemory", "SparseRounds"]
+
+# Settings of variances that a sparse model's have no use for.
+_EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
+
+
+def sparse_mean_task(
+    source: SparsePredictorSource, test: Dataset, pieces: list[tuple[int, int]]
+) -> list[SparsePredicted]:
+    """Predictions of the test rows of each piece."""
+    predictor = source.predictor()
+    return [predictor.at(test.inputs(start, stop)) for start, stop in pieces]
+
+
+@needs_one_arithmetic
+def sparse_variance_task(
+    source: SparsePredictorSource, test: Dataset, pieces: list[tuple[int, int]]
+) -> list[SparsePredicted]:
+    """The same with variances, which take triangular solves of LAPACK's."""
+    return sparse_mean_task(source, test, pieces)
+
+
+@dataclass(frozen=True)
+class PredictionMemory:
+    """Projected bytes of a worker's process that predicts with a sparse model.
+
+    Attributes
+    ----------
+    m, d, p : int
+        Basis samples, features, targets.
+    threads : int
+        Tasks at once.
+    variance : bool
+    """
+
+    m: int
+    d: int
+    p: int
+    threads: int
+    variance: bool
+
+    @property
+    def model_bytes(self) -> int:
+        """Of the model: weights, prototypes and two triangles, and the subset's for intervals."""
+        return 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
+
+    @property
+    def making_bytes(self) -> int:
+        """Bytes that opening it takes besides, for a while: chunks and arrays in two orders, what judges a triangle."""
+        return 8 * self.m**2 * (4 if self.variance else 2)
+
+    @property
+    def task_bytes(self) -> int:
+        """Of one task: a few columns of the basis by rows of a piece, and the rows."""
+        columns = 5 * self.m if self.variance else 0
+        return 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
+
+    @property
+    def worker_bytes(self) -> int:
+        """Of the process."""
+        return self.model_bytes + max(self.making_bytes, self.threads * self.task_bytes)
+
+    def require(self, asked: int | None) -> None:
+        """Refuse what exceeds the memory that was asked for, or what is free on this machine.
+
+        Raises
+        ------
+        MemoryBudgetError
+            Names the parts.
+        """
+        budget = int(psutil.virtual_memory().available) if asked is None else asked
+        if self.worker_bytes > budget:
+            less = ", predict means alone" if self.variance else ""
+            raise MemoryBudgetError(
+                f"predicting with a sparse model of {self.m:,} basis samples takes {self.worker_bytes / 1e6:,.4g} MB "
+                f"in each worker's process: {self.model_bytes / 1e6:,.4g} MB for the model, "
+                f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
+                f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if asked is None else 'allowed'}. "
+                f"Raise `memory_bytes`{less}, or train with fewer basis samples"
+            )
+
+
+class SparseRounds:
+    """The rounds of a prediction; see `Rounds`.
+
+    Parameters
+    ----------
+    model, executor, variance
+        As for `predict`.
+    test : Dataset
+        As the model sees it.
+    version : str
+        Under which workers' caches keep the model.
+
+    Raises
+    ------
+    InputError
+        A method that this dkgp does not know; settings of variances that an exact model's alone take.
+    MemoryBudgetError
+        The model does not fit in a worker's memory.
+    """
+
+    depth = 2
+    region_rows: int | None = None
+
+    def __init__(
+        self,
+        model: SparseRecord,
+        test: Dataset,
+        executor: BlockExecutor,
+        version: str,
+        variance: VarianceSettings | None,
+    ) -> None:
+        method = method_named(model.method)
+        self._executor, self._test, self._model = executor, test, model
+        self._variance = variance is not None
+        latent = variance is not None and variance.latent
+        if variance is not None:
+            _require_own_settings(variance)
+            executor.require_one_arithmetic()
+        threads = executor.threads_per_process
+        memory = PredictionMemory(model.basis_size, model.n_features, model.n_targets, threads, self._variance)
+        memory.require(None if variance is None else variance.memory_bytes)
+        self._source = SparsePredictorSource(model.url, version, self._variance, latent)
+        self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
+        self.variables: tuple[str, ...] = VARIANCES if self._variance else MEANS
+        self.attributes: dict[str, Any] = {} if self.assumes is None else {"assumes": self.assumes}
+        self.attributes |= {"method": method.name, "basis_size": model.basis_size}
+        if variance is not None:
+            scale = np.asarray(model.standardisation.target_std)
+            self.attributes |= {
+                "variance": {"latent": latent, "gap": None},
+                "noise_variance": (model.noise_variance * scale**2).tolist(),
+            }
+
+    def prepare(self) -> None:
+        """Nothing: the first task that a worker gets opens the model."""
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region."""
+        pieces = [(first, min(first + PIECE_ROWS, stop)) for first in range(start, stop, PIECE_ROWS)]
+        groups = split_evenly(pieces, self._executor.parallelism)
+        task = sparse_variance_task if self._variance else sparse_mean_task
+        return self._executor.submit("ksparse", task, (self._source, self._test), groups)
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        """Join a region's pieces."""
+        names = {name: "mean_error" if name == "mean_error_bound" else name for name in self.variables}
+        return {name: np.concatenate([getattr(piece, own) for piece in results]) for name, own in names.items()}
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """Figures of the variances: method, latent, outside (a share), gap_mean, gap_max, computed."""
+        if not self._variance:
+            return None
+        return {
+            "method": self._model.method,
+            "latent": self.attributes["variance"]["latent"],
+            "outside": streamed.outside / self._test.n_samples,
+            "seconds_per_sample": seconds / max(1, streamed.computed),
+            **streamed.gaps(None),
+        }
+
+
+def _require_own_settings(settings: VarianceSettings) -> None:
+    default = {each.name: each.default for each in fields(VarianceSettings)}
+    given = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
+    if given:
+        named = ", ".join(f"`{name}`" for name in given)
+        raise InputError(
+            f"{named}: of use with exact models only. Variances of a sparse model are its method's own, and their "
+            "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"
+        )

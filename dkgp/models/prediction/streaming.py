@@ -1,0 +1,189 @@
+"""Predictions streamed to a store, region by region.
+
+A region of the store is computed, written and marked as done by itself, so memory does not depend on the number of test
+samples and an interrupted prediction goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dkgp.cluster.executors.base import PendingRound
+from dkgp.data import PredictionWriter, open_prediction
+from dkgp.errors import InterruptedRunError
+from dkgp.models.metrics import GapTally, gap_figures, outside_interval
+from dkgp.operators.base import FloatArray
+
+__all__ = ["MEANS", "VARIANCES", "Region", "Rounds", "Streamed", "stream"]
+
+MEANS = ("mean", "mean_error_bound")
+VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")
+
+
+class Rounds(Protocol):
+    """The rounds that compute a region's values.
+
+    Attributes
+    ----------
+    variables : tuple of str
+        What the store has of each sample.
+    attributes : dict
+        What the store says besides of how they came about; compared before a prediction is resumed.
+    depth : int
+        Regions under way at once.
+    region_rows : int or None
+        Rows of a region, where it matters.
+    n_support : int
+        Training samples that a mean is a sum over.
+    assumes : str or None
+        What bounds take on trust.
+    """
+
+    variables: tuple[str, ...]
+    attributes: dict[str, Any]
+    depth: int
+    region_rows: int | None
+    n_support: int
+    assumes: str | None
+
+    def prepare(self) -> str | None:
+        """Make what all regions take; say what was done."""
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region."""
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        """Join its results: each variable (rows, p), in the targets' own units."""
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """Figures of the variances of all that is stored; None without variances."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The record of a region that is stored: the largest error of a mean, how wide intervals are, and what is outside.
+
+    `outside` counts samples whose own variance is proven wrong.
+    """
+
+    bound: float
+    gaps: GapTally | None
+    outside: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, FloatArray], attributes: Mapping[str, Any]) -> Region:
+        """Take in a region's values, with the store's attributes."""
+        bound = float(np.max(values["mean_error_bound"]))
+        if "variance" not in attributes:
+            return cls(bound, None)
+        variance, lower, upper = (values[name] for name in ("variance", "variance_lower", "variance_upper"))
+        gaps = GapTally.of(lower, upper, attributes["variance"]["gap"])
+        return cls(bound, gaps, outside_interval(variance, lower, upper))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """All regions of a finished store, and how many of its samples this run computed."""
+
+    regions: Sequence[Region]
+    computed: int
+
+    @property
+    def bound(self) -> float:
+        """The largest error of a mean."""
+        return max(region.bound for region in self.regions)
+
+    @property
+    def outside(self) -> int:
+        """Samples whose own variance is proven wrong."""
+        return sum(region.outside for region in self.regions)
+
+    def gaps(self, wanted: float | None) -> dict[str, Any]:
+        """The relative widths of variances' intervals: gap_mean, gap_max, and met and unmet where one was wanted."""
+        tallies = [region.gaps for region in self.regions if region.gaps is not None]
+        found = gap_figures(tallies, wanted)
+        figures = {"gap_mean": found["variance_gap_mean"], "gap_max": found["variance_gap_max"]}
+        unmet = found["variance_unmet"]
+        if unmet is not None:
+            figures |= {"met": sum(tally.n for tally in tallies) - unmet, "unmet": unmet}
+        return {**figures, "computed": self.computed}
+
+
+def stream(
+    writer: PredictionWriter,
+    rounds: Rounds,
+    progress: Callable[[int, int], None] | None,
+    note: Callable[[str], None] | None,
+    interrupted: Callable[[], bool] | None,
+) -> Streamed:
+    """Compute, write and finish what a store lacks.
+
+    Raises
+    ------
+    InterruptedRunError
+        As was wished; regions that are done stay. A store without any is removed, whatever the error.
+    """
+    try:
+        if writer.pending_regions():
+            said = rounds.prepare()
+            if note is not None and said is not None:
+                note(said)
+        regions = _write(writer, rounds, progress, interrupted)
+        writer.commit()
+    except BaseException:
+        if not writer.done_regions():
+            writer.abort()
+        raise
+    n, rows = writer.n_samples, writer.chunk_rows
+    computed = sum(min(start + rows, n) - start for start in regions)
+    if computed < n:
+        regions = _with_earlier_regions(regions, writer.url)
+    return Streamed(list(regions.values()), computed)
+
+
+def _write(
+    writer: PredictionWriter,
+    rounds: Rounds,
+    progress: Callable[[int, int], None] | None,
+    interrupted: Callable[[], bool] | None,
+) -> dict[int, Region]:
+    """Compute and write what is missing; return what there is to say of each region, by its first row."""
+    regions: dict[int, Region] = {}
+    todo = deque(
+        (start, min(start + writer.chunk_rows, last))
+        for first, last in writer.pending_regions()
+        for start in range(first, last, writer.chunk_rows)
+    )
+    done = writer.n_samples - sum(stop - start for start, stop in todo)
+    under_way: deque[tuple[int, int, PendingRound]] = deque()
+    while todo or under_way:
+        if interrupted is not None and interrupted():
+            raise InterruptedRunError(
+                f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
+            )
+        while todo and len(under_way) < rounds.depth:
+            start, stop = todo.popleft()
+            under_way.append((start, stop, rounds.submit(start, stop)))
+        start, stop, pending = under_way.popleft()
+        values = rounds.values(pending.result())
+        writer.write(start, **values)
+        regions[start] = Region.of(values, writer.attributes)
+        done += stop - start
+        if progress is not None:
+            progress(done, writer.n_samples)
+    return regions
+
+
+def _with_earlier_regions(regions: dict[int, Region], url: str) -> dict[int, Region]:
+    """The regions of the whole store; those that an earlier run wrote are read back."""
+    stored = open_prediction(url)
+    return {
+        start: regions.get(start)
+        or Region.of({name: stored.read(name, start, stop) for name in stored.variables}, stored.attributes)
+        for start, stop in stored.row_chunks()
+    }

@@ -1,0 +1,240 @@
+"""Sparse predictions streamed to a store: as rows in memory are predicted, by whoever shares the work."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.cache import worker_cache
+from dkgp.data import (
+    Dataset,
+    SparseRecord,
+    dataset_from_arrays,
+    memory_sparse_model,
+    open_prediction,
+    open_sparse_model,
+)
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.kernels import Matern32
+from dkgp.models.metrics import evaluate
+from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredictor
+from dkgp.models.prediction.sparse_rounds import PredictionMemory
+from dkgp.models.sparse.stored import open_sparse, save_sparse
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.variance.variances import VarianceSettings
+from tests.engine.helpers import opened
+
+N, M, TESTS, CHUNK = 500, 30, 2 * PIECE_ROWS + 700, PIECE_ROWS + 300
+KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.2)
+NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class World:
+    folder: Path
+    train: Dataset
+    test: Dataset
+    X_test: np.ndarray
+
+    def model(self, method: str) -> SparseRecord:
+        return open_sparse_model(self.folder / f"{method}.zarr")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder, rng = tmp_path_factory.mktemp("sparse"), np.random.default_rng(0)
+    # The test samples go farther out than the training samples do, and have a column more.
+    X, T = rng.normal(3.0, 1.0, (N, 2)), rng.normal(3.0, 2.0, (TESTS, 3))
+
+    def f(X: np.ndarray) -> np.ndarray:
+        noise = 0.2 * rng.standard_normal((len(X), 2))
+        return np.column_stack([40.0 * np.sin(2.0 * X[:, 0]), X[:, 1] * np.cos(X[:, 0])]) + noise
+
+    train = dataset_from_arrays(folder / "train.zarr", X, f(X), feature_names=("a", "b"))
+    test = dataset_from_arrays(folder / "test.zarr", T[:, [2, 1, 0]], f(T), feature_names=("other", "b", "a"))
+    executor = LocalExecutor(1)
+    for method in ("vfe", "sr", "sd"):
+        save_sparse(
+            train_sparse(train, KERNEL, NOISE, executor, SparseSettings(method, M)), folder / f"{method}.zarr", train
+        )
+    executor.close()
+    return World(folder, train, test, T[:, :2])
+
+
+def content(url: Path) -> dict[str, bytes]:
+    stored = open_prediction(str(url))
+    return {name: stored.read(name).tobytes() for name in stored.variables}
+
+
+@pytest.fixture(scope="module")
+def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    url = tmp_path_factory.mktemp("expected") / "p"
+    with opened("none", 1) as executor:
+        predict(world.model("vfe"), world.test, str(url), executor, variance=VarianceSettings(), chunk_rows=CHUNK)
+    return content(url)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("method", ["vfe", "sr", "sd"])
+def test_the_store_holds_what_rows_in_memory_get(method: str, latent: bool, world: World, tmp_path: Path) -> None:
+    model = world.model(method)
+    with opened("none", 2) as executor:
+        settings = VarianceSettings(latent=latent)
+        summary = predict(model, world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=PIECE_ROWS)
+    found = SparsePredictor(open_sparse(model.url), variance=True, latent=latent)(world.X_test)
+    stored = open_prediction(str(tmp_path / "p"))
+    for name in stored.variables:
+        own = "mean_error" if name == "mean_error_bound" else name
+        np.testing.assert_array_equal(stored.read(name), getattr(found, own))
+    assert found.variance is not None
+    assert (stored.attributes["method"], stored.attributes["basis_size"]) == (method, M)
+    assert stored.attributes["variance"] == {"latent": latent, "gap": None}
+    figures = summary.variance
+    assert figures is not None
+    assert figures["outside"] == found.outside
+    assert (figures["method"], figures["latent"], figures["computed"]) == (method, latent, TESTS)
+    assert summary.n_support == M
+    assert summary.largest_mean_error_bound == found.mean_error.max()
+
+
+def test_of_the_function_and_of_observations_differ_by_the_noise(world: World, tmp_path: Path) -> None:
+    read = {}
+    with opened("none", 1) as executor:
+        for latent in (False, True):
+            settings, url = VarianceSettings(latent=latent), str(tmp_path / str(latent))
+            predict(world.model("vfe"), world.test, url, executor, variance=settings)
+            read[latent] = open_prediction(url).read("variance")
+    noise = NOISE * np.asarray(world.train.standardisation.target_std) ** 2
+    np.testing.assert_allclose(read[False], read[True] + noise, rtol=1e-12)
+    figures = [evaluate(open_prediction(str(tmp_path / str(latent))), world.test) for latent in (False, True)]
+    assert figures[0]["nlpd"] == pytest.approx(figures[1]["nlpd"])
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("none", 2), ("none", 5), ("local", 1), ("local", 5)])
+def test_the_same_bits_on_any_threads(
+    kind: str, workers: int, world: World, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    with opened(kind, workers) as executor:
+        settings = VarianceSettings()
+        predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=CHUNK)
+    assert content(tmp_path / "p") == expected
+
+
+def test_the_same_bits_in_other_processes(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
+    settings = VarianceSettings()
+    with opened("processes", 2) as executor:
+        predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=CHUNK)
+        resident = memory_sparse_model(world.model("vfe"))
+        with pytest.raises(Exception, match="dkgp-model"):
+            predict(resident, world.test, str(tmp_path / "q"), executor)
+    assert content(tmp_path / "p") == expected
+    assert not (tmp_path / "q").exists()
+
+
+def test_means_alone_and_a_model_that_is_not_stored(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
+    resident = memory_sparse_model(world.model("vfe"))
+    with opened("none", 2) as executor:
+        summary = predict(resident, world.test, str(tmp_path / "p"), executor, chunk_rows=CHUNK)
+    assert summary.variance is None
+    assert open_prediction(str(tmp_path / "p")).variables == ("mean", "mean_error_bound")
+    assert content(tmp_path / "p")["mean"] == expected["mean"]
+
+
+def test_interrupted_and_resumed_to_the_same_bits(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
+    url, settings, model = str(tmp_path / "p"), VarianceSettings(), world.model("vfe")
+    answers = iter([False, True])
+    with opened("none", 1) as executor:
+        options: dict[str, Any] = {"variance": settings, "chunk_rows": CHUNK}
+        with pytest.raises(InterruptedRunError, match="continue with `resume`"):
+            predict(model, world.test, url, executor, interrupted=lambda: next(answers), **options)
+        for other in (world.model("sr"), replace(model, fingerprint="another")):
+            with pytest.raises(InputError, match="from another model or other data, or with other settings"):
+                predict(other, world.test, url, executor, resume=True, **options)
+        with pytest.raises(InputError, match="other settings"):
+            predict(model, world.test, url, executor, resume=True, variance=VarianceSettings(latent=True))
+        resumed = predict(model, world.test, url, executor, resume=True, **options)
+        again = predict(model, world.test, url, executor, resume=True, **options)
+    assert content(tmp_path / "p") == expected
+    assert resumed.variance is not None
+    assert again.variance is not None
+    assert resumed.variance["computed"] == TESTS - CHUNK
+    assert again.variance["computed"] == 0
+    stored = open_prediction(url)
+    lower, upper, own = (stored.read(name) for name in ("variance_lower", "variance_upper", "variance"))
+    outside = np.mean(((own < lower) | (own > upper)).any(axis=1))
+    assert resumed.variance["outside"] == again.variance["outside"] == outside
+    assert again.variance["gap_mean"] == pytest.approx(np.mean((upper - lower) / upper))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"gap": 0.5}, ("`gap`",)),
+        ({"rank": 3, "halo": 0}, ("`rank`", "`halo`")),
+        ({"max_passes": 0.0}, ("`max_passes`",)),
+        ({"batch_size": 3}, ("`batch_size`",)),
+        ({"keep_factor": True}, ("`keep_factor`",)),
+    ],
+)
+def test_what_exact_models_alone_take_is_refused(
+    given: dict[str, Any], names: tuple[str, ...], world: World, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="of use with exact models only") as caught:
+        predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=VarianceSettings(**given))
+    assert all(name in str(caught.value) for name in names)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused_with_numbers(
+    world: World, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    model, needed = (
+        world.model("vfe"),
+        PredictionMemory(M, 2, 2, executor.threads_per_process, variance=True).worker_bytes,
+    )
+    enough, less = VarianceSettings(memory_bytes=needed), VarianceSettings(memory_bytes=needed - 1)
+    predict(model, world.test, str(tmp_path / "p"), executor, variance=enough)
+    with pytest.raises(MemoryBudgetError, match=rf"30 basis samples takes {needed / 1e6:,.4g} MB .*`memory_bytes`"):
+        predict(model, world.test, str(tmp_path / "q"), executor, variance=less)
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("variance", [False, True])
+def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) -> None:
+    """NumPy's arrays are traced: opening a model, and a piece of rows."""
+    rng, m = np.random.default_rng(0), 600
+    X = rng.standard_normal((1_000, 3))
+    dataset = dataset_from_arrays(tmp_path / "train.zarr", X, np.sin(X[:, 0]))
+    executor = LocalExecutor(1)
+    kernel = Matern32(gamma=(1.0, 1.0, 1.0), variance=1.0)
+    save_sparse(train_sparse(dataset, kernel, 0.1, executor, SparseSettings("vfe", m)), tmp_path / "m", dataset)
+    executor.close()
+    T = rng.standard_normal((PIECE_ROWS, 3))
+    SparsePredictor(open_sparse(tmp_path / "m"), variance=variance, threads=1)(T)
+    planned = PredictionMemory(m, 3, 1, 1, variance)
+    tracemalloc.start()
+    try:
+        predictor = SparsePredictor(open_sparse(tmp_path / "m"), variance=variance, threads=1)
+        kept, opening = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        predictor(T)
+        task = tracemalloc.get_traced_memory()[1] - kept
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * planned.model_bytes <= kept <= planned.model_bytes + 500_000
+    assert 0.5 * (planned.model_bytes + planned.making_bytes) <= opening
+    assert opening <= planned.model_bytes + planned.making_bytes + 500_000
+    assert 0.3 * planned.task_bytes <= task <= planned.task_bytes
+
+
+def test_nothing_of_the_model_stays_in_the_cache(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+    before = worker_cache().nbytes
+    predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=VarianceSettings())
+    assert worker_cache().nbytes == before
