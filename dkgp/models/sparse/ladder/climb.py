@@ -65,7 +65,7 @@ def climb(
     dataset, kernel, noise_variance, executor, relative_noise, callback, within, interrupted, coordinator_input_bytes
         See `train_sparse`.
     settings : SparseSettings
-        `basis_size` is not looked at; `gap` is the target's. `per_round` is a hundredth of each rung by default;
+        `basis_size` is not looked at; `gap` is the target's. `per_round` is by default that of each rung's size;
         `certify_passes`, where it is positive, is all that may be spent on bounds.
     target : LadderTarget
     rung_callback : callable, optional

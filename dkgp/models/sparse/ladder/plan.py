@@ -141,7 +141,10 @@ class LadderPlan:
             return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
         stuck, growing, excess = self._stuck(size, full), self._growing(size), float(certificate.excess.sum())
         coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
-        raising: Literal["product", "solve"] = "product" if left <= PRODUCT_LEAVES * excess else "solve"
+        # One of a kind: it would prove the same again.
+        multiplied = any(step.kind == "product" and step.size == size for step in steps)
+        near = not multiplied and left <= PRODUCT_LEAVES * excess
+        raising: Literal["product", "solve"] = "product" if near else "solve"
         seconds = self._raising(raising, size, steps)
         if raising == "product":
             promise = excess - left

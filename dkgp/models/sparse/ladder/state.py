@@ -143,13 +143,11 @@ class Ladder:
         stopping: StoppingRule = GradientInfNorm(sys.float_info.max)  # the start's own gradient is all that is wanted
         if kind == "product":
             assert self._residual is not None
-            alpha, gradient, self._residual = self._residual[0], None, None
+            alpha, gradient = self._residual[0], None
         else:
             passes = self._plan.next_passes(self._raised)
-            solver, stopping = (
-                build_solver(exact.solver, exact.options, precision=exact.precision),
-                MaxPasses(passes),
-            )
+            solver = build_solver(exact.solver, exact.options, precision=exact.precision)
+            stopping = MaxPasses(passes)
         solution = solve(
             operator,
             self._targets,
@@ -163,7 +161,7 @@ class Ladder:
         bound = descent_bound(operator, solution, self._targets, errors)
         self._solution = solution.alpha, solution.gradient
         self._know(self.certificate.with_bound("descent", bound))
-        self._raised.append(Step(kind, passes, float(self.certificate.least.sum() - before)))
+        self._raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
         self._steps_done += 1
         self._lap("bound", began)
 

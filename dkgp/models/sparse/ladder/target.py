@@ -75,6 +75,8 @@ class Step:
     ----------
     kind : {"product", "solve"}
         A product with the residual of a rung, or some more of the exact model's solve.
+    size : int
+        Of the rung, m.
     passes : float
         Products or column passes.
     rise : float
@@ -82,6 +84,7 @@ class Step:
     """
 
     kind: str
+    size: int
     passes: float
     rise: float
 

@@ -68,7 +68,7 @@ def test_the_bound_is_raised_where_growing_moves_little() -> None:
     found = moves(plan_of(largest=10_000), stuck, 0.0, [])
     assert "solve" in found[3:]
     # Once products have gained next to nothing, more of them would not either.
-    told = moves(plan_of(largest=10_000), stuck, 0.0, [Step("solve", 2.0, 4.0e6), Step("solve", 4.0, 1.0)])
+    told = moves(plan_of(largest=10_000), stuck, 0.0, [Step("solve", 128, 2.0, 4.0e6), Step("solve", 128, 4.0, 1.0)])
     assert told == ["grow"] * 6
     # Nor where a user will have none.
     assert moves(plan_of(largest=10_000, certify_passes=1.0), stuck, 0.0, []) == ["grow"] * 6
@@ -78,6 +78,8 @@ def test_a_product_comes_first_where_the_residual_is_near_the_solution() -> None
     plan, here, below = plan_of(largest=10_000), certificate(256, 4.05e6), Rung.of(certificate(128, 4.1e6), 0.0, 0, 0.0)
     assert plan.move([below], here, [], False, left=2.0e4) == "product"
     assert plan.move([below], here, [], False, left=4.0e6) != "product"
+    assert plan.move([below], here, [Step("product", 256, 1.0, 4.0e6)], False, left=2.0e4) != "product"
+    assert plan.move([below], here, [Step("product", 128, 1.0, 4.0e6)], False, left=2.0e4) == "product"
     # It is cheaper than a part of the solve, which verifies its gradient by a product, too.
     assert product_seconds(N, D, 1) < passes_seconds(N, D, 1, plan.exact.choice, 2.0)
 
