@@ -132,7 +132,7 @@ def plan_sparse(
     return SparseMemory(
         m,
         COORDINATOR_MATRICES * 8 * m * m,
-        8 * n * (7 * p + 6),
+        8 * n * (8 * p + 10),
         greedy_factors * 8 * m * m + 2 * sums + 2 * every,
         cross.worker(threads) + features + (3 * threads + 6) * sums,
         shares_process,
