@@ -36,7 +36,7 @@ def test_the_commands_of_this_release() -> None:
     }
     measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth"}
     assert below["bench"] == measures | {"papers", "solvers", "sparse"}
-    assert below["submit"] == {"train", "tune", "predict", "evaluate"}
+    assert below["submit"] == {"train", "sparse", "tune", "predict", "evaluate"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
