@@ -10,7 +10,7 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_
 from dkgp.operators.kept_tiles import kept_bytes_of
 from dkgp.solvers.registry import SolverMemory
 
-__all__ = ["MemoryPlan", "plan_training", "plan_within", "tiles_that_fit"]
+__all__ = ["MemoryPlan", "kept_that_fits", "plan_training", "plan_within", "tiles_that_fit"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -90,27 +90,34 @@ class MemoryPlan:
 
 
 def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
-    """Bytes that each worker's process may spend on tiles of K.
+    """Bytes that each worker's process may spend on tiles of K: more than its lower half is of no use."""
+    return kept_that_fits(wanted, kept_bytes_of(n), spare_bytes, "the kernel matrix")
+
+
+def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | None, what: str) -> int:
+    """Bytes that each worker's process may spend on entries that it keeps.
 
     Parameters
     ----------
     wanted : TileBudget
         A figure of dkgp's own (`measured`) is cut down to half of what is to spare, so that the machine stays usable; a
         user's is refused with `MemoryBudgetError` where it does not fit.
-    n : int
-        Samples: more than their lower half is of no use.
+    useful_bytes : int
+        More is of no use.
     spare_bytes : int, optional
         What the plan leaves of the process's memory; None for processes that are not planned here.
+    what : str
+        What the entries are of.
     """
-    of_use = min(wanted.bytes, kept_bytes_of(n))
+    of_use = min(wanted.bytes, useful_bytes)
     if spare_bytes is None:
         return of_use
     if wanted.measured:
         return max(0, min(of_use, spare_bytes // 2))
     if of_use > spare_bytes:
         raise MemoryBudgetError(
-            f"`cache_tiles` asks for {_mib(of_use)} of the kernel matrix to be kept; beside all else that this run is "
-            f"projected to need {_mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
+            f"`cache_tiles` asks for {_mib(of_use)} of {what} to be kept; beside all else that this run is projected "
+            f"to need {_mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
         )
     return of_use
 

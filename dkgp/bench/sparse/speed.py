@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dkgp.bench.contenders import Runs, copy_of, ratio, take_turns
@@ -17,7 +18,7 @@ __all__ = ["SPEED_METHODS", "SPEED_SIZE", "run_bench_sparse_speed"]
 BARE = "bare"
 BASELINE = "sr"
 # Who is raced unless a user says otherwise, and with how many basis samples.
-SPEED_METHODS = ("sr", "sggp,screen=2,score_rows=2048", "sggp,screen=2", "mpgp", "mpgp,score_rows=2048")
+SPEED_METHODS = ("sr", "sggp,score_rows=2048", "sggp", "mpgp", "mpgp,score_rows=2048")
 SPEED_SIZE = 2000
 
 COLUMNS = (
@@ -106,6 +107,5 @@ def _scores_all(spec: SparseSpec) -> bool:
 
 def _scored(spec: SparseSpec, size: int) -> tuple[int, int]:
     """Choices of a round, and candidates that are scored for them."""
-    settings = spec.sized(size, 0)
-    per_round = settings["per_round"] or max(1, size // 100)
-    return per_round, per_round * (settings["screen"] or settings["candidates"])
+    greedy = replace(spec.settings, basis_size=size).greedy()
+    return greedy.per_round, greedy.per_round * (greedy.screen or greedy.candidates)

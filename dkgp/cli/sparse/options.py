@@ -56,7 +56,7 @@ def method_options(function: F) -> F:
 
 
 def basis_options(function: F) -> F:
-    """How many basis samples, and which."""
+    """The basis: its size, and its samples."""
     return together(
         click.option(
             "--basis-size",
@@ -97,15 +97,15 @@ def greedy_options(function: F) -> F:
             "--per-round",
             type=int,
             help="Choices by the same weights, before they are fitted again; 1 is the papers'.  "
-            "[default: a hundredth of the basis]",
+            "[default: a fiftieth of the basis]",
         ),
         click.option("--exhaustive", is_flag=True, help="Score every sample at every choice; for small data."),
         click.option(
             "--screen",
             type=int,
-            default=0,
             metavar="K",
-            help="Score no more than K of each draw in full, the best by a cheaper score.  [default: all]",
+            help="Score no more than K of each draw in full, the best by a cheaper score; 0: all.  "
+            "[default: 2, all of sggp with one choice a round]",
         ),
         click.option(
             "--score-rows",
@@ -117,7 +117,7 @@ def greedy_options(function: F) -> F:
 
 
 def certificate_options(function: F) -> F:
-    """How near to the exact mean the model is to be proven to be."""
+    """The distance to the exact mean that is to be proven."""
     return together(
         click.option(
             "--certify-passes",

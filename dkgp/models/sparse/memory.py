@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
+from dkgp.models.memory import kept_that_fits
+from dkgp.operators.cross.columns import slab_bytes
 from dkgp.operators.cross.memory import cross_bytes
 from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE
 
@@ -31,6 +34,10 @@ class SparseMemory:
     worker_bytes : int
         Of each worker's process; in the coordinator's where the cluster is.
     shares_process : bool
+    useful_bytes : int
+        Of a growing basis' columns in all samples: what workers have a use for while it is chosen.
+    kept_bytes : int
+        What each worker's process may keep of them; gone before the fit.
     """
 
     basis_size: int
@@ -39,12 +46,26 @@ class SparseMemory:
     choice_bytes: int
     worker_bytes: int
     shares_process: bool
+    useful_bytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def coordinator_bytes(self) -> int:
         """Projected peak of the coordinator's process."""
         own = RUNTIME_BYTES + self.matrices_bytes + self.vectors_bytes + self.choice_bytes
-        return own + (self.worker_bytes if self.shares_process else 0)
+        return own + (self.worker_bytes + self.kept_bytes if self.shares_process else 0)
+
+    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> SparseMemory:
+        """The same with room for columns that are kept, as much as is wanted, is of use, and fits.
+
+        Raises
+        ------
+        MemoryBudgetError
+            A user's own figure does not fit.
+        """
+        spare_bytes = budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
+        kept_bytes = kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the basis' columns")
+        return replace(self, kept_bytes=kept_bytes)
 
     def to_json(self) -> dict[str, int | bool]:
         """Plain JSON types."""
@@ -105,15 +126,17 @@ def plan_sparse(
         Factors that grow with it.
     """
     cross = cross_bytes(n, d, m, 3 * p)
-    features = min(cache_bytes, 8 * n * ((width or d) + 1))
+    # A greedy choice looks at candidates in float32, too.
+    features = min(cache_bytes, (12 if candidates else 8) * n * ((width or d) + 1))
     sums, every = (8 * q * (m + p + 2) for q in (min(candidates, CANDIDATES_AT_ONCE), candidates))
     return SparseMemory(
         m,
         COORDINATOR_MATRICES * 8 * m * m,
-        8 * n * (7 * p + 6),
+        8 * n * (8 * p + 10),
         greedy_factors * 8 * m * m + 2 * sums + 2 * every,
         cross.worker(threads) + features + (3 * threads + 6) * sums,
         shares_process,
+        slab_bytes(n, m) if candidates else 0,
     )
 
 

@@ -33,8 +33,8 @@ from dkgp.solvers.stopping import StopReason
 
 __all__ = ["SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
 
-# Choices a round unless a user says otherwise: a hundred rounds, whatever m.
-ROUNDS = 100
+# Unless a user says otherwise: so many rounds, whatever m, and of each draw so many that are scored after refitting.
+ROUNDS, SCREEN = 50, 2
 # Of a gap that was met by estimate: what roundings may add to it.
 GAP_ROUNDING = 1e-6
 # Of matching pursuit: earlier candidates that are scored again.
@@ -56,7 +56,8 @@ class SparseSettings:
     gap : float, optional
         Choose greedily until the duality gap is this.
     candidates, per_round, exhaustive, screen, score_rows
-        Of a greedy basis; see `GreedySettings`. `per_round` is a hundredth of the basis by default; 1 is the papers'.
+        Of a greedy basis; see `GreedySettings`. `per_round` is a fiftieth of the basis by default; 1 is the papers'.
+        With several choices a round, the best two of each draw are scored after refitting (`screen`) by default.
     certify_passes : float, default 0
         Column passes of block coordinate descent that tighten what is proven.
     seed : int
@@ -69,7 +70,7 @@ class SparseSettings:
     candidates: int = CANDIDATES
     per_round: int | None = None
     exhaustive: bool = False
-    screen: int = 0
+    screen: int | None = None
     score_rows: int | None = None
     certify_passes: float = 0.0
     seed: int = 0
@@ -99,14 +100,16 @@ class SparseSettings:
     def greedy(self) -> GreedySettings:
         """Settings of the greedy choice: by the risk after refitting, or for matching pursuit with the others held."""
         pursuit = self.method == "mpgp"
+        per_round = self.per_round or max(1, self.basis_size // ROUNDS)
+        screened = per_round > 1 and not (pursuit or self.exhaustive)
         return GreedySettings(
             self.basis_size,
             "single" if pursuit else "refit",
             self.candidates,
-            self.per_round or max(1, self.basis_size // ROUNDS),
+            per_round,
             self.exhaustive,
             KEPT if pursuit else 0,
-            self.screen,
+            (SCREEN if screened else 0) if self.screen is None else self.screen,
             self.score_rows,
             self.gap,
             seed=self.seed,
@@ -260,7 +263,7 @@ def train_sparse(
 
 
 def noise_by_sample(
-    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None
+    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None = None
 ) -> tuple[Noise, Checkpointing | None]:
     """The noise of n samples, s2 times what each has of it, and checkpoints that belong to it.
 

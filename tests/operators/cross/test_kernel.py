@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.dask_rounds import DaskRound
 from dkgp.cluster.executors.here import HereExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.data.types import Progress
@@ -204,6 +207,33 @@ def test_any_number_of_workers_gives_the_same_bits(
     with on_dask(workers, processes) as (executor, _):
         for found, wanted in zip(everything(dataset, executor), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_one_gram_comes_to_the_coordinator_however_many_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of all that is fetched from worker processes, beside the vectors of the samples."""
+    fetched: list[int] = []
+    gather = DaskRound._gather
+
+    def counted(self: Any, until: float) -> list[list[Any]]:
+        found = gather(self, until)
+        fetched.append(len(pickle.dumps(found)))
+        return found
+
+    monkeypatch.setattr(DaskRound, "_gather", counted)
+    rng, m, received = np.random.default_rng(0), 150, {}
+    with on_dask(2, processes=True) as (executor, _):
+        for n in (4_000, 120_000):
+            X = rng.standard_normal((n, D))
+            source = dataset_from_arrays(tmp_path / f"of {n}", X, X[:, :1], chunk_rows=2_000)
+            with BlockedKernelOperator(KERNELS[0], 0.1, source, executor, coordinator_input_bytes=0) as operator:
+                fetched.clear()
+                CrossKernel(operator, X[:m]).whitened(source.all_targets())
+                received[n] = sum(fetched)
+                assert received[n] < 1.1 * 8 * (m * m + m + n) + 2_000
+    # Eight runs and fifteen: no more of them comes.
+    assert received[120_000] - received[4_000] == pytest.approx(8 * 116_000, rel=0.01)
 
 
 def test_runs_depend_on_the_samples_alone(monkeypatch: pytest.MonkeyPatch, one_thread: LocalExecutor) -> None:
