@@ -24,6 +24,7 @@ __all__ = [
     "examples",
     "limit_options",
     "memory_limit_option",
+    "model_options",
     "overwrite_option",
     "record_options",
     "seed_option",
@@ -162,6 +163,15 @@ def cluster_from(options: dict[str, Any]) -> ClusterOptions:
     values = {name: options.pop(name) for name in CLUSTER_NAMES}
     values |= {"kind": values.pop("cluster"), "settings": dict(values["settings"])}
     return configured_options(values)
+
+
+def model_options(function: F) -> F:
+    """Data that a model is trained on, its hyperparameters, and its place."""
+    return together(
+        click.argument("dataset"),
+        click.option("--out", required=True, metavar="STORE", help="Where the model goes."),
+        click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them."),
+    )(function)
 
 
 def memory_limit_option(function: F) -> F:

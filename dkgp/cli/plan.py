@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_type, declared_options
+from dkgp.cli.declared import DeclaredCommand, click_option, click_type, declared_options
 from dkgp.cli.options import (
     cluster_from,
     cluster_options,
@@ -19,11 +19,12 @@ from dkgp.cli.options import (
     variance_options,
 )
 from dkgp.cli.running import runs
-from dkgp.registry import byte_count, whole_numbers
+from dkgp.registry import Option, byte_count, whole_numbers
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.models.sparse.train import SparseSettings
 
 __all__ = ["plan"]
 
@@ -38,6 +39,13 @@ def measured_cluster_options(function: F) -> F:
     return decorated
 
 
+def _sparse_option() -> list[click.Option]:
+    from dkgp.models.sparse.methods import METHODS
+
+    told = "Foresee a sparse model by this method too, as `dkgp sparse` trains it: entries, time and memory."
+    return [click_option(Option("sparse", told, choices=tuple(METHODS)))]
+
+
 @click.command(
     cls=DeclaredCommand,
     epilog=examples(
@@ -45,6 +53,7 @@ def measured_cluster_options(function: F) -> F:
         "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
         "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
+        "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
         "dkgp plan train.zarr --hyper hyper.json --validate",
     ),
@@ -101,6 +110,9 @@ def measured_cluster_options(function: F) -> F:
 @click.option(
     "--test-samples", type=int, default=1000, show_default=True, help="Samples that variances will be predicted at."
 )
+@declared_options(_sparse_option)
+@click.option("--basis-size", type=int, metavar="M", help="Of --sparse: basis samples.  [default: 1000]")
+@click.option("--basis", metavar="NAME", help="Of --sparse, as for `dkgp sparse`.  [default: the method's own]")
 @click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
 @click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
 @measured_cluster_options
@@ -122,11 +134,25 @@ def plan(reporter: Reporter, **options: Any) -> Document:
     # The cluster whose messages are measured has as many workers as it has.
     cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
     solver = SolverOptions(**{name: options[name] for name in SolverOptions.option_types() if name in options})
-    names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver", "variance"}
+    names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver", "sparse", "variance"}
     rest = {name: options[name] for name in names} | {"variance": variance_given(options, "variance_")}
+    rest["sparse"] = _sparse_given(options)
     planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
     if not options["validate"]:
         return run_plan(planned_job, reporter)
     from dkgp.bench.scaling.validate import validate
 
     return run_plan(planned_job, reporter, validate)
+
+
+def _sparse_given(options: dict[str, Any]) -> SparseSettings | None:
+    """Return the settings of the sparse model to foresee; None where none is wanted."""
+    from dkgp.errors import UsageError
+    from dkgp.models.sparse.train import SparseSettings
+
+    if options["sparse"] is not None:
+        return SparseSettings(options["sparse"], basis=options["basis"], seed=options["seed"])
+    for name in ("basis_size", "basis"):
+        if options[name] is not None:
+            raise UsageError(f"`{name}` belongs to a sparse model; name its method with `sparse`, or leave it out")
+    return None

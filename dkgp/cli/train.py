@@ -15,6 +15,7 @@ from dkgp.cli.options import (
     examples,
     limit_options,
     memory_limit_option,
+    model_options,
     overwrite_option,
     record_options,
     seed_option,
@@ -50,9 +51,7 @@ def every_solver_option() -> list[click.Option]:
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
 )
-@click.argument("dataset")
-@click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
-@click.option("--hyper", required=True, metavar="FILE", help="Hyperparameters, as `dkgp tune` writes them.")
+@model_options
 @declared_options(every_solver_option)
 @click.option(
     "--precision",
@@ -75,7 +74,7 @@ def every_solver_option() -> list[click.Option]:
     "or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for it.",
 )
 @limit_options
-@click.option("--warm-start", metavar="MODEL", help="Start from the coefficients of a model of the same data.")
+@click.option("--warm-start", metavar="MODEL", help="Start from a model of the same data, exact or sparse.")
 @click.option("--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs.")
 @memory_limit_option
 @checkpoint_options

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.commands.own_work import is_unfinished_model, model_difference, warm_start
+from dkgp.commands.own_work import (
+    checkpointing_of,
+    is_unfinished_model,
+    memory_budget,
+    model_difference,
+    opened,
+    remove_checkpoint,
+    warm_start,
+)
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_side_files
@@ -17,7 +25,6 @@ from dkgp.commands.reporting.progress import Reporter, SolveProgress, announce
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.training import checkpointing_of, memory_budget, opened, remove_checkpoint
 from dkgp.commands.tree_sums import add_tree_memory, check_tree_error, check_tree_kernel
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_model
 from dkgp.data.remote.storage import exists
@@ -50,7 +57,7 @@ class TrainJob:
     cluster
         Where the rounds run.
     warm_start
-        A model of the same data to start from.
+        A model of the same data to start from, exact or sparse; a sparse one where that pays.
     by_reference
         Let the model refer to the dataset store instead of copying its inputs.
     checkpoint, checkpoint_seconds, resume
@@ -281,7 +288,9 @@ def _prepare(job: TrainJob, dataset: Dataset, found: Hyperparameters, reporter: 
     if job.tree_error is not None:
         check_tree_kernel(found.kernel)
     identity = run_identity(dataset, found.kernel, found.noise_variance, job.tree_error)
-    initial, gradient = (None, None) if job.warm_start is None else warm_start(job.warm_start, dataset, identity)
+    initial = gradient = None
+    if job.warm_start is not None:
+        initial, gradient = warm_start(job.warm_start, dataset, found, identity, reporter)
     checkpointing = checkpointing_of(job, identity, solver.settings(), reporter)
     return _Prepared(dataset, found, solver, checkpointing, initial, gradient, overwrite)
 

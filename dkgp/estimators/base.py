@@ -1,4 +1,4 @@
-"""What estimators share: hyperparameters, predictions in the inputs' own form, keeping, scikit-learn's protocol."""
+"""Base of estimators: hyperparameters, predictions in the inputs' own form, keeping, scikit-learn's protocol."""
 
 from __future__ import annotations
 
@@ -72,6 +72,11 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             seed=seed,
             fixed=fixed,
         )
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """`fit` the first time, `update` from then on."""
+        trained: Self = self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
+        return trained
 
     def _take(self, fitted: Fitted) -> None:
         """Show a model's parts under scikit-learn's names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import tempfile
@@ -33,6 +34,7 @@ from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
 from dkgp.models.sparse.stored import opened_sparse, sparse_record
 from dkgp.models.sparse.train import TrainedSparse
+from dkgp.models.sparse.update import update_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 
@@ -227,6 +229,16 @@ class FittedSparse(Fitted):
     def save(self, url: str, *, overwrite: bool = False) -> None:
         """Write the model to a store; errors as of `save_sparse_model`."""
         save_sparse_model(url, self.record, overwrite=overwrite)
+
+    def updated(self, inputs: FloatArray, targets: FloatArray, relative_noise: FloatArray | None) -> FittedSparse:
+        """The model with new samples, raw inputs (n, d_raw) and targets (n, p); errors as of `update_sparse`."""
+        record, to = self.record, self.record.standardisation
+        mark = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
+        dataset = assembled_dataset(
+            to.inputs(inputs), to.targets(targets), to, record.feature_names, record.target_names, mark
+        )
+        updated = update_sparse(self.opened, dataset, relative_noise)
+        return FittedSparse(memory_sparse_model(updated), self.workspace)
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictorSource:
         """Return what tasks of this process take their predictor from; `n_test` is of no consequence."""

@@ -207,7 +207,7 @@ class GPRegressor(GPEstimator):
                 "this model came without its training targets or its gradient, so it cannot be trained further; fit "
                 "again with all samples"
             )
-        dataset = append_rows(fitted.dataset, *new_samples(self, X, y, fitted.dataset))
+        dataset = append_rows(fitted.dataset, *new_samples(self, X, y, fitted.dataset.n_targets))
         client = self.client if self.client is not None and is_in_process(self.client) else None
         with executor_for(client, dataset.n_samples) as executor:
             trained = update(
@@ -223,10 +223,6 @@ class GPRegressor(GPEstimator):
         self._take(FittedModel.of(trained, dataset, fitted.workspace, fitted.about))
         self._warn_of_shortfall()
         return self
-
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """`fit` the first time, `update` from then on."""
-        return self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)

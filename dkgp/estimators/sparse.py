@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numbers
+import operator
 import warnings
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -12,14 +12,14 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
-from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
+from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
-from dkgp.estimators.training_set import computed, training_set
+from dkgp.estimators.training_set import computed, new_samples, training_set
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
 from dkgp.models.sparse.ladder import LadderTarget, climb
-from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.sparse.train import SparseSettings, noise_by_sample, train_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 
@@ -187,11 +187,15 @@ class SparseGPRegressor(GPEstimator):
         target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         dataset, several = training_set(self, X, y, workspace)
-        settings, given = self._settings(dataset.n_samples, seed), self._given(dataset)
+        n, given = dataset.n_samples, self._given(dataset)
+        settings = self._settings(n, seed)
+        if given is None and not 1 <= settings.basis_size <= n:
+            raise InputError(f"a basis has 1 to {n:,} samples here; {settings.basis_size:,} were asked for")
         noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
+        noise_by_sample(1.0, noise, n)
         found = self._hyperparameters(dataset, seed)
         problem = (dataset, found.kernel, found.noise_variance)
-        with executor_for(self.client, dataset.n_samples) as executor:
+        with executor_for(self.client, n) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
                 trained = climb(*problem, executor, settings, target, relative_noise=noise)
@@ -202,6 +206,33 @@ class SparseGPRegressor(GPEstimator):
         if found.converged is False:
             warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall(target)
+        return self
+
+    def update(self, X: Any, y: Any, relative_noise: Any = None) -> Self:
+        """Take in further samples, with basis, hyperparameters and standardisation as they are.
+
+        The old samples need not be there: the weights are those of a fit to all, and what is proven is carried on, less
+        tightly. Evidence is not. Of "sd" and "fitc" there is no update.
+
+        Parameters
+        ----------
+        X, y, relative_noise
+            As for `fit`. They are brought into memory.
+
+        Returns
+        -------
+        SparseGPRegressor
+            This one.
+
+        Raises
+        ------
+        InputError
+            Other features or targets than the training set's, or a model that cannot be updated.
+        """
+        check_is_fitted(self)
+        inputs, targets = new_samples(self, X, y, self._fitted.record.n_targets)
+        noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
+        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), noise))
         return self
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
@@ -234,17 +265,19 @@ class SparseGPRegressor(GPEstimator):
 
     def _settings(self, n: int, seed: int) -> SparseSettings:
         """Settings for n samples, with the gap of a choice of a given size."""
-        auto, size = self.basis_size == AUTO, self.basis_size
+        auto, size = self.basis_size == AUTO, cast(Any, self.basis_size)
         if auto or size is None:
             size = min(DEFAULT_BASIS_SIZE, n)
-        if not isinstance(size, numbers.Integral | int):
-            raise InputError(f'basis_size= takes a whole number or "auto"; got {size!r}')
+        try:
+            size = operator.index(size)
+        except TypeError:
+            raise InputError(f'basis_size= takes a whole number or "auto"; got {size!r}') from None
         settings = SparseSettings(
-            basis_size=int(size),
+            basis_size=size,
             basis=self.basis if isinstance(self.basis, str) else None,
             gap=None if auto else self.gap,
             seed=seed,
-            **{name: getattr(self, name) for name in _SETTINGS},
+            **{name: value for name in _SETTINGS if (value := getattr(self, name)) is not None},
         )
         if settings.chosen_basis == "greedy":
             settings.greedy()
@@ -252,8 +285,10 @@ class SparseGPRegressor(GPEstimator):
 
     def _target(self) -> LadderTarget | None:
         """Proofs that are asked for, if any are."""
-        if self.basis_size == AUTO and not (self.basis is None or isinstance(self.basis, str)):
-            raise InputError("a basis that is given does not grow; leave out basis=, or basis_size=")
+        if not (self.basis is None or isinstance(self.basis, str)) and (
+            self.basis_size == AUTO or self.gap is not None
+        ):
+            raise InputError("a basis that is given does not grow; leave out basis=, or gap= and basis_size=")
         if self.basis_size != AUTO and self.gap is None and self.target_distance is None:
             return None
         return LadderTarget(self.target_distance, self.gap, self.largest_basis)

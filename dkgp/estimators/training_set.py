@@ -49,12 +49,11 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
         return dataset_from_arrays(workspace.url("training-set"), table.inputs, targets, **names), several
 
 
-def new_samples(estimator: Any, X: Any, y: Any, dataset: Dataset) -> tuple[Any, Any]:
-    """Raw inputs (m, d_raw) and targets to be appended to a training set, in memory.
+def new_samples(estimator: Any, X: Any, y: Any, p: int) -> tuple[Any, Any]:
+    """Raw inputs (m, d_raw) and p targets to be appended to a training set, in memory.
 
     Raises `InputError`: other features, or another number of targets.
     """
-    p = dataset.n_targets
     if is_plain(X):
         inputs, targets = _validated(estimator, X, y, reset=False)
     else:

@@ -11,12 +11,15 @@ from typing import Any, Protocol
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.tile_budget import budget_here
 from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.sparse import SparseJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
+from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
@@ -24,6 +27,7 @@ from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
+from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Sizes
 
@@ -83,6 +87,8 @@ class PlanJob:
         Products with the matrix or column passes, where they are known.
     memory_limit_bytes
         What a run may take in the coordinator's process; default: what is available.
+    sparse, basis_size
+        A sparse model to foresee too: how, and its basis samples where they are not to be the settings'.
     variance, test_samples
         Variances to foresee too: how, and of how many samples.
     plot, overwrite
@@ -103,6 +109,8 @@ class PlanJob:
     bytes_per_second: float | None = None
     passes: float | None = None
     memory_limit_bytes: int | None = None
+    sparse: SparseSettings | None = None
+    basis_size: int | None = None
     variance: VarianceSettings | None = None
     test_samples: int = 1000
     plot: str | None = None
@@ -163,10 +171,13 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         reporter.note(f"the solver is {foreseen.solver.name}: {foreseen.choice.reason}")
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
     variances = _foresee_variances(job, dataset, found)
+    sparse = _foresee_sparse(job, dataset, found, memory.resident_bytes)
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    rows = [_row(job, count, foreseen, variances, machine, cluster, memory.resident_bytes) for count in job.workers]
+    rows = [
+        _row(job, count, foreseen, variances, sparse, machine, cluster, memory.resident_bytes) for count in job.workers
+    ]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
         "command": "plan",
@@ -178,6 +189,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "tolerance": job.solver.tolerance,
         **plain(foreseen.to_json()),
         "variance": None if variances is None else plain(variances.to_json()),
+        "sparse": None if sparse is None else plain(sparse.to_json()),
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
         "workers": rows,
@@ -221,6 +233,20 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, found: Hyperparameters) -
         ) from None
 
 
+def _foresee_sparse(
+    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int
+) -> ForeseenSparse | None:
+    if job.sparse is None:
+        return None
+    asked = SparseJob(job.dataset, job.hyper or "", "", job.sparse, job.basis_size)
+    asked.check()
+    sized = asked.sized(dataset.n_samples)
+    sparse = foresee_sparse(dataset, found, sized.settings, job.cluster.cache_bytes)
+    budget = job.memory_limit_bytes or resident_bytes + available_bytes()
+    sparse.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
+    return sparse
+
+
 def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
     """Return what messages cost on the cluster named, or between processes here."""
     options = job.cluster
@@ -253,6 +279,7 @@ def _row(
     workers: int,
     foreseen: Foreseen,
     variances: ForeseenVariances | None,
+    sparse: ForeseenSparse | None,
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
@@ -297,6 +324,9 @@ def _row(
         ),
         "coordinator_memory_bytes": memory.coordinator_bytes,
         "variance": None if variances is None else _variance_row(variances, fleet, foreseen.sizes, machine, cluster),
+        "sparse": None
+        if sparse is None
+        else _sparse_row(sparse, fleet, foreseen.sizes, machine, cluster, resident_bytes),
     }
 
 
@@ -319,6 +349,26 @@ def _variance_row(
         "batch_size": run.plan["batch_size"],
         "together": run.plan["together"],
         "worker_memory_bytes": variances.worker_bytes(run, cluster.worker_resident_bytes),
+    }
+
+
+def _sparse_row(
+    sparse: ForeseenSparse,
+    fleet: Fleet,
+    sizes: Sizes,
+    machine: MachineFigures,
+    cluster: ClusterFigures,
+    resident_bytes: int,
+) -> dict[str, Any]:
+    """Return what a sparse model takes on so many workers."""
+    expected = project(sparse.phases(), sizes, machine.prices, fleet)
+    memory = sparse.memory(fleet.workers, fleet.threads_per_worker)
+    return {
+        "seconds": expected.total,
+        "phases": expected.seconds,
+        "limit": expected.limit,
+        "worker_memory_bytes": cluster.worker_resident_bytes + memory.worker_bytes,
+        "coordinator_memory_bytes": resident_bytes + memory.coordinator_bytes,
     }
 
 

@@ -236,7 +236,7 @@ def _check_training(job: TrainJob | SparseJob) -> None:
 
 def _check_tune(job: TuneJob) -> None:
     from dkgp.commands.refine import check_refinement
-    from dkgp.commands.tune_bound import check_bound_options
+    from dkgp.commands.tune.bound import check_bound_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets

@@ -162,7 +162,7 @@ def test_tune_killed_after_its_file_was_written_is_done(
 ) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 150, "--json"]
-    killed_at(process, "dkgp.commands.tune:_conclude", command)
+    killed_at(process, "dkgp.commands.tune.run:_conclude", command)
     written = out.read_bytes()
     result = run(*command, "--resume")
     assert "were complete when an earlier run ended" in result.stderr

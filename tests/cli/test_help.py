@@ -35,8 +35,8 @@ def test_the_commands_of_this_release() -> None:
         group: {names[1] for names in ALL if names[0] == group and len(names) == 2} for group in ("bench", "submit")
     }
     measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth"}
-    assert below["bench"] == measures | {"papers", "solvers"}
-    assert below["submit"] == {"train", "tune", "predict", "evaluate"}
+    assert below["bench"] == measures | {"papers", "solvers", "sparse"}
+    assert below["submit"] == {"train", "sparse", "tune", "predict", "evaluate"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)

@@ -72,6 +72,39 @@ def test_a_plan_for_1_to_256_workers(run: Run, document: Run, problem: tuple[Pat
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_sparse_model_is_foreseen_beside_the_exact_one(
+    run: Run, document: Run, problem: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train, hyper = problem
+    options = ("--hyper", hyper, "--cluster", "local", "--solver", "cholesky", "--figures", tmp_path / "machine.json")
+    options += ("--workers", "1,4", "--sparse", "sggp")
+    found = document(run("plan", train, *options, "--basis-size", 100, "--json"))
+    assert (found["sparse"]["method"], found["sparse"]["basis"], found["sparse"]["basis_size"]) == (
+        "sggp",
+        "greedy",
+        100,
+    )
+    assert found["sparse"]["model_bytes"] == 8 * 100 * (200 + 10 + 1)
+    for row in found["workers"]:
+        own = row["sparse"]
+        assert list(own["phases"]) == ["reading", "choice", "fit", "algebra"]
+        assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
+    shown = run("plan", train, *options, "--basis", "uniform")
+    assert "sggp, 300 samples (uniform)" in " ".join(shown.stdout.split())  # the default is more than there are
+    for refusal, words, code in (
+        (("--basis-size", 301), "a basis of 301 samples was asked for; there are 300", 3),
+        (("--basis", "best"), "unknown basis 'best'", 3),
+        (("--memory-limit", "1MiB"), "is projected to need", 3),
+    ):
+        result = run("plan", train, *options, *refusal)
+        assert result.exit_code == code
+        assert words in " ".join(result.stderr.split())
+    result = run("plan", train, *options[:-2], "--basis-size", 10)
+    assert result.exit_code == 2
+    assert "--basis-size belongs to a sparse model; name its method with --sparse" in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("options", "solver", "phases"),
     [

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dkgp.commands import refine as refine_job
-from dkgp.commands import tune as tune_job
 from dkgp.commands.tune import TuneJob
+from dkgp.commands.tune import run as tune_job
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models import read_hyperparameters
 from dkgp.models.refinement.record import RefineSettings

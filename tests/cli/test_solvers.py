@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands import training as commands_training
+from dkgp.commands import own_work
 from dkgp.data import CheckpointStore, open_model
 
 Command = Callable[..., Any]
@@ -182,9 +182,9 @@ def test_auto_says_what_it_picked_and_why(
     # Looked at for the choice, and again for a model that is done: the data are opened once.
     opened: list[str] = []
     for name in ("open_dataset", "read_hyperparameters"):
-        function = getattr(commands_training, name)
+        function = getattr(own_work, name)
         monkeypatch.setattr(
-            commands_training, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
+            own_work, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
         )
     again = ("--out", tmp_path / "m.zarr", "--solver", "auto", "--resume", "--json")
     assert document(run("train", store, "--hyper", hyper, *again))["certificate"] == found["certificate"]

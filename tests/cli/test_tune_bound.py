@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from dkgp.commands import tune_bound
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.commands.tune import bound as tune_bound
 from dkgp.models import read_hyperparameters
 from tests.cli.conftest import document_of, refused
 
@@ -158,7 +158,7 @@ def test_what_does_not_go_together_or_fit_is_refused_before_a_cluster_is_started
     def opened(*arguments: object) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr("dkgp.commands.tune.open_executor", opened)
+    monkeypatch.setattr("dkgp.commands.tune.run.open_executor", opened)
     refused(run("tune", train, "--out", tmp_path / "hyper.json", *options), *words, exit_code=exit_code)
     assert list(tmp_path.iterdir()) == []
 

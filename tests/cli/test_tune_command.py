@@ -151,7 +151,7 @@ def test_options_that_do_not_fit_are_refused_before_a_cluster_is_started(
     def opened(*arguments: object) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr("dkgp.commands.tune.open_executor", opened)
+    monkeypatch.setattr("dkgp.commands.tune.run.open_executor", opened)
     for options in (("--fix", "gama=1"), ("--kernel", "rbff"), ("--folds", 1), ("--subsets", 0), ("--restarts", 0)):
         assert run("tune", train, "--out", tmp_path / "hyper.json", *options).exit_code == 3
 
@@ -171,7 +171,7 @@ def test_options_given_several_times_stand_in_a_batch_script(run: Command, tmp_p
 def test_more_memory_than_there_is_is_refused_with_numbers(
     run: Command, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.commands.tune.available_bytes", lambda: 2_500_000)
+    monkeypatch.setattr("dkgp.commands.tune.run.available_bytes", lambda: 2_500_000)
     given = ("tune", train, "--out", tmp_path / "hyper.json", "--subset", 200)
     assert run(*given).exit_code == 0  # two matrices of 200 x 200 and three block columns are 1,600,000 bytes
     result = run(*given, "--overwrite", "--subsets", 3, "--workers", 2)

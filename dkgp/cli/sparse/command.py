@@ -14,6 +14,7 @@ from dkgp.cli.options import (
     cluster_options,
     examples,
     memory_limit_option,
+    model_options,
     overwrite_option,
     record_options,
     seed_option,
@@ -38,16 +39,14 @@ __all__ = ["sparse", "sparse_job"]
 @click.command(
     cls=DeclaredCommand,
     epilog=examples(
-        "dkgp sparse train.zarr hyper.json sparse.zarr",
-        "dkgp sparse train.zarr hyper.json sparse.zarr --method sggp --basis-size 2000 --gap 0.025 --plot basis.png",
-        "dkgp sparse train.zarr hyper.json sparse.zarr --basis k-means --basis-size 500 --certify-passes 3",
-        "dkgp sparse train.zarr hyper.json sparse.zarr --basis-size auto --target-distance 0.01",
-        "dkgp sparse train.zarr hyper.json sparse.zarr --method sggp --resume",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --gap 0.025 --plot basis.png",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis k-means --certify-passes 3",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis-size auto --target-distance 0.01",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --resume",
     ),
 )
-@click.argument("dataset")
-@click.argument("hyper")
-@click.argument("out")
+@model_options
 @method_options
 @basis_options
 @greedy_options
@@ -62,9 +61,8 @@ __all__ = ["sparse", "sparse_job"]
 def sparse(reporter: Reporter, **options: Any) -> Document:
     """Train a sparse Gaussian process on the store DATASET, with a proven distance to the exact one.
 
-    HYPER is a file as `dkgp tune` writes it; the model goes to the store OUT, and predicts without the training set.
-    Time is in proportion to n m², memory to m². Where a gap or a distance was asked for and is not met, the model is
-    saved all the same, says so, and the command ends with exit code 4.
+    The model predicts without the training set. Time is in proportion to n m², memory to m². Where a gap or a distance
+    was asked for and is not met, the model is saved all the same, says so, and the command ends with exit code 4.
     """
     from dkgp.commands.sparse import run_sparse
 

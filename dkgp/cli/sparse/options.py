@@ -56,7 +56,7 @@ def method_options(function: F) -> F:
 
 
 def basis_options(function: F) -> F:
-    """How many basis samples, and which."""
+    """The basis: its size, and its samples."""
     return together(
         click.option(
             "--basis-size",
@@ -76,7 +76,8 @@ def basis_options(function: F) -> F:
             "--given-basis",
             metavar="FILE",
             help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any "
-            "format that `dkgp ingest` reads; a dataset store; or the basis of another sparse model.",
+            "format that `dkgp ingest` reads; a dataset store; the basis of another sparse model; or that of --hyper's "
+            "file, where `dkgp tune --objective bound` wrote it: the bound is this basis'.",
         ),
     )(function)
 
@@ -117,7 +118,7 @@ def greedy_options(function: F) -> F:
 
 
 def certificate_options(function: F) -> F:
-    """How near to the exact mean the model is to be proven to be."""
+    """The distance to the exact mean that is to be proven."""
     return together(
         click.option(
             "--certify-passes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,12 +61,13 @@ def plot_basis(
 
 
 def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is proven of the model, and of the rungs below it: of the worst target, and risks of all."""
+    """Proofs of the model, and of the rungs below it: of the worst target, and risks of all."""
     rungs = summary.get("ladder", {}).get("rungs", [])
     if rungs:
         return [{**rung, "risk": sum(rung["risk"]), "least": sum(rung["least"])} for rung in rungs]
     least = sum(max(bound) for bound in zip(*certificate["least_risk"].values(), strict=True))
-    ends = {"gap": max(summary["gap"]), "distance": max(summary["rms_bound"])}
+    gap = None if None in summary["gap"] else max(summary["gap"])
+    ends = {"gap": gap, "distance": max(summary["rms_bound"])}
     return [{"size": summary["basis_size"], "risk": sum(certificate["risk"]), "least": least, **ends}]
 
 
@@ -81,4 +83,5 @@ def _draw(
 
 
 def _column(history: Sequence[Mapping[str, Any]], name: str) -> Figures:
-    return np.asarray([float(record[name]) for record in history])
+    """Figures of a record each; what is not known is not drawn."""
+    return np.asarray([math.nan if record[name] is None else float(record[name]) for record in history])

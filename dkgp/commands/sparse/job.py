@@ -86,7 +86,7 @@ class SparseJob:
 
     @property
     def target(self) -> LadderTarget | None:
-        """What a basis that grows by itself grows to; None of one whose size was given."""
+        """The target of a basis that grows by itself; None of one whose size was given."""
         if self.basis_size != "auto":
             return None
         return LadderTarget(self.target_distance, self._gap, self.largest_basis)

@@ -10,7 +10,15 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor, open_executor
 from dkgp.cluster.tile_budget import TileBudget
-from dkgp.commands.own_work import difference, is_unfinished_model
+from dkgp.commands.own_work import (
+    checkpointing_of,
+    difference,
+    has_checkpoint,
+    is_unfinished_model,
+    memory_budget,
+    opened,
+    remove_checkpoint,
+)
 from dkgp.commands.reporting.basis_plot import plot_basis
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
@@ -20,7 +28,6 @@ from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.sparse.given import digest, read_given_basis
 from dkgp.commands.sparse.job import SparseJob
-from dkgp.commands.training import checkpointing_of, has_checkpoint, memory_budget, opened, remove_checkpoint
 from dkgp.data import CheckpointStore, Dataset, ensure_writable
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, open_sparse_model
 from dkgp.errors import InputError, InterruptedRunError
@@ -56,12 +63,11 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Projected memory, of a ladder for each rung by itself; bytes of inputs here; what else is free; what is kept."""
+    """Projected memory, and bytes of inputs at the coordinator; of a ladder, which projects its rungs, what is free."""
 
     sparse: SparseMemory | None
     inputs_bytes: int
     free_bytes: int
-    kept_bytes: int
 
 
 def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
@@ -179,7 +185,7 @@ def _conclude(
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
-    """What a user must know of a model, in words."""
+    """Everything that a user must know of a model, in words."""
     found = []
     if not summary["converged"]:
         advice = f"; {summary['advice']}" if summary["advice"] else ""
@@ -241,10 +247,9 @@ def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> _Plan
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
         inputs = 0
     plan.require(budget, resident)
-    # What a ladder's first rung has a use for is all that its later ones keep.
-    plan = plan.with_kept(executor.tiles, budget - inputs, resident)
-    free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
-    return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
+    if job.target is not None:
+        return _Plan(None, inputs, budget - resident - inputs)
+    return _Plan(plan.with_kept(executor.tiles, budget - inputs, resident), inputs, 0)
 
 
 def _train(
@@ -253,7 +258,8 @@ def _train(
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
-    executor.tiles = TileBudget(plan.kept_bytes)
+    # A ladder grows into what is free: nothing is kept from its rungs.
+    executor.tiles = TileBudget(0 if plan.sparse is None else plan.sparse.kept_bytes)
     size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
@@ -266,7 +272,8 @@ def _train(
             log.write({"iteration": progress.round, **progress.to_json()})
 
         def after_rung(rung: Rung) -> None:
-            reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}, gap {rung.gap:.3g}")
+            gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
+            reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}{gap}")
             if not job.is_greedy:
                 log.write({"iteration": rung.size, **rung.to_json()})
 
@@ -311,13 +318,6 @@ def _judged(job: SparseJob, prepared: _Prepared, trained: TrainedSparse) -> Trai
     }
     if job.target is not None:
         return replace(trained, summary=summary)
-    wanted = job.settings.basis_size
-    if trained.greedy is None and summary["basis_size"] < wanted:
-        summary["reason"] += f"; {wanted:,} were asked for, and no other adds anything that float64 could tell"
-    gap, largest = job.settings.gap, float(np.max(trained.certificate.gap))
-    if gap is not None and not summary["converged"] and largest <= gap:
-        # Other bounds than the choice's own may be tighter.
-        summary |= {"converged": True, "advice": "", "reason": f"{summary['reason']}; proven in the end: {largest:.3g}"}
     worst, target = float(np.max(bound)), job.target_distance
     if target is not None and summary["converged"]:
         met = worst <= target

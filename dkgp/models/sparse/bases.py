@@ -30,7 +30,7 @@ from dkgp.operators.cross.centres import farthest_first, moved_centres
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.pivots import LEAST_PIVOT, PIVOTS_A_STEP, RandomlyPivotedCholesky, stand_in
 
-__all__ = ["BLIND_BASES", "blind_basis", "given_basis"]
+__all__ = ["BLIND_BASES", "blind_basis", "check_basis_name", "given_basis"]
 
 LLOYD_ITERATIONS = 10
 # Swaps that are tried for each sample of an entropy basis, and candidates that are looked at together.
@@ -54,12 +54,17 @@ def blind_basis(operator: BlockedKernelOperator, name: str, size: int, seed: int
     InputError
         An unknown name, or a size that is not in 1..n.
     """
-    if name not in BLIND_BASES:
-        raise InputError(f"unknown basis {name!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}, or given samples")
+    check_basis_name(name)
     if not 1 <= size <= operator.n:
         raise InputError(f"a basis has 1 to {operator.n:,} samples here; {size:,} were asked for")
     with single_threaded_blas():
         return BLIND_BASES[name](operator, size, np.random.default_rng(seed))
+
+
+def check_basis_name(name: str) -> None:
+    """Refuse a name that is none of `BLIND_BASES`, nor greedy; `InputError` has those that there are."""
+    if name not in (*BLIND_BASES, "greedy"):
+        raise InputError(f"unknown basis {name!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}, or given samples")
 
 
 def given_basis(operator: BlockedKernelOperator, basis: IndexArray | FloatArray) -> Basis:

@@ -263,7 +263,7 @@ def train_sparse(
 
 
 def noise_by_sample(
-    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None
+    noise_variance: float, relative: FloatArray | None, n: int, checkpointing: Checkpointing | None = None
 ) -> tuple[Noise, Checkpointing | None]:
     """The noise of n samples, s2 times what each has of it, and checkpoints that belong to it.
 

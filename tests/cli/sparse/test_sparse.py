@@ -33,7 +33,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def sparse(pipeline: dict[str, Any], out: Path, *more: object) -> list[object]:
-    return ["sparse", pipeline["ingest"]["train"], pipeline["tune"]["out"], out, "--json", *more]
+    return ["sparse", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--out", out, "--json", *more]
 
 
 def same_model(found: SparseRecord, expected: SparseRecord) -> None:
@@ -164,7 +164,7 @@ def test_a_gap_that_the_certificate_proves_in_the_end_is_met(
     options = ("--method", "sggp", "--basis-size", 60, "--certify-passes", 8, "--gap", between, "--overwrite")
     met = document(run(*sparse(pipeline, out, *options)))
     assert met["gap"] == loose["gap"]
-    assert f"proven in the end: {proven:.3g}" in met["reason"]
+    assert f"duality gap {proven:.3g} <= {between:.3g} is proven" in met["reason"]
 
 
 def test_overconfidence_and_bounds_that_say_little_are_warned_of(
@@ -223,6 +223,7 @@ def test_a_ladder_that_ends_below_its_target_says_what_the_exact_model_would_tak
     assert "the exact model (cholesky) would take about" in words
     shown = run(*(part for part in command if part != "--json"), "--resume", "--quiet")
     assert shown.exit_code == 4
+    words = open_sparse_model(out).summary["ladder"]["exact"]["words"]  # of seconds that were taken this time
     assert " ".join(words.split()) in " ".join(shown.stdout.split())
 
 

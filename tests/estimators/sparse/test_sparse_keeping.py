@@ -11,16 +11,20 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
+from click.testing import CliRunner
 from dask.base import collections_to_expr
 from distributed import Client
 from sklearn.base import clone
 
 from dkgp import GPRegressor, SparseGPRegressor
+from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
-from dkgp.data import dataset_from_arrays, open_dataset
+from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.errors import ClusterError, InputError, OutputExistsError, StoreError
+from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.prediction.sparse import SparsePredictor
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
@@ -194,3 +198,36 @@ def test_workers_in_other_processes_come_to_the_same_bits(
     with pytest.raises(ClusterError, match="store="):
         lost.result()
     assert outer_client.status == "running"
+
+
+# ------------------------------------------------------------------------------------------------ on the command line
+
+
+def test_the_command_line_reads_and_writes_the_same_models(
+    problem: Problem, sparse: SparseGPRegressor, tmp_path: Path
+) -> None:
+    def run(*arguments: Any) -> None:
+        done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+
+    names = ["east", "unused", "north", "depth"]
+    frame = pd.DataFrame(problem.X, columns=names).assign(load=problem.y)
+    frame.to_parquet(tmp_path / "train.parquet")
+    pd.DataFrame(problem.X_new, columns=names).to_parquet(tmp_path / "new.parquet")
+    for name, more in (("train", ["--target", "load"]), ("new", [])):
+        run("ingest", tmp_path / f"{name}.parquet", tmp_path / f"{name}.zarr", *more)
+    # What Python saved, predicted by the command.
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60).fit(frame[names], frame["load"])
+    model.save(tmp_path / "mine.zarr")
+    run("predict", tmp_path / "mine.zarr", tmp_path / "new.zarr", "--out", tmp_path / "pred.zarr", "--variance")
+    found, (mean, _, variance, bounds) = open_prediction(tmp_path / "pred.zarr"), sparse.predict(problem.X_new, **ALL)
+    np.testing.assert_allclose(found.read("mean", 0, 60)[:, 0], mean, rtol=1e-9)
+    np.testing.assert_allclose(found.read("variance", 0, 60)[:, 0], variance, rtol=1e-6)
+    np.testing.assert_allclose(found.read("variance_upper", 0, 60)[:, 0], bounds.variance_upper, rtol=1e-6)
+    # What the command trained, loaded in Python.
+    write_hyperparameters(tmp_path / "hyper.json", Hyperparameters(KERNEL, NOISE))
+    run("sparse", tmp_path / "train.zarr", tmp_path / "hyper.json", tmp_path / "theirs.zarr", "--basis-size", 60)
+    loaded = SparseGPRegressor.load(tmp_path / "theirs.zarr")
+    assert loaded.target_names_ == ("load",)
+    np.testing.assert_allclose(loaded.predict(problem.X_new), mean, rtol=1e-9)
+    assert loaded.distance_ == pytest.approx(sparse.distance_, rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from typing import Any
 
@@ -214,6 +215,33 @@ def test_a_sample_of_half_the_noise_counts_twice(problem: Problem) -> None:
     assert np.abs(once.predict(problem.X_new) - plain.predict(problem.X_new)).max() > 1e-3
 
 
+@pytest.mark.parametrize("noise", [None, 0.5])
+def test_update_is_fitting_with_all_samples_under_the_old_scale(problem: Problem, noise: float | None) -> None:
+    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=40)
+    assert model.partial_fit(problem.X, problem.y) is model
+    model.partial_fit(problem.X_new[:10], problem.y_new[:10])
+    relative = np.ones(330) if noise is None else np.r_[np.ones(310), np.full(20, noise)]
+    model.update(problem.X_new[10:30], problem.y_new[10:30], None if noise is None else relative[310:])
+    X, y = np.vstack([problem.X, problem.X_new[:30]])[:, KEPT], np.r_[problem.y, problem.y_new[:30]]
+    mean, std = problem.X[:, KEPT].mean(axis=0), problem.X[:, KEPT].std(axis=0)
+    X, T, Z = ((values - mean) / std for values in (X, problem.X_new[:, KEPT], model.basis_inputs_))
+    shift, scale = problem.y.mean(), problem.y.std()
+    known = Dense(KERNEL, X, (y[:, None] - shift) / scale, NOISE * relative, Z, T)
+    found, bounds = model.predict(problem.X_new, return_bounds=True)
+    np.testing.assert_allclose(found, shift + scale * known.predictive("vfe")[0][:, 0], atol=1e-5 * scale)
+    assert np.all(np.abs(found - shift - scale * known.exact()[0][:, 0]) <= bounds.mean_error)
+    assert model.certificate_.n == 330
+    again = pickle.loads(pickle.dumps(model)).update(problem.X_new[30:31], problem.y_new[30:31])
+    assert again.certificate_.n == 331
+    with pytest.raises(InputError, match="2 targets; expected 1"):
+        model.update(problem.X_new, np.column_stack([problem.y_new, problem.y_new]))
+    with pytest.raises(ValueError, match="features"):
+        model.update(problem.X_new[:, :2], problem.y_new)
+    subset = SparseGPRegressor(KERNEL, noise_variance=NOISE, method="sd", basis_size=20).fit(problem.X, problem.y)
+    with pytest.raises(InputError, match="a model by sd cannot take in new samples"):
+        subset.update(problem.X_new, problem.y_new)
+
+
 def test_noise_by_sample_joins_white_noise_of_the_kernel(problem: Problem) -> None:
     relative = np.random.default_rng(1).uniform(0.5, 2.0, 300)
     parts = SparseGPRegressor(KERNEL + White(0.6 * NOISE), noise_variance=0.4 * NOISE, basis_size=30)
@@ -262,7 +290,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"method": "nystrom"}, "unknown sparse method 'nystrom'; there are sd, sr, dtc, fitc, vfe, sggp, mpgp"),
         ({"basis": "best"}, "unknown basis 'best'"),
         ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
-        ({"basis_size": 301, "method": "sggp"}, "a basis of 301 samples was asked for; there are 300"),
+        ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; 301 were asked for"),
         ({"basis_size": 0}, "a basis has 1 to 300 samples here; 0 were asked for"),
         ({"gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
         ({"certify_passes": -1.0}, "`certify_passes` must not be negative"),
@@ -283,6 +311,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"basis_size": 2.5}, "takes a whole number"),
         ({"basis_size": "auto"}, "needs a target: a `target_distance`, or a `gap`"),
         ({"basis_size": "auto", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
+        ({"method": "sggp", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
         ({"target_distance": 0.0}, "`target_distance` must be positive; got 0.0"),
     ],
 )
@@ -290,6 +319,25 @@ def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any]
     parameters = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 20, **parameters}
     with pytest.raises(InputError, match=message):
         SparseGPRegressor(**parameters).fit(problem.X, problem.y)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "noise"),
+    [
+        ({"basis_size": 301}, None),
+        ({"basis_size": 301, "method": "mpgp"}, None),
+        ({"basis": "best"}, None),
+        ({"basis": np.zeros((4, 2))}, None),
+        ({"gap": 0.1}, None),
+        ({}, np.zeros(300)),
+    ],
+)
+def test_what_can_be_is_refused_before_tuning(
+    problem: Problem, parameters: dict[str, Any], noise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparseGPRegressor, "_hyperparameters", lambda *_: pytest.fail("tuned"))
+    with pytest.raises(InputError):
+        SparseGPRegressor(**parameters).fit(problem.X, problem.y, noise)
 
 
 @pytest.mark.parametrize(

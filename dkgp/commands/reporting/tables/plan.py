@@ -16,7 +16,7 @@ __all__ = ["plan_tables"]
 def plan_tables(document: Document) -> list[RenderableType]:
     """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
     tables = [_summary(document), _workers(document), Text(_sentence(document))]
-    return [*tables, *_kept(document), *_variances(document), *_validation(document)]
+    return [*tables, *_kept(document), *_sparse(document), *_variances(document), *_validation(document)]
 
 
 def _summary(document: Document) -> RenderableType:
@@ -102,6 +102,32 @@ def _variances(document: Document) -> list[RenderableType]:
             size(own["worker_memory_bytes"]),
         )
     return [table_of("Variances", rows), table]
+
+
+def _sparse(document: Document) -> list[RenderableType]:
+    found = document["sparse"]
+    if found is None:
+        return []
+    rows = [
+        ("method, basis", f"{found['method']}, {found['basis_size']:,} samples ({found['basis']})"),
+        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("coordinator's memory", size(document["workers"][0]["sparse"]["coordinator_memory_bytes"])),
+        ("the model's store", size(found["model_bytes"])),
+    ]
+    table = Table()
+    phases = list(document["workers"][0]["sparse"]["phases"])
+    for heading in ("workers", "time", *phases, "memory of each", "limit"):
+        table.add_column(heading, justify="left" if heading == "limit" else "right")
+    for row in document["workers"]:
+        own = row["sparse"]
+        table.add_row(
+            f"{row['workers']:,}",
+            duration(own["seconds"]),
+            *(duration(own["phases"][name]) for name in phases),
+            size(own["worker_memory_bytes"]),
+            own["limit"],
+        )
+    return [table_of("Sparse model", rows), table]
 
 
 def _products(counts: Document) -> str:

@@ -64,7 +64,7 @@ def sparse_info_tables(document: Document) -> list[RenderableType]:
 
 
 def _distances(document: Document) -> Rows:
-    """What is proven of the mean, target by target."""
+    """Proofs of the mean, target by target."""
     names = document["target_names"][:MOST_TARGETS]
     rows: Rows = []
     for target, name in enumerate(names):
@@ -73,7 +73,7 @@ def _distances(document: Document) -> Rows:
         proven = f"{document['rms_bound_raw'][target]:.4g}, {document['rms_bound'][target]:.3g} of the targets' spread"
         rows.append((f"RMS distance to the exact mean{of}", f"proven <= {proven} (by {_BOUNDS.get(bound, bound)})"))
         gap = document["gap"][target]
-        rows.append((f"duality gap{of}", "unknown" if gap is None else f"{gap:.3g}"))
+        rows.append((f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}"))
     return rows
 
 

@@ -81,7 +81,7 @@ class Trail:
             remove_object(self.url)
 
     def find(self, basis: FloatArray, parameters: FloatArray) -> tuple[bool, BoundValue | None]:
-        """Whether an evaluation is known, and its outcome."""
+        """Look an evaluation up: True and its outcome where it is known."""
         key = _key(basis, parameters)
         found = self._known.get(key)
         outcome = None if found is None else BoundValue(found[0], np.array(found[1]), found[2])

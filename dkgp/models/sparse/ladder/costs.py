@@ -31,7 +31,7 @@ from dkgp.solvers.prices import (
 )
 from dkgp.solvers.registry import build_solver, solver_memory
 
-__all__ = ["ExactModel", "passes_seconds", "rung_seconds"]
+__all__ = ["ExactModel", "passes_seconds", "rung_phases", "rung_seconds"]
 
 # Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
 FIT_PASSES = 3
@@ -44,6 +44,11 @@ LARGEST_BUDGET = 1 << 62
 
 def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> float:
     """Choice, fit and certificate of `size` basis samples, of which a greedy choice has `before` already."""
+    return core_seconds(rung_phases(n, size, before, greedy), Prices.nominal(d))
+
+
+def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> list[Phase]:
+    """Return the work of a rung; of its greedy choice, that of one more basis sample, so many times."""
     samples, m = float(n), float(size)
     phases = [
         Phase("fit", 1.0, Work(double_entries=FIT_PASSES * samples * m, double_operations=2.0 * samples * m**2)),
@@ -66,7 +71,7 @@ def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySetti
                 ),
             )
         )
-    return core_seconds(phases, Prices.nominal(d))
+    return phases
 
 
 def passes_seconds(n: int, d: int, p: int, choice: Choice, passes: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.errors import MemoryBudgetError
+from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, rung_seconds
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung
@@ -129,7 +130,7 @@ class LadderPlan:
         if target.missed(certificate) <= 1.0:
             return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
         stuck, growing = self._stuck(size, full), self._growing(size)
-        excess, raising = float(certificate.excess.sum()), self._raising(steps)
+        excess, raising = float(certificate.excess.sum()), self._raising(size, steps)
         coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
         # Of products, before any were taken: what growing on and on would not account for.
         promise = RAISING_AGAIN * steps[-1][1] if steps else excess - (0.0 if full else min(further, excess))
@@ -146,8 +147,11 @@ class LadderPlan:
         larger = self.next_of(size)
         return rung_seconds(self.n, self.d, larger, size, self.greedy_of(larger))
 
-    def _raising(self, steps: list[tuple[float, float]]) -> float | None:
-        """Seconds of the next step that raises the bound; None where it is one too many."""
+    def _raising(self, size: int, steps: list[tuple[float, float]]) -> float | None:
+        """Seconds of the next step that raises the bound; None where it is one too many, or has no room."""
+        room = math.inf if self.memory_bytes is None else self.memory_bytes + RUNTIME_BYTES
+        if self.needed(size) + self.exact.memory_bytes > room:
+            return None
         passes, spent = self.next_passes(len(steps)), sum(passes for passes, _ in steps)
         if self.settings.certify_passes and spent + passes > self.settings.certify_passes:
             return None

@@ -241,8 +241,8 @@ class Ladder:
         seconds, distance = exact.core_seconds * self._took / self._nominal, float(self.certificate.rms_bound.max())
         words = (
             f"the exact model ({exact.choice.solver}) would take about {_about(seconds)} s and "
-            f"{exact.memory_bytes / 2**20:,.0f} MiB; at the training samples its mean lies within {distance:.3g} "
-            "standard deviations of this one's, as a root mean square. A prediction then takes "
+            f"{exact.memory_bytes / 2**20:,.0f} MiB; its mean is within {distance:.3g} of this one's at the training "
+            "samples (root mean square, in standard deviations of the target), and a prediction takes "
             f"{n / m:,.0f} times the kernel entries"
         )
         return {**exact.to_json(), "seconds": round(seconds, 3), "distance": distance, "words": words}

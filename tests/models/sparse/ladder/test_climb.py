@@ -163,7 +163,7 @@ def test_the_exact_model_ends_a_ladder_that_outgrows_it(one_thread: LocalExecuto
     assert exact["solver"] == choice.solver
     assert exact["memory_bytes"] > 8 * N * N / 2
     assert exact["distance"] == pytest.approx(float(found.certificate.rms_bound.max()))
-    for told in ("would take about", "MiB", f"within {exact['distance']:.3g} standard deviations"):
+    for told in ("would take about", "MiB", f"within {exact['distance']:.3g} of this one's"):
         assert told in exact["words"]
     # Whoever says how far goes there.
     further = climbed(one_thread, LadderTarget(1e-6, largest=600), dataset=dataset)

@@ -12,7 +12,7 @@ from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
-from dkgp.commands.tune_options import TuneJob
+from dkgp.commands.tune.job import TuneJob
 from dkgp.data import Dataset
 from dkgp.data.remote.storage import exists
 from dkgp.errors import InterruptedRunError, UsageError

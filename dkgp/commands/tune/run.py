@@ -16,8 +16,8 @@ from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.reporting.tune_plot import plot_tuning
-from dkgp.commands.tune_bound import check_bound_job, check_bound_options, found_by_bound
-from dkgp.commands.tune_options import TuneJob
+from dkgp.commands.tune.bound import check_bound_job, check_bound_options, found_by_bound
+from dkgp.commands.tune.job import TuneJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import (
@@ -33,7 +33,7 @@ from dkgp.models.tuning.run import Choices, check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
 
-__all__ = ["TuneJob", "run_tune"]
+__all__ = ["run_tune"]
 
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:
