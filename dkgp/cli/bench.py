@@ -73,6 +73,7 @@ def _command(section: Section) -> click.Command:
         "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
         "dkgp bench overhead --samples 30000",
         "dkgp bench scaling --samples 100000 --workers 1,2",
+        "dkgp bench sparse --data kin40k.npz --samples 10000 --basis-size 100,500",
         "dkgp bench papers --data benchmark-data --table 2 --figure kcg",
         "dkgp bench solvers --data benchmark-data --problem kin40k --sizes 2000,10000",
     ),

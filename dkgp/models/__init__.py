@@ -6,6 +6,9 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
 from dkgp.models.prediction import PredictSummary, predict
+from dkgp.models.sparse.stored import open_sparse, save_sparse
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.sparse.update import update_sparse
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.likelihood_search import TuneProgress
 from dkgp.models.tuning.marginal_likelihood import projected_peak_bytes
@@ -20,18 +23,23 @@ __all__ = [
     "Hyperparameters",
     "LogNormal",
     "PredictSummary",
+    "SparseSettings",
     "TrainedModel",
     "TuneProgress",
     "TunedParameter",
     "VarianceSettings",
+    "open_sparse",
     "predict",
     "projected_peak_bytes",
     "projected_tuning_bytes",
     "read_hyperparameters",
     "save",
+    "save_sparse",
     "train",
+    "train_sparse",
     "tune",
     "tune_dataset",
     "update",
+    "update_sparse",
     "write_hyperparameters",
 ]

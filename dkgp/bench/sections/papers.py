@@ -86,7 +86,7 @@ section.SECTIONS.add(
             Option("draws", "Of the samples in Table 4, and of what Smola and Bartlett average.", type=int, default=10),
             Option(
                 "methods",
-                "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp,screen=2]",
+                "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp]",
                 spellings=("--method",),
                 multiple=True,
                 metavar="NAME",

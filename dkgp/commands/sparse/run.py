@@ -63,11 +63,12 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Projected memory, and bytes of inputs at the coordinator; of a ladder, which projects its rungs, what is free."""
+    """Projected memory, of a ladder for each rung by itself; bytes of inputs here; what else is free; what is kept."""
 
     sparse: SparseMemory | None
     inputs_bytes: int
     free_bytes: int
+    kept_bytes: int
 
 
 def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
@@ -247,9 +248,10 @@ def _plan(job: SparseJob, prepared: _Prepared, executor: BlockExecutor) -> _Plan
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
         inputs = 0
     plan.require(budget, resident)
-    if job.target is not None:
-        return _Plan(None, inputs, budget - resident - inputs)
-    return _Plan(plan.with_kept(executor.tiles, budget - inputs, resident), inputs, 0)
+    # What a ladder's first rung has a use for is all that its later ones keep.
+    plan = plan.with_kept(executor.tiles, budget - inputs, resident)
+    free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
+    return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
 
 
 def _train(
@@ -258,8 +260,7 @@ def _train(
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
-    # A ladder grows into what is free: nothing is kept from its rungs.
-    executor.tiles = TileBudget(0 if plan.sparse is None else plan.sparse.kept_bytes)
+    executor.tiles = TileBudget(plan.kept_bytes)
     size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
     with (
         RecordLog(job.log_json, resume=job.resume) as log,

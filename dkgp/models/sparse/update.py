@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def update_sparse(opened: OpenedSparse, dataset: Dataset, relative_noise: FloatA
         normal=model.normal,
         fingerprint=mark[: len(record.fingerprint)],
         certificate=after.to_json(),
-        summary={**record.summary, **_summary(after), "updated_with": record.summary.get("updated_with", 0) + n},
+        summary=_summary(record, after, n),
     )
 
 
@@ -202,8 +203,13 @@ def _risk(
     return np.asarray(0.5 * (highest + misfit) * (1.0 + 16.0 * EPS))
 
 
-def _summary(certificate: SparseCertificate) -> dict[str, object]:
-    """What changes of a summary."""
-    said = certificate.to_json()
-    told = {name: said[name] for name in ("n", "excess", "rms_bound", "best", "gap")}
-    return {**told, "elbo": None, "evidence_upper": None, "divergence": None}
+def _summary(record: SparseRecord, certificate: SparseCertificate, n: int) -> dict[str, Any]:
+    """The old summary with what has changed."""
+    said, count = certificate.to_json(), record.summary.get("updated_with", 0) + n
+    return {
+        **record.summary,
+        **{name: said[name] for name in ("n", "excess", "rms_bound", "best", "gap")},
+        "rms_bound_raw": (certificate.rms_bound * record.standardisation.target_std).tolist(),
+        **dict.fromkeys(("elbo", "evidence_upper", "divergence")),
+        "updated_with": count,
+    }

@@ -226,7 +226,16 @@ def test_the_command_line_reads_and_writes_the_same_models(
     np.testing.assert_allclose(found.read("variance_upper", 0, 60)[:, 0], bounds.variance_upper, rtol=1e-6)
     # What the command trained, loaded in Python.
     write_hyperparameters(tmp_path / "hyper.json", Hyperparameters(KERNEL, NOISE))
-    run("sparse", tmp_path / "train.zarr", tmp_path / "hyper.json", tmp_path / "theirs.zarr", "--basis-size", 60)
+    run(
+        "sparse",
+        tmp_path / "train.zarr",
+        "--hyper",
+        tmp_path / "hyper.json",
+        "--out",
+        tmp_path / "theirs.zarr",
+        "--basis-size",
+        60,
+    )
     loaded = SparseGPRegressor.load(tmp_path / "theirs.zarr")
     assert loaded.target_names_ == ("load",)
     np.testing.assert_allclose(loaded.predict(problem.X_new), mean, rtol=1e-9)

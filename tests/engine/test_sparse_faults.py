@@ -1,0 +1,161 @@
+"""Sparse models under faults: a worker killed in mid-tree of each kind of sum, a choice killed at random moments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.executors.sums import PendingSum
+from dkgp.models.sparse.bases import blind_basis
+from dkgp.models.sparse.certificate import certify
+from dkgp.models.sparse.fit import Basis, fit_sparse
+from dkgp.models.sparse.methods import METHODS
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers.greedy_basis.engine import choose_greedily
+from dkgp.solvers.greedy_basis.settings import GreedySettings
+from tests.engine.helpers import Problem, client_of, kill_one, opened
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
+
+
+def fitted(operator: BlockedKernelOperator, y: np.ndarray, method: str) -> list[np.ndarray]:
+    chosen = np.arange(0, operator.n, 50)
+    fit = fit_sparse(operator, y, Basis(operator.inputs(chosen), chosen), METHODS[method])
+    said = json.dumps(certify(operator, fit, y, subset=chosen).to_json(), sort_keys=True)
+    return [fit.model.weights, fit.model.lower, np.frombuffer(said.encode(), dtype=np.uint8)]
+
+
+def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    found = choose_greedily(operator, y, GreedySettings(12, per_round=3, screen=2, score_rows=900, dual=True))
+    return [found.indices, found.weights, found.dual]
+
+
+Work: TypeAlias = Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]
+
+# Names of sums, and work that comes to them.
+SUMS: dict[str, tuple[str, Work]] = {
+    "vfe": ("crossgram", lambda operator, y: fitted(operator, y, "vfe")),
+    "fitc": ("crossgram", lambda operator, y: fitted(operator, y, "fitc")),
+    "residual": ("residual", lambda operator, y: fitted(operator, y, "sr")),
+    "candidates": ("candidates", chosen_greedily),
+    "centres": ("lloyd", lambda operator, y: [blind_basis(operator, "k-means", 20).inputs]),
+    "projection": ("crossproject", lambda operator, y: [CrossKernel(operator, some(operator)).project(y)]),
+    "gram": ("crossgram", lambda operator, y: [CrossKernel(operator, some(operator)).gram(y).matrix]),
+}
+
+
+def some(operator: BlockedKernelOperator) -> np.ndarray:
+    return operator.inputs(np.arange(20))
+
+
+class UnderSum:
+    """An executor that does something once, as soon as the tree of a certain sum has gone out to the workers."""
+
+    def __init__(self, executor: BlockExecutor, name: str, deed: Callable[[], None]) -> None:
+        self._executor, self._name, self._deed, self.done = executor, name, deed, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit_sum(self, name: str, *arguments: Any) -> PendingSum:
+        pending = self._executor.submit_sum(name, *arguments)
+        if name == self._name and not self.done:
+            self._deed()
+            self.done = True
+        return pending
+
+
+@pytest.mark.parametrize(("name", "work"), SUMS.values(), ids=SUMS)
+def test_a_worker_killed_in_mid_tree_of_any_sum(problem: Problem, name: str, work: Work) -> None:
+    y = problem.dataset.all_targets()
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, executor) as operator:
+        expected = work(operator, y)
+    executor.close()
+    with opened("processes", 2) as executor:
+        client = client_of(executor)
+        faulty = UnderSum(executor, f"k{name}", lambda: kill_one(client))
+        with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, faulty) as operator:  # type: ignore[arg-type]
+            found = work(operator, y)
+    assert faulty.done
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np
+from dkgp.cluster import LocalExecutor
+from dkgp.data import CheckpointStore, open_dataset
+from dkgp.kernels import SquaredExponential
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.solvers import Checkpointing
+
+def main(url, folder, log, how):
+    more = {"rows": {"score_rows": 900, "per_round": 2}, "gap": {"gap": 1e-6, "per_round": 1}}[how]
+    def note(progress):
+        with open(log, "a") as out:
+            print(progress.size, file=out)
+    trained = train_sparse(
+        open_dataset(url), SquaredExponential((0.2, 0.2, 0.15, 0.05, 0.05, 0.01)), 0.05, LocalExecutor(2),
+        SparseSettings("sggp", 60, candidates=20, **more), callback=note,
+        checkpointing=Checkpointing(CheckpointStore(folder), every_seconds=0.0, identity={"of": url}, resume=True),
+    )
+    model, said = trained.model, repr(trained.certificate.to_json())
+    arrays = [model.weights, model.lower, trained.greedy.indices, trained.greedy.dual]
+    print(hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays) + said.encode()).hexdigest())
+
+main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["rows", "gap"])
+def test_a_choice_killed_at_random_moments_ends_in_the_same_bits(problem: Problem, tmp_path: Path, how: str) -> None:
+    def start(folder: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-c",
+            SCRIPT,
+            problem.dataset.url,
+            str(tmp_path / folder),
+            str(tmp_path / "log"),
+            how,
+        ]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+    whole = start("whole").communicate(timeout=300)[0].strip()
+    rounds = (tmp_path / "log").read_text().split()
+    assert len(whole) == len(hashlib.sha256().hexdigest())
+    moments, kills = random.Random(how), 0
+    while True:
+        (tmp_path / "log").unlink(missing_ok=True)
+        process = start("killed")
+        while process.poll() is None and not (tmp_path / "log").exists():
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.15))
+        if kills < 6 and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+            process.wait()
+            continue
+        assert process.communicate(timeout=300)[0].strip() == whole
+        break
+    assert kills >= 2
+    # Nothing that was saved was chosen again: the last run began beyond the first round.
+    again: list[Any] = (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
+    assert len(again) < len(rounds)
+    print(f"\n{how}: killed {kills} times, {len(rounds)} rounds; the same bits")
