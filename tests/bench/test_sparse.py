@@ -197,6 +197,8 @@ def test_what_makes_no_sense_is_refused_before_any_work(problem: BenchProblem, t
         ("sggp,screen=two", "screen is a number; got 'two'"),
         ("vfe,gap=0.1", "reached by a greedy basis"),
         ("sggp,per_round=-1", "at least 1"),
+        ("vfe,basis=best", "unknown basis 'best'"),
+        ("sd,basis=k-means", "no samples"),
     ):
         with pytest.raises(UsageError, match=said):
             SparseSpec.read(text)
@@ -205,8 +207,17 @@ def test_what_makes_no_sense_is_refused_before_any_work(problem: BenchProblem, t
     job = BenchSparseJob(problem=problem, cluster=HERE)
     with pytest.raises(OutputExistsError):
         run_bench_sparse(replace(job, plot=str(taken)), SilentReporter())
-    with pytest.raises(UsageError, match="there are 300"):
-        run_bench_sparse(replace(job, sizes=(301,)), SilentReporter())
+    for sizes in ((10, 301), (0,)):
+        with pytest.raises(UsageError, match="1 to 300 samples"):
+            run_bench_sparse(replace(job, sizes=sizes), SilentReporter())
+        with pytest.raises(UsageError, match="1 to 300 samples"):
+            run_bench_sparse_speed(replace(job, sizes=sizes[-1:]), SilentReporter())
+    with pytest.raises(UsageError, match="there is no 'best'"):
+        run_bench_sparse(replace(job, methods=("vfe",), bases=("best",)), SilentReporter())
+    assert [spec.text for spec in replace(job, bases=("uniform", "k-means")).specs(("sd", "mpgp"))] == [
+        "sd,basis=uniform",
+        "mpgp",
+    ]
     with pytest.raises(UsageError, match="different methods"):
         run_bench_sparse(replace(job, methods=("sr", "sr")), SilentReporter())
     with pytest.raises(UsageError, match="one size"):

@@ -106,8 +106,8 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         model = str(place.with_suffix(".model.zarr"))
         save_model(
             model,
-            kernel=found.kernel.to_json(),
-            noise_variance=found.noise_variance,
+            kernel=trained.kernel.to_json(),
+            noise_variance=trained.noise_variance,
             alpha=trained.solution.alpha,
             dataset=dataset,
             certificate=trained.certificate.to_json(),

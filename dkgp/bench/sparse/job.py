@@ -59,7 +59,7 @@ class BenchSparseJob(ProblemJob):
         if len({spec.text for spec in found}) < len(found):
             raise UsageError(f"name different methods; got {', '.join(spec.text for spec in found)}")
         if self.bases:
-            found = [spec.on(basis) for spec in found for basis in self.bases]
+            found = [on for spec in found for basis in self.bases if (on := spec.on(basis)).is_possible]
         return list({spec.text: spec for spec in found}.values())
 
     def describe(self, spec: SparseSpec, size: int, prepared: PreparedProblem) -> dict[str, Any]:
@@ -70,6 +70,11 @@ class BenchSparseJob(ProblemJob):
             "settings": spec.sized(size, self.problem.seed),
             "cluster": asdict(self.cluster),
         }
+
+    def check_sizes(self, sizes: tuple[int, ...], n: int) -> None:
+        """Refuse bases of no samples, or of more than there are."""
+        if min(sizes) < 1 or max(sizes) > n:
+            raise UsageError(f"bases have 1 to {n:,} samples here; got {', '.join(map(str, sizes))}")
 
     @property
     def noise_free(self) -> bool:

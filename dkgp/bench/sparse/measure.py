@@ -24,7 +24,8 @@ from dkgp.commands.reporting.measurements import Column, median, report, write_r
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import open_dataset
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import InputError
+from dkgp.kernels import fold_white
 from dkgp.models import read_hyperparameters
 from dkgp.models.metrics import NORMAL_95
 from dkgp.models.sparse.methods import METHODS
@@ -72,8 +73,7 @@ def run_bench_sparse(job: BenchSparseJob, reporter: Reporter) -> Document:
     with job.prepared(reporter) as (prepared, folder):
         if prepared.test is None:
             raise InputError(f"all {prepared.n:,} samples are trained on; none are left to test on")
-        if max(sizes) > prepared.n:
-            raise UsageError(f"a basis of {max(sizes):,} samples was asked for; there are {prepared.n:,}")
+        job.check_sizes(sizes, prepared.n)
         models = _models(job, specs, sizes, interpreters, prepared)
         places = list(models)
 
@@ -84,7 +84,8 @@ def run_bench_sparse(job: BenchSparseJob, reporter: Reporter) -> Document:
         runs = take_turns(
             "bench sparse", tuple(models), job.repeats, describe, reporter, CONTENDERS_MODULE, copied=copied
         )
-        noise = 0.0 if job.noise_free else read_hyperparameters(prepared.hyper).noise_variance
+        found = read_hyperparameters(prepared.hyper, n_features=prepared.d)
+        noise = 0.0 if job.noise_free else fold_white(found.kernel, found.noise_variance)[1]
         files = {name: folder / f"{places.index(name)}-0.npz" for name in models}
         rows = _rows(files, runs, open_dataset(prepared.test).all_targets(), noise)
         n_test = open_dataset(prepared.test).n_samples

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dkgp.errors import InputError, UsageError
+from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.train import SparseSettings
 
 __all__ = ["SparseSpec"]
@@ -55,12 +56,21 @@ class SparseSpec:
                 found.settings.greedy()
         except InputError as error:
             raise UsageError(f"'{text}': {error}") from None
+        if not found.is_possible:
+            raise UsageError(f"'{text}': centres of k-means are no samples, and a subset of data is of samples")
         return found
+
+    @property
+    def is_possible(self) -> bool:
+        """False of a subset of the data on points that are no samples."""
+        return self.settings.sparse_method.variance != "subset" or self.settings.chosen_basis != "k-means"
 
     def on(self, basis: str) -> SparseSpec:
         """The same on a basis of that name; on its own where it names one, or chooses greedily."""
         if self.settings.basis is not None or self.settings.chosen_basis == "greedy":
             return self
+        if basis not in BLIND_BASES:
+            raise UsageError(f"`bases`: there is no '{basis}'; there are {', '.join(BLIND_BASES)}")
         return SparseSpec(f"{self.text},basis={basis}", replace(self.settings, basis=basis))
 
     def sized(self, size: int, seed: int) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def run_bench_sparse_speed(job: BenchSparseJob, reporter: Reporter) -> Document:
     size = job.sizes[0] if job.sizes else SPEED_SIZE
     by_name = {spec.text: spec for spec in specs}
     with job.prepared(reporter) as (prepared, _):
-        if size > prepared.n:
-            raise UsageError(f"a basis of {size:,} samples was asked for; there are {prepared.n:,}")
+        job.check_sizes((size,), prepared.n)
 
         def describe(name: str, repeat: int) -> dict[str, Any]:
             if name == BARE:
