@@ -53,9 +53,10 @@ def predict(reporter: Reporter, **options: Any) -> Document:
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
 
     With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
-    reported. Samples whose interval stays wider than --variance-gap are counted, with a warning; the exit code is 0.
-    The proofs are of the Gaussian process with the model's hyperparameters; of a user() function in its kernel they
-    take for granted that it is positive definite.
+    reported; of a sparse model its method's own is, beside the exact model's interval. Samples whose interval stays
+    wider than --variance-gap are counted, with a warning; the exit code is 0. The proofs are of the Gaussian process
+    with the model's hyperparameters; of a user() function in its kernel they take for granted that it is positive
+    definite.
     """
     from dkgp.commands.predict import run_predict
 
@@ -89,7 +90,9 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
 def evaluate(reporter: Reporter, **options: Any) -> Document:
     """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.
 
-    With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps.
+    With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps; of
+    a sparse model's predictions how far from the exact model's they are at most, and which share of variances is proven
+    wrong.
     """
     from dkgp.commands.evaluate import run_evaluate
 

@@ -124,7 +124,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
         the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`:
-        the root mean square distance from the exact means is no more; `method` of a sparse model; `nlpd` (normalised
+        the root mean square distance from the exact means is no more; of a sparse model `method`, and `rms_bound`, the
+        same proven at the training samples, where it is closer; `nlpd` (normalised
         targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
         With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
         predicted), `noise_free`; and of the certified intervals as they are stored, relative to their upper ends:
@@ -179,6 +180,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     }
     if "method" in prediction.attributes:
         result["method"] = prediction.attributes["method"]
+        distance = np.asarray(prediction.attributes["rms_bound_raw"]) / scale
+        result["rms_bound"] = float(np.sqrt(np.mean(distance**2)))
     if variances is not None:
         result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
         result["noise_free"] = noise_free

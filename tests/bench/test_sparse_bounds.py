@@ -68,6 +68,7 @@ def test_a_folder_of_data_sets_and_an_ill_conditioned_one(tmp_path: Path) -> Non
         n for n in ("abalone", "airfoil", "ill-conditioned") for _ in "1234"
     ]
     assert document["figures"]["broken"] == 0
+    assert document["figures"]["mean_holds"] == f"{12 * 20} of {12 * 20}"
     assert document["figures"]["statements"] == sum(row["statements"] for row in document["rows"])
     assert out.is_file()
     alone = replace(job, problem=replace(problem, data=str(tmp_path / "another.npz")), out=None, methods=("sd",))

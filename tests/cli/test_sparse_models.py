@@ -96,6 +96,9 @@ def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(
     assert np.sqrt(np.mean(off**2)) <= found["mean_error_bound_rms"] + slack
     assert off.max() <= found["mean_error_bound"] + slack
     assert found["mean_error_bound_rms"] <= found["mean_error_bound"]
+    proven = document(run("info", folder / "vfe.zarr", "--json"))
+    assert found["rms_bound"] == pytest.approx(proven["rms_bound"][0])
+    assert open_prediction(str(tmp_path / "p.zarr")).attributes["rms_bound_raw"] == proven["rms_bound_raw"]
     ends = [open_prediction(str(tmp_path / "p.zarr")).read(f"variance_{end}") for end in ("lower", "upper")]
     other = [open_prediction(str(tmp_path / "exact.zarr")).read(f"variance_{end}") for end in ("lower", "upper")]
     assert (ends[0] <= other[1]).all()

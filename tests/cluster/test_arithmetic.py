@@ -47,7 +47,7 @@ MARKED = {
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
-    "contract_task", "tree_task",
+    "contract_task", "tree_task", "slopes_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
 }  # fmt: skip
 

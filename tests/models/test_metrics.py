@@ -51,9 +51,27 @@ def test_means_alone(rng: np.random.Generator, y: np.ndarray, dataset: Dataset, 
     assert found["rmse_raw"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)))
     assert found["mae_raw"] == pytest.approx(np.mean(np.abs(y - mean)))
     assert found["mean_error_bound"] == pytest.approx(np.max(bound / TRAIN_STD))
+    assert found["mean_error_bound_rms"] == pytest.approx(np.sqrt(np.mean((bound / TRAIN_STD) ** 2)))
+    assert "method" not in found
     assert [found["per_target"][name]["rmse"] for name in "ab"] == pytest.approx(rmse.tolist())
     assert (found["n"], found["nlpd"], found["coverage_95"]) == (N, None, None)
     json.dumps(found)
+
+
+def test_of_a_sparse_model(rng: np.random.Generator, y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:
+    """Distances in the training targets' deviations, and samples whose own variance lies outside of the interval."""
+    lower = np.exp(rng.normal(size=y.shape))
+    upper, variance = lower * 2.0, lower * 1.5
+    variance[:7, 1] = upper[:7, 1] * 1.01
+    variance[5:9, 0] = lower[5:9, 0] * 0.99
+    arrays = {"mean": y, "variance": variance, "variance_lower": lower, "variance_upper": upper}
+    more: dict[str, Any] = {"method": "dtc", "basis_size": 3, "rms_bound_raw": [4.0, 0.009]}
+    more |= {"variance": {"latent": False, "gap": None}, "noise_variance": [1.0, 1.0]}
+    found = evaluate(written(tmp_path, dataset, arrays, **more), dataset)
+    assert (found["method"], found["variance_outside"]) == ("dtc", 9 / N)
+    assert found["rms_bound"] == pytest.approx(np.sqrt((0.1**2 + 0.3**2) / 2.0))
+    assert found["variance_gap_mean"] == pytest.approx(0.5)
+    assert found["variance_unmet"] is None
 
 
 def test_with_variances(rng: np.random.Generator, y: np.ndarray, dataset: Dataset, tmp_path: Path) -> None:

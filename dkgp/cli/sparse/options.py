@@ -76,7 +76,8 @@ def basis_options(function: F) -> F:
             "--given-basis",
             metavar="FILE",
             help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any "
-            "format that `dkgp ingest` reads; a dataset store; or the basis of another sparse model.",
+            "format that `dkgp ingest` reads; a dataset store; the basis of another sparse model; or that of --hyper's "
+            "file, where `dkgp tune --objective bound` wrote it: the bound is this basis'.",
         ),
     )(function)
 

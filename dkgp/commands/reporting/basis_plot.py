@@ -49,7 +49,8 @@ def plot_basis(
         gaps, risks, distances = figure.subplots(1, 3)
         _draw(gaps, sizes, gap, proven, "gap", asked["gap"])
         _draw(risks, _column(history, "size"), _column(history, "risk"), proven, "risk", None)
-        risks.plot(sizes, _column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
+        if known:
+            risks.plot(sizes, _column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
         at, least = _column(proven, "size"), _column(proven, "least")
         risks.plot(at, least, ":s", markersize=3, color="C1", label="least, proven")
         _draw(distances, sizes, distance, proven, "distance", asked["target_distance"])

@@ -7,6 +7,7 @@
 | one with as many columns as the data have features | inputs, by position |
 | a dataset store | its inputs |
 | a sparse model's store | its basis |
+| a file of hyperparameters by a sparse model's evidence on the same data | the samples that this was maximised with |
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dkgp.data.sources.open_source import expand_locations, open_source
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, open_sparse_model
 from dkgp.errors import InputError
+from dkgp.models import read_hyperparameters
 from dkgp.operators.base import FloatArray, IndexArray
 
 __all__ = ["digest", "read_given_basis"]
@@ -45,6 +47,8 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
     if kind == DATASET_KIND:
         seen = open_dataset(location).as_seen_by(dataset.feature_names, (), dataset.standardisation)
         return seen.inputs(0, seen.n_samples)
+    if location.endswith(".json"):
+        return _tuned(location, dataset)
     source = open_source(expand_locations(location), {})
     by_name, expected = {column.name: column for column in source.columns}, len(dataset.raw_feature_names)
     if set(dataset.feature_names) <= by_name.keys():
@@ -63,6 +67,16 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
 def digest(basis: IndexArray | FloatArray | None) -> str | None:
     """Return a name for the numbers of a given basis."""
     return None if basis is None else hashlib.sha256(np.ascontiguousarray(basis).tobytes()).hexdigest()[:32]
+
+
+def _tuned(location: str, dataset: Dataset) -> IndexArray:
+    found = read_hyperparameters(location, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    samples = (found.sparse or {}).get("samples")
+    if not samples:
+        raise InputError(
+            f"the hyperparameters in '{location}' name no basis: `dkgp tune --objective bound` writes one with them"
+        )
+    return _indices(np.asarray(samples, dtype=np.float64), location, dataset)
 
 
 def _of_model(location: str, dataset: Dataset) -> IndexArray | FloatArray:

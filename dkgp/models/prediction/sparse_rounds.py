@@ -150,7 +150,13 @@ class SparseRounds:
         self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
         self.variables: tuple[str, ...] = VARIANCES if self._variance else MEANS
         self.attributes: dict[str, Any] = {} if self.assumes is None else {"assumes": self.assumes}
-        self.attributes |= {"method": method.name, "basis_size": model.basis_size}
+        distance = np.asarray(model.certificate["rms_bound"]) * model.standardisation.target_std
+        self.attributes |= {
+            "method": method.name,
+            "basis_size": model.basis_size,
+            # In the targets' units, as `dkgp info` has it.
+            "rms_bound_raw": distance.tolist(),
+        }
         if variance is not None:
             scale = np.asarray(model.standardisation.target_std)
             self.attributes |= {

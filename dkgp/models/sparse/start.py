@@ -18,13 +18,17 @@ import numpy as np
 
 from dkgp.data import Dataset
 from dkgp.kernels import Kernel, fold_white
+from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
 
-__all__ = ["SparseStart", "start_from_sparse"]
+__all__ = ["SparseStart", "residual_start", "start_from_sparse"]
 
 # Rows of the product that the objective is estimated by: of residuals with far outliers, to a fifth or so.
 ROWS = 2048
+FEW_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,21 @@ class SparseStart:
     def pays(self) -> FloatArray:
         """True for targets that start from the residual: (p,)."""
         return np.asarray(self.share < 1.0)
+
+
+def residual_start(
+    operator: BlockedKernelOperator, targets: FloatArray, model: SparseModel, seed: int = 0
+) -> tuple[FloatArray, FloatArray]:
+    """alpha_0 of a fit, (n, p), and an estimate of the bound on min R that a product with it would prove: (p,)."""
+    noise, n = operator.noise, operator.n
+    residual = targets - CrossKernel(operator, model.prototypes).columns(model.weights)
+    alpha = residual / (noise if isinstance(noise, float) else noise[:, None])
+    chosen = np.sort(np.random.default_rng(seed).choice(n, min(n, FEW_ROWS), replace=False)).astype(np.intp)
+    images = CrossKernel(operator, operator.inputs(chosen)).project(alpha) + residual[chosen]
+    quadratic = n / len(chosen) * np.einsum("rp,rp->p", alpha[chosen], images)
+    product = np.einsum("np,np->p", alpha, targets)
+    # At the best multiple, as it would be proven.
+    return alpha, np.asarray(0.5 * product**2 / np.maximum(quadratic, np.finfo(float).tiny))
 
 
 def start_from_sparse(

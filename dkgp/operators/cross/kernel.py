@@ -110,12 +110,18 @@ class CrossKernel:
         Raises
         ------
         NumericalError
-            The kernel matrix of the prototypes is not positive definite, for all that the jitter does, or overflows.
+            The kernel matrix of the prototypes is zero, is not positive definite, for all that the jitter does, or
+            overflows.
         """
         with single_threaded_blas():
             try:
                 lower = np.asarray(self._prototypes.triangle().lower)
             except np.linalg.LinAlgError as error:
+                if not np.any(self._operator.kernel.diagonal(self.prototypes)):
+                    raise NumericalError(
+                        f"k(x, x) is zero at all of the {self.m:,} basis samples: they are a basis of nothing. Choose "
+                        "others, or another kernel"
+                    ) from error
                 raise NumericalError(
                     f"the kernel matrix of the {self.m:,} basis samples is not positive definite ({error}), for all "
                     "that is added to its diagonal: the kernel is not a covariance"

@@ -245,14 +245,16 @@ def test_a_finished_model_is_recognised_and_another_is_not(
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("more", [(), ("--basis-size", "auto", "--largest-basis", 256)], ids=["choice", "ladder"])
 def test_killed_at_random_moments_it_resumes_to_the_same_bits(
-    pipeline: dict[str, Any], process: Process, run: Command, document: Command, out: Path
+    pipeline: dict[str, Any], process: Process, run: Command, document: Command, out: Path, more: tuple[object, ...]
 ) -> None:
+    long = (*LONG, *more)
     rng = np.random.default_rng(0)
     whole = out.parent / "whole.zarr"
-    document(run(*sparse(pipeline, whole, *LONG)), 4)
+    document(run(*sparse(pipeline, whole, *long)), 4)
     program, environment = process
-    command = [*program, *map(str, sparse(pipeline, out, *LONG, "--checkpoint-every", 0))]
+    command = [*program, *map(str, sparse(pipeline, out, *long, "--checkpoint-every", 0))]
     killed, checkpoint = 0, Path(f"{out}.checkpoint")
     for _ in range(40):
         running = subprocess.Popen([*command, "--resume"], env=environment, stderr=subprocess.PIPE)
@@ -267,7 +269,7 @@ def test_killed_at_random_moments_it_resumes_to_the_same_bits(
         if killed == 4:
             break
     assert killed >= 2
-    document(run(*sparse(pipeline, out, *LONG, "--resume")), 4)
+    document(run(*sparse(pipeline, out, *long, "--resume")), 4)
     same_model(open_sparse_model(out), open_sparse_model(whole))
 
 

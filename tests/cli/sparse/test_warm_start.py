@@ -24,7 +24,7 @@ def train(pipeline: dict[str, Any], out: Path, *more: object, hyper: object = No
 
 def sparse(pipeline: dict[str, Any], run: Command, document: Command, out: Path, m: int, hyper: object = None) -> Path:
     found = hyper or pipeline["tune"]["out"]
-    document(run("sparse", pipeline["ingest"]["train"], found, out, "--json", "--basis-size", m))
+    document(run("sparse", pipeline["ingest"]["train"], "--hyper", found, "--out", out, "--json", "--basis-size", m))
     return out
 
 

@@ -85,6 +85,18 @@ def test_stores_of_data_and_of_sparse_models(dataset: Dataset, tmp_path: Path) -
         )
 
 
+def test_the_basis_that_hyperparameters_were_tuned_with(dataset: Dataset, tmp_path: Path) -> None:
+    hyper = tmp_path / "h.json"
+    hyper.write_text(json.dumps({**json.loads(HYPER), "sparse": {"value": -3.0, "samples": [4, 200, 17]}}))
+    assert read_given_basis(str(hyper), dataset).tolist() == [4, 200, 17]
+    hyper.write_text(json.dumps({**json.loads(HYPER), "sparse": {"samples": [4, 300]}}))
+    with pytest.raises(InputError, match="row 2 of the basis .* is 300; expected sample numbers from 0 to 299"):
+        read_given_basis(str(hyper), dataset)
+    hyper.write_text(HYPER)
+    with pytest.raises(InputError, match="name no basis: `dkgp tune --objective bound` writes one"):
+        read_given_basis(str(hyper), dataset)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

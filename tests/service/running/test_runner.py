@@ -16,6 +16,7 @@ import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_model
+from dkgp.data.stores.sparse.sparse_store import open_sparse_model
 from dkgp.errors import ClusterError, InterruptedRunError, StorageError
 from dkgp.service.queue.events import EventWriter
 from dkgp.service.queue.job_queue import JobQueue
@@ -81,6 +82,24 @@ def test_a_training_that_was_done_when_its_process_died_is_not_done_again(
     assert record.document["iterations"] == model.summary["iterations"]
     assert record.document["certificate"] == model.certificate
     assert not Path(f"{out}.checkpoint").exists()
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("gap", [None, 1e-9])
+def test_a_sparse_model_is_recorded_with_what_it_proves_and_not_made_again(
+    queue: JobQueue, problem: Problem, tmp_path: Path, gap: float | None
+) -> None:
+    out, settings = tmp_path / "sparse.zarr", {"method": "sggp", "basis_size": 20}
+    options = {"dataset": problem.dataset, "hyper": problem.hyper, "out": str(out), "settings": settings, "gap": gap}
+    job, _ = queue.submit("sparse", options)
+    lost(queue, job.id)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    record = attempt(queue, job.id)
+    assert record.state == ("done" if gap is None else "not_converged")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+    assert record.document is not None
+    assert record.document["basis_size"] == 20
+    assert record.document["certificate"] == open_sparse_model(str(out)).certificate
 
 
 @pytest.mark.usefixtures("signals")
@@ -165,18 +184,19 @@ def test_what_was_there_before_the_job_is_never_taken_for_its_own(
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("command", "array"), [("train", "alpha"), ("sparse", "prototypes"), ("sparse", "normal")])
 def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
-    queue: JobQueue, problem: Problem, tmp_path: Path
+    queue: JobQueue, problem: Problem, tmp_path: Path, command: str, array: str
 ) -> None:
     out, job_folder = tmp_path / "model.zarr", tmp_path / "job"
     job_folder.mkdir()
-    job: Any = job_from_options("train", problem.training(out))
+    job: Any = job_from_options(command, {"dataset": problem.dataset, "hyper": problem.hyper, "out": str(out)})
     Traces(job_folder, job, 0)
-    (out / "alpha").mkdir(parents=True)
-    (out / "alpha" / "zarr.json").write_text("{}")
+    (out / array).mkdir(parents=True)
+    (out / array / "zarr.json").write_text("{}")
     going_on(job, Traces(job_folder, job, 0), SilentReporter())
     assert not out.exists()
-    (out / "alpha").mkdir(parents=True)
+    (out / array).mkdir(parents=True)
     (out / "thesis.tex").write_text("x")
     going_on(job, Traces(job_folder, job, 0), SilentReporter())
     assert (out / "thesis.tex").exists()

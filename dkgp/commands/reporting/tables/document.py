@@ -164,7 +164,8 @@ def _certified(document: Document) -> str:
     largest = f"{document['mean_error_bound']:.3g} (standardised)"
     if "method" not in document:
         return largest
-    return f"{largest}; {document['mean_error_bound_rms']:.3g} of the exact ones in root mean square"
+    rms = f"{document['mean_error_bound_rms']:.3g} here, {document['rms_bound']:.3g} at the training samples"
+    return f"{largest}; in root mean square {rms}"
 
 
 def _evaluated_variance_rows(document: Document) -> Rows:

@@ -17,9 +17,9 @@ and against d(L L')
 L L' is K_mm with its jitter, a share of its diagonal: so the weights of that diagonal count once more by this share.
 That the share itself, of a large basis, goes with the inputs' rounding is left out: it moves the last digits alone.
 
-One evaluation is three passes over n m kernel entries: the fit and its verification (`fit_regressors`), 2 n m^2
-multiply-adds, and the slopes, 4 n m^2 of triangular solves and n m derivatives. Values are by residuals, as the risk
-is; a fit that rounding spoils is refused.
+One evaluation is three passes over n m kernel entries: the fit and its verification (`fit_regressors`), 2 n m^2 FLOPS,
+and the slopes, 3 n m^2 (FITC's 6) and n m derivatives. Values are by residuals, as the risk is; a fit that rounding
+spoils is refused.
 
 References
 ----------
@@ -137,33 +137,34 @@ class BoundObjective:
 
     def _gradient(self, operator: BlockedKernelOperator, fit: RegressorFit) -> FloatArray:
         n, p = self._targets.shape
-        cross, kernel, s2 = fit.cross, operator.kernel, operator.noise_variance
-        variances = np.broadcast_to(fit.variances, (n,)).copy()
-        weights = FittedWeights(fit.whitened, fit.normal, self._fitc)
-        rows = {"right": self._targets, "variances": variances}
-        contracted, own, spread, weighted = cross.sums("kslopes", "slopes", slopes_task, (weights,), rows).sums
+        cross, kernel, s2, m = fit.cross, operator.kernel, operator.noise_variance, fit.cross.m
+        lower, basis = cross.lower, cross.prototypes
         with single_threaded_blas():
-            lower, basis = cross.lower, cross.prototypes
-            inverse = np.asarray(scipy.linalg.cho_solve((fit.normal, True), np.eye(cross.m), check_finite=False))
-            inner = p * inverse + fit.whitened @ fit.whitened.T
-            inner[np.diag_indices(cross.m)] -= p
-            if self._fitc:
-                inner -= weighted
-                left, total = 0.0, float(spread[0])
-            else:
-                excess = fit.normal @ fit.normal.T
-                excess[np.diag_indices(cross.m)] -= 1.0
-                inner += p * excess
-                left, total = p * float(np.sum(operator.prior() - fit.squares)) / s2, -p * n / s2
-            if kernel.stationary:
-                own = prior_slopes(kernel, basis[:1], np.array([0.5 * total]))
+            inverse = np.asarray(scipy.linalg.cho_solve((fit.normal, True), np.eye(m), check_finite=False))
+            normal = fit.normal if self._fitc else whiten(lower, np.eye(m) - inverse, transposed=True)
+        weights = FittedWeights(fit.whitened, fit.weights, normal, self._fitc)
+        rows = {"right": self._targets, "variances": np.broadcast_to(fit.variances, (n,)).copy()}
+        contracted, own, (squares, total), weighted = cross.sums(
+            "kslopes", "slopes", slopes_task, (weights,), rows
+        ).sums
+        if self._fitc:
+            noise = s2 * total
+        else:
+            # tr (Q + S)^-1 = (n - m + tr B^-1) / s2
+            left = p * float(np.sum(operator.prior() - fit.squares)) / s2
+            noise = s2 * squares - p * (n - m + float(np.trace(inverse))) + left
+            total, weighted = -p * n / s2, p * (np.eye(m) - fit.normal @ fit.normal.T)
+        if kernel.stationary:
+            own = prior_slopes(kernel, basis[:1], np.array([0.5 * total]))
+        with single_threaded_blas():
+            inner = fit.whitened @ fit.whitened.T + p * (inverse - np.eye(m)) - weighted
             half = whiten(lower, inner, transposed=True)
             matrix = -0.5 * whiten(lower, np.asfortranarray(half.T), transposed=True)
             matrix = 0.5 * (matrix + matrix.T)
-            share = jitter(cross.m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
-            matrix[np.diag_indices(cross.m)] *= 1.0 + share
+            share = jitter(m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
+            matrix[np.diag_indices(m)] *= 1.0 + share
             contracted = contracted + own + kernel.contract(basis, basis, matrix)
-        return np.append(contracted, 0.5 * (s2 * float(spread[0]) + left))
+        return np.append(contracted, 0.5 * noise)
 
 
 def _ignore(progress: Progress) -> None:

@@ -4,8 +4,9 @@ The weights are of rank m and are made where they are used: with f = L^-1 k_m(x)
 
     W_nm = [alpha z' - p D F (C C')^-1 - diag(g) F] L^-1,
 
-g = -p D of the variational bound, the diagonal of alpha alpha' - p (Q + S)^-1 of FITC. Triangular solves end each row,
-as they begin it: an explicit L^-T .. L^-1 would lose the digits that K_mm's condition takes once more.
+g = -p D of the variational bound, the diagonal of alpha alpha' - p (Q + S)^-1 of FITC. Each row begins with a
+triangular solve: an explicit L^-T .. L^-1 against K_nm would lose the digits that K_mm's condition takes once more. Of
+the bound the rest is one product, p D F (I - (C C')^-1) L^-1; where every row has its own g, three more solves.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class FittedWeights:
 
     Attributes
     ----------
-    whitened : (m, p) float64
-        z.
+    whitened, weights : (m, p) float64
+        z, and beta = L^-T z.
     normal : (m, m) float64, Fortran order
-        C.
+        FITC's C; L^-T (I - (C C')^-1) of the bound.
     fitc : bool
     """
 
     whitened: FloatArray
+    weights: FloatArray
     normal: FloatArray
     fitc: bool
 
@@ -54,7 +56,7 @@ def slopes_bytes(m: int, threads: int) -> int:
 
 @needs_one_arithmetic
 def slopes_task(prototypes: Prototypes, fit: FittedWeights, runs: list[Run]) -> list[RunSums]:
-    """Sums over each run: W dK (q,), g dk(x, x) / 2 (q,), and diag(alpha alpha' - p (Q + S)^-1); F' diag(g) F of FITC.
+    """Sums over each run: W dK (q,), g dk(x, x) / 2 (q,), |alpha|^2; of FITC g, and F' diag(g) F.
 
     A run has the targets, `right`, and the `variances` S, FITC's terms included. The first two are with respect to the
     logarithms of the kernel's parameters, the second is zero where the kernel is stationary.
@@ -66,31 +68,42 @@ def _slopes(prototypes: Prototypes, fit: FittedWeights, run: Run) -> RunSums:
     context, m, p = prototypes.context, prototypes.count, fit.whitened.shape[1]
     evaluator, triangle, kernel = context.evaluator("double"), prototypes.triangle(), context.kernel
     inputs = np.concatenate([context.block_rows_cached(block).values for block in run.blocks])
-    cross, own, spread = np.zeros(len(kernel.parameters())), np.zeros(len(kernel.parameters())), 0.0
+    cross, own = np.zeros(len(kernel.parameters())), np.zeros(len(kernel.parameters()))
+    squares, total = 0.0, 0.0
     weighted = np.zeros((m, m) if fit.fitc else (0, 0), order="F")
-    solve = ("trsm", b"L", b"L")
     for rows, where in run.pieces(context, "double", piece_rows(m)):
-        count, d = rows.n, 1.0 / run.rows["variances"][where]
+        d = 1.0 / run.rows["variances"][where]
         f = np.asfortranarray(evaluator.tile(triangle.features, rows))
-        blas(*solve, b"N", b"N", m, count, 1.0, triangle.lower, m, f, m)
-        solved = f.copy(order="F")
-        blas(*solve, b"N", b"N", m, count, 1.0, fit.normal, m, solved, m)
-        explained = np.einsum("mi,mi->i", solved, solved)
-        blas(*solve, b"T", b"N", m, count, 1.0, fit.normal, m, solved, m)
+        _solve(triangle.lower, f)
         alpha = d[:, None] * (run.rows["right"][where] - f.T @ fit.whitened)
-        diagonal = np.einsum("it,it->i", alpha, alpha) - p * d * (1.0 - d * explained)
-        spread += float(diagonal.sum())
-        g = diagonal if fit.fitc else -p * d
+        length = np.einsum("it,it->i", alpha, alpha)
+        squares += float(length.sum())
         if fit.fitc:
+            solved = f.copy(order="F")
+            _solve(fit.normal, solved)
+            g = length - p * d * (1.0 - d * np.einsum("mi,mi->i", solved, solved))
             weighted += (f * g) @ f.T
-        solved *= -p * d
-        solved -= f * g
-        solved += fit.whitened @ alpha.T
-        blas(*solve, b"T", b"N", m, count, 1.0, triangle.lower, m, solved, m)
+            total += float(g.sum())
+            _solve(fit.normal, solved, transposed=True)
+            solved *= -p * d
+            solved -= f * g
+            _solve(triangle.lower, solved, transposed=True)
+        else:
+            g = -p * d
+            f *= p * d
+            solved = np.empty((m, rows.n), order="F")
+            blas("gemm", b"N", b"N", m, rows.n, m, 1.0, fit.normal, m, f, m, 0.0, solved, m)
+        solved += fit.weights @ alpha.T
         cross += _contract(kernel, inputs[where], prototypes.inputs, solved)
         if not kernel.stationary:
             own += prior_slopes(kernel, inputs[where], 0.5 * g)
-    return RunSums((cross, own, np.array([spread]), weighted))
+    return RunSums((cross, own, np.array([squares, total]), weighted))
+
+
+def _solve(lower: FloatArray, right: FloatArray, transposed: bool = False) -> None:
+    """L^-1 B, or L^-T B, in the place of B (m, b), both in Fortran order."""
+    m, count = right.shape
+    blas("trsm", b"L", b"L", b"T" if transposed else b"N", b"N", m, count, 1.0, lower, m, right, m)
 
 
 def _contract(kernel: Kernel, rows: FloatArray, prototypes: FloatArray, weights: FloatArray) -> FloatArray:

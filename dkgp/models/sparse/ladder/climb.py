@@ -1,8 +1,9 @@
 """A ladder of bases: m, 2 m, 4 m, ... until the target is proven, or something says that it is not worth while.
 
 Cost is geometric: the last rung takes most of it. What is proven of a rung is R of its mean less a bound on min R from
-below, and both may be what is in the way. A larger basis lowers R. Products with all of K, by the solver that "auto"
-would take for the exact model, raise the bound; it is the same for all rungs, and so is kept. Each time the step is
+below, and both may be what is in the way. A larger basis lowers R. Products with all of K raise the bound, which is the
+same for all rungs, and so is kept: one with the rung's own residual where that is thought to be near the solution, or
+else some by the solver that "auto" would take for the exact model. Each time the step is
 taken that promises most for its price: of growing, that R goes on falling as it did; of products, what all further
 growing would not account for, and later a fifth of what the last ones gained. Prices are nominal, and made of counts
 (`costs`): a seeded run takes the same steps everywhere.
@@ -64,7 +65,7 @@ def climb(
     dataset, kernel, noise_variance, executor, relative_noise, callback, within, interrupted, coordinator_input_bytes
         See `train_sparse`.
     settings : SparseSettings
-        `basis_size` is not looked at; `gap` is the target's. `per_round` is a hundredth of each rung by default;
+        `basis_size` is not looked at; `gap` is the target's. `per_round` is by default that of each rung's size;
         `certify_passes`, where it is positive, is all that may be spent on bounds.
     target : LadderTarget
     rung_callback : callable, optional
@@ -125,8 +126,8 @@ def climb(
             interruption.heed(ladder)
             ladder.choose(checkpoints, interruption, callback)
             ladder.fit()
-            while (move := ladder.move()) == "raise":
-                ladder.raise_bound()
+            while (move := ladder.move()) == "product" or move == "solve":
+                ladder.raise_bound(move)
                 checkpoints.save(ladder)
                 interruption.heed(ladder)
             ladder.leave(move)

@@ -31,7 +31,7 @@ from dkgp.solvers.prices import (
 )
 from dkgp.solvers.registry import build_solver, solver_memory
 
-__all__ = ["ExactModel", "passes_seconds", "rung_phases", "rung_seconds"]
+__all__ = ["ExactModel", "passes_seconds", "product_seconds", "rung_phases", "rung_seconds"]
 
 # Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
 FIT_PASSES = 3
@@ -72,6 +72,11 @@ def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | Non
             )
         )
     return phases
+
+
+def product_seconds(n: int, d: int, p: int) -> float:
+    """A product with all of K in float64."""
+    return Prices.nominal(d).seconds(Sizes(n, d, p).whole(double=True))
 
 
 def passes_seconds(n: int, d: int, p: int, choice: Choice, passes: float) -> float:

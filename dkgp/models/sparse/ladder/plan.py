@@ -12,8 +12,8 @@ import numpy as np
 from dkgp.errors import MemoryBudgetError
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.sparse.certificate import SparseCertificate
-from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, rung_seconds
-from dkgp.models.sparse.ladder.target import LadderTarget, Rung
+from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_seconds, rung_seconds
+from dkgp.models.sparse.ladder.target import LadderTarget, Rung, Step
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.greedy_basis.settings import GreedySettings
@@ -21,7 +21,7 @@ from dkgp.solvers.stopping import StopReason
 
 __all__ = ["LadderPlan", "Move"]
 
-Move = StopReason | Literal["raise", "grow"]
+Move = StopReason | Literal["product", "solve", "grow"]
 
 FIRST_RUNG = 128
 # A rung is so many times the one before it.
@@ -30,6 +30,8 @@ STEP = 2
 FIRST_PRODUCTS, FIRST_PASSES = 2.0, 1.0
 # Of what the last step of its kind gained, what the next one is thought to; of growing, where two falls do not tell.
 GROWING_AGAIN, RAISING_AGAIN = 0.5, 0.2
+# A product with the rung's own residual comes first where it is thought to leave no more than this of the excess.
+PRODUCT_LEAVES = 0.5
 # A step that promises less than this share of the excess is not worth its products.
 LEAST_PROMISE = 0.1
 # Rungs before the rest is foretold; smooth kernels fall faster the higher one is: the target may be met in half of what
@@ -106,12 +108,18 @@ class LadderPlan:
         """The rung after that of this size."""
         return min(STEP * size, self.largest)
 
-    def next_passes(self, steps: int) -> float:
-        """Passes of the step that raises the bound after so many others."""
-        return (FIRST_PRODUCTS if self.exact.choice.solver == "pcg" else FIRST_PASSES) * 2.0**steps
+    def next_passes(self, steps: list[Step]) -> float:
+        """Passes of the solve's next part."""
+        before = sum(step.kind == "solve" for step in steps)
+        return (FIRST_PRODUCTS if self.exact.choice.solver == "pcg" else FIRST_PASSES) * 2.0**before
 
     def move(
-        self, rungs: list[Rung], certificate: SparseCertificate, steps: list[tuple[float, float]], full: bool
+        self,
+        rungs: list[Rung],
+        certificate: SparseCertificate,
+        steps: list[Step],
+        full: bool,
+        left: float = math.inf,
     ) -> Move:
         """Decide what comes next.
 
@@ -121,47 +129,57 @@ class LadderPlan:
             Those below.
         certificate : SparseCertificate
             Of this one, with all that is known of min R.
-        steps : list of (float, float)
-            Passes of each step that raised the bound, and what it gained.
+        steps : list of Step
+            Those that raised the bound.
         full : bool
             No sample has anything to add.
+        left : float
+            The excess of the risk that a product with this rung's residual is thought to leave.
         """
         size, target = certificate.m, self.target
         if target.missed(certificate) <= 1.0:
             return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
-        stuck, growing = self._stuck(size, full), self._growing(size)
-        excess, raising = float(certificate.excess.sum()), self._raising(size, steps)
+        stuck, growing, excess = self._stuck(size, full), self._growing(size), float(certificate.excess.sum())
         coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
-        # Of products, before any were taken: what growing on and on would not account for.
-        promise = RAISING_AGAIN * steps[-1][1] if steps else excess - (0.0 if full else min(further, excess))
-        worth = raising is not None and promise >= LEAST_PROMISE * excess
-        if stuck is None and raising is not None and worth and promise / raising > min(coming, excess) / growing:
-            return "raise"
+        # One of a kind: it would prove the same again.
+        multiplied = any(step.kind == "product" and step.size == size for step in steps)
+        near = not multiplied and left <= PRODUCT_LEAVES * excess
+        raising: Literal["product", "solve"] = "product" if near else "solve"
+        seconds = self._raising(raising, size, steps)
+        if raising == "product":
+            promise = excess - left
+        else:
+            # Before any were taken, what growing on and on would not account for.
+            promise = RAISING_AGAIN * steps[-1].rise if steps else excess - (0.0 if full else min(further, excess))
+        worth = seconds is not None and promise >= LEAST_PROMISE * excess
+        if stuck is None and seconds is not None and worth and promise / seconds > min(coming, excess) / growing:
+            return raising
         over = stuck or self._dear(rungs, certificate, growing)
         if over is None:
             return "grow"
-        untold = raising is not None and not rungs and not steps
-        return "raise" if worth or untold else self._told(over, certificate)
+        untold = seconds is not None and not rungs and not steps
+        return raising if worth or untold else self._told(over, certificate)
 
     def _growing(self, size: int) -> float:
         larger = self.next_of(size)
         return rung_seconds(self.n, self.d, larger, size, self.greedy_of(larger))
 
-    def _raising(self, size: int, steps: list[tuple[float, float]]) -> float | None:
+    def _raising(self, kind: str, size: int, steps: list[Step]) -> float | None:
         """Seconds of the next step that raises the bound; None where it is one too many, or has no room."""
-        room = math.inf if self.memory_bytes is None else self.memory_bytes + RUNTIME_BYTES
-        if self.needed(size) + self.exact.memory_bytes > room:
-            return None
-        passes, spent = self.next_passes(len(steps)), sum(passes for passes, _ in steps)
+        passes, spent = 1.0 if kind == "product" else self.next_passes(steps), sum(step.passes for step in steps)
         if self.settings.certify_passes and spent + passes > self.settings.certify_passes:
             return None
-
-        def seconds(count: float) -> float:
-            return passes_seconds(self.n, self.d, self.p, self.exact.choice, count)
-
-        if sum(seconds(count) for count, _ in steps) + seconds(passes) > self.exact.core_seconds:
+        room = math.inf if self.memory_bytes is None else self.memory_bytes + RUNTIME_BYTES
+        if kind == "solve" and self.needed(size) + self.exact.memory_bytes > room:
             return None
-        return seconds(passes)
+        seconds = self._step_seconds(kind, passes)
+        so_far = sum(self._step_seconds(step.kind, step.passes) for step in steps)
+        return seconds if so_far + seconds <= self.exact.core_seconds else None
+
+    def _step_seconds(self, kind: str, passes: float) -> float:
+        if kind == "product":
+            return product_seconds(self.n, self.d, self.p)
+        return passes_seconds(self.n, self.d, self.p, self.exact.choice, passes)
 
     def _stuck(self, size: int, full: bool) -> StopReason | None:
         if full:

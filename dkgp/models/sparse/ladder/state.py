@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +19,13 @@ from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
 from dkgp.models.sparse.ladder.costs import rung_seconds
 from dkgp.models.sparse.ladder.plan import LadderPlan, Move
-from dkgp.models.sparse.ladder.target import Rung
+from dkgp.models.sparse.ladder.target import Rung, Step
 from dkgp.models.sparse.risk import descent_bound, subset_bound
+from dkgp.models.sparse.start import residual_start
 from dkgp.models.sparse.train import TrainedSparse, summary_of
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.solvers import MaxPasses, solve
+from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
 from dkgp.solvers.greedy_basis.engine import GreedyEngine, run_rounds
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
@@ -66,7 +69,8 @@ class Ladder:
         self._engine = self._engine_of(self._size)
         self._least: dict[str, list[float]] = {}
         self._solution: tuple[FloatArray, FloatArray] | None = None
-        self._raised: list[tuple[float, float]] = []
+        self._raised: list[Step] = []
+        self._residual: tuple[FloatArray, FloatArray] | None = None
         self._basis = Basis(np.empty((0, operator.kernel.n_features)))
         self._greedy: GreedyBasis | None = None
         self._fit: SparseFit | None = None
@@ -115,22 +119,40 @@ class Ladder:
         for name, values in self._least.items():
             certificate = certificate.with_bound(name, 2.0 * np.asarray(values))
         self._know(certificate)
+        self._residual = None
+        if self._plan.target.missed(certificate) > 1.0:
+            began = time.perf_counter()
+            self._residual = residual_start(operator, targets, self._fit.model, self._plan.settings.seed)
+            self._lap("bound", began)
 
     def move(self) -> Move:
         """Decide what comes next."""
         full = len(self._basis.inputs) < self._size
-        return self._plan.move(self.rungs, self.certificate, self._raised, full)
+        left = np.inf
+        if self._residual is not None:
+            # Of R for what the dual value lies below it.
+            left = float(np.sum(np.maximum(np.asarray(self.certificate.risk) - self._residual[1], 0.0)))
+        return self._plan.move(self.rungs, self.certificate, self._raised, full, left)
 
-    def raise_bound(self) -> None:
-        """Go on with the exact model's solver from where it was left, and note what that proves of the least risk."""
+    def raise_bound(self, kind: Literal["product", "solve"]) -> None:
+        """Take a product with the rung's residual, or go on with the exact model's solve; note what that proves."""
         began, operator, exact = time.perf_counter(), self._operator, self._plan.exact.choice
-        before, passes = self.certificate.least.sum(), self._plan.next_passes(len(self._raised))
+        before, passes = self.certificate.least.sum(), 1.0
         alpha, gradient = (None, None) if self._solution is None else self._solution
+        solver: Solver = GreedyBlockCoordinateDescent()
+        stopping: StoppingRule = GradientInfNorm(sys.float_info.max)  # the start's own gradient is all that is wanted
+        if kind == "product":
+            assert self._residual is not None
+            alpha, gradient = self._residual[0], None
+        else:
+            passes = self._plan.next_passes(self._raised)
+            solver = build_solver(exact.solver, exact.options, precision=exact.precision)
+            stopping = MaxPasses(passes)
         solution = solve(
             operator,
             self._targets,
-            solver=build_solver(exact.solver, exact.options, precision=exact.precision),
-            stopping=MaxPasses(passes),
+            solver=solver,
+            stopping=stopping,
             initial=alpha,
             initial_gradient=gradient,
             within=self._watch,
@@ -139,13 +161,13 @@ class Ladder:
         bound = descent_bound(operator, solution, self._targets, errors)
         self._solution = solution.alpha, solution.gradient
         self._know(self.certificate.with_bound("descent", bound))
-        self._raised.append((passes, float(self.certificate.least.sum() - before)))
+        self._raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
         self._steps_done += 1
         self._lap("bound", began)
 
     def leave(self, move: Move) -> None:
         """Note the rung, and go up or stop."""
-        passes = sum(passes for passes, _ in self._raised)
+        passes = sum(step.passes for step in self._raised)
         entries = self._entries + self._operator.kernel_evaluations
         self.rungs.append(Rung.of(self.certificate, passes, entries, self._seconds))
         if isinstance(move, StopReason):
@@ -186,7 +208,7 @@ class Ladder:
             "size": self._size,
             "steps": self._steps_done,
             "least": self._least,
-            "raised": [list(step) for step in self._raised],
+            "raised": [asdict(step) for step in self._raised],
             "rungs": [rung.to_json() for rung in below],
             "choice": None if self._engine is None else self._engine.metadata(),
             "seconds": self._seconds,
@@ -197,7 +219,7 @@ class Ladder:
         """Go on from a checkpoint of the same problem, settings and target: to the same bits."""
         self._size, self._steps_done = int(metadata["size"]), int(metadata["steps"])
         self._least = {name: list(values) for name, values in metadata["least"].items()}
-        self._raised = [(float(passes), float(rise)) for passes, rise in metadata["raised"]]
+        self._raised = [Step(**step) for step in metadata["raised"]]
         self.rungs = [Rung(**rung) for rung in metadata["rungs"]]
         self._earlier, self._entries = float(metadata["seconds"]), int(metadata["entries"])
         if "alpha" in arrays:

@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.operators.base import FloatArray
 
-__all__ = ["LadderTarget", "Rung"]
+__all__ = ["LadderTarget", "Rung", "Step"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,28 @@ class LadderTarget:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that raised the bound.
+
+    Attributes
+    ----------
+    kind : {"product", "solve"}
+        A product with the residual of a rung, or some more of the exact model's solve.
+    size : int
+        Of the rung, m.
+    passes : float
+        Products or column passes.
+    rise : float
+        Of the bound, summed over targets.
+    """
+
+    kind: str
+    size: int
+    passes: float
+    rise: float
 
 
 @dataclass(frozen=True)

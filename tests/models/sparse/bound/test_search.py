@@ -94,6 +94,15 @@ def test_bases_are_chosen_again_while_the_bound_grows(dataset: Dataset, one_thre
     assert other.sparse["samples"] != found.sparse["samples"]
 
 
+def test_a_basis_that_cannot_follow_is_warned_of(one_thread: LocalExecutor) -> None:
+    X, y = arrays(200)
+    rough = {"gamma*": (2.0, 20.0)}
+    few, many = (tune_by_bound(memory_dataset(X, y), one_thread, basis_size=size, bounds=rough) for size in (3, 150))
+    assert any("3 basis samples leave" in message and "larger basis" in message for message in few.warnings)
+    assert not any("basis samples leave" in message for message in many.warnings)
+    assert few.noise_variance > 1.5 * many.noise_variance
+
+
 def test_more_starting_points_keep_the_best(dataset: Dataset, one_thread: LocalExecutor) -> None:
     one, three = (tune_by_bound(dataset, one_thread, basis_size=10, restarts=count) for count in (1, 3))
     assert one.sparse is not None

@@ -9,8 +9,9 @@ import pytest
 
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.ladder import LadderTarget, Rung
-from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, rung_seconds
+from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_seconds, rung_seconds
 from dkgp.models.sparse.ladder.plan import LadderPlan
+from dkgp.models.sparse.ladder.target import Step
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.solvers import Choice
 from dkgp.solvers.greedy_basis.settings import GreedySettings
@@ -31,7 +32,7 @@ def certificate(m: int, risk: float, least: float = 0.0) -> SparseCertificate:
     return SparseCertificate(N, m, 0.005, (2.0 * risk,), (risk,), {"subset": (least,)}, (1.0,), (1.0,))
 
 
-def moves(plan: LadderPlan, risks: list[float], least: float, steps: list[tuple[float, float]]) -> list[Any]:
+def moves(plan: LadderPlan, risks: list[float], least: float, steps: list[Step]) -> list[Any]:
     """What comes after each rung, the ladder having been there before."""
     rungs: list[Rung] = []
     found: list[Any] = []
@@ -65,12 +66,22 @@ def test_the_bound_is_raised_where_growing_moves_little() -> None:
     # Growing took off a hundredth of what is left: it is not the basis.
     stuck = [4.10e6, 4.06e6, 4.05e6, 4.049e6, 4.0489e6, 4.0488e6]
     found = moves(plan_of(largest=10_000), stuck, 0.0, [])
-    assert "raise" in found[3:]
+    assert "solve" in found[3:]
     # Once products have gained next to nothing, more of them would not either.
-    told = moves(plan_of(largest=10_000), stuck, 0.0, [(2.0, 4.0e6), (4.0, 1.0)])
+    told = moves(plan_of(largest=10_000), stuck, 0.0, [Step("solve", 128, 2.0, 4.0e6), Step("solve", 128, 4.0, 1.0)])
     assert told == ["grow"] * 6
     # Nor where a user will have none.
     assert moves(plan_of(largest=10_000, certify_passes=1.0), stuck, 0.0, []) == ["grow"] * 6
+
+
+def test_a_product_comes_first_where_the_residual_is_near_the_solution() -> None:
+    plan, here, below = plan_of(largest=10_000), certificate(256, 4.05e6), Rung.of(certificate(128, 4.1e6), 0.0, 0, 0.0)
+    assert plan.move([below], here, [], False, left=2.0e4) == "product"
+    assert plan.move([below], here, [], False, left=4.0e6) != "product"
+    assert plan.move([below], here, [Step("product", 256, 1.0, 4.0e6)], False, left=2.0e4) != "product"
+    assert plan.move([below], here, [Step("product", 128, 1.0, 4.0e6)], False, left=2.0e4) == "product"
+    # It is cheaper than a part of the solve, which verifies its gradient by a product, too.
+    assert product_seconds(N, D, 1) < passes_seconds(N, D, 1, plan.exact.choice, 2.0)
 
 
 def test_a_target_that_is_met_is_told() -> None:

@@ -1,0 +1,35 @@
+"""What proofs count for sums over samples: no term passes through more additions, however samples are cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.kernels import SquaredExponential
+from dkgp.models.sparse.errors import sample_sum_roundings
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.cross.runs import MOST_RUNS, piece_rows, runs_of
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 1025, 8193, 70_000, 300_000])
+def test_no_term_is_added_more_often_than_is_counted(n: int) -> None:
+    """A piece's rows in any order, the pieces of a run, the tree of runs; a few products besides."""
+    executor = LocalExecutor(1)
+    operator = BlockedKernelOperator(SquaredExponential(gamma=(1.0,)), 0.1, ArrayInputs(np.zeros((n, 1))), executor)
+    context, most = operator.context, 0
+    runs = [run for group in runs_of(context, {}) for run in group]
+    assert len(runs) <= MOST_RUNS
+    for prototypes, run in itertools.product((1, 1500, 2048, 5000, 10**6), runs):
+        longest, pieces, largest = piece_rows(prototypes), 0, 0
+        for block in run.blocks:
+            start, stop = context.bounds(block)
+            pieces += -(-(stop - start) // longest)
+            largest = max(largest, min(longest, stop - start))
+        most = max(most, largest + pieces + (len(runs) - 1).bit_length())
+    executor.close()
+    # Weights of a row, its square root and quotient; the sums of such terms are counted with three more at most.
+    assert most + 3 <= sample_sum_roundings(n)
+    print(f"\nn = {n:,}: {most} additions at most, {sample_sum_roundings(n):.0f} counted")
