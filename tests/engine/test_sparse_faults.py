@@ -112,7 +112,7 @@ def main(url, folder, log, how):
             print(progress.size, file=out)
     trained = train_sparse(
         open_dataset(url), SquaredExponential((0.2, 0.2, 0.15, 0.05, 0.05, 0.01)), 0.05, LocalExecutor(2),
-        SparseSettings("sggp", 60, candidates=20, **more), callback=note,
+        SparseSettings("sggp", 40, candidates=20, **more), callback=note,
         checkpointing=Checkpointing(CheckpointStore(folder), every_seconds=0.0, identity={"of": url}, resume=True),
     )
     model, said = trained.model, repr(trained.certificate.to_json())
@@ -147,7 +147,7 @@ def test_a_choice_killed_at_random_moments_ends_in_the_same_bits(problem: Proble
         while process.poll() is None and not (tmp_path / "log").exists():
             time.sleep(0.002)
         time.sleep(moments.uniform(0.0, 0.15))
-        if kills < 6 and process.poll() is None:
+        if kills < 3 and process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
             process.wait()
