@@ -37,8 +37,10 @@ __all__ = ["RegressorFit", "fit_regressors", "normal_factor", "whitened_system"]
 # Refined until the decrement is this share of the risk; accepted, where rounding ends it, up to the second.
 REFINED, ACCEPTED = 1e-12, 1e-7
 MOST_REFINEMENTS = 6
-# Of F'DF from a choice's sums: what it may be off by, times m, which bounds what that moves log|I + F'DF| by, in nats.
-MOST_OFF = 0.1
+# Of F'DF from a choice's sums: what it may be off by, which is what variances widen by in proportion; and what m times
+# that, by which it moves log|I + F'DF|, may be of tr(D E), what the basis leaves of the samples' own variances. Half of
+# that is between the bounds on the evidence in any case.
+MOST_OFF, MOST_OF_TRACE = 5e-3, 1e-4
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def fit_regressors(
     noise = cross.operator.noise
     each = None if isinstance(noise, float) and not fitc else np.broadcast_to(noise, (cross.n,)).copy()
     known = None if system is None else whitened_system(cross, system)
-    if known is not None and cross.m * known[1] > MOST_OFF:
+    if known is not None and not _good_enough(cross, *known):
         known = None
     gram = cross.whitened(targets, each, fitc=fitc, product=known is None)
     variances: Noise = noise
@@ -164,8 +166,10 @@ def whitened_system(cross: CrossKernel, system: FloatArray) -> tuple[FloatArray,
     taken off, evaluated once more, by 2 eps s_i s_j (e_i + e_j) <= 8 max(e) u a_i a_j, and one for the difference. What
     L^-1 makes of an error E with |E_ij| <= c a_i a_j is, in norm, at most c || |L^-1| a ||^2.
 
-    The columns of X = L^-1 G are off by a share sigma of their lengths, as are those of L^-1 X': together
-    ||L^-1|| sigma ||X||_F + sigma ||L^-1 X'||_F, and sqrt(2) times that where one triangle stands for both.
+    X = L^-1 G and Y = X L^-T as solved have L X = G + E, |E| <= gamma |L| |X|, and Y L' = X + E', |E'| <= gamma |Y|
+    |L'| (Higham 2002, theorem 8.5). So Y is off by gamma |Y| B' + gamma (1 + gamma) B |Y| B', B = |L^-1| |L|: in
+    Frobenius' norm by gamma b (1 + b) ||Y||_F, b = ||B||, but for what `EVALUATION` has room for; and by sqrt(2) times
+    that where one triangle stands for both.
     """
     operator, lower = cross.operator, cross.lower
     sizes = np.sqrt(system.diagonal())
@@ -177,8 +181,14 @@ def whitened_system(cross: CrossKernel, system: FloatArray) -> tuple[FloatArray,
         matrix = np.asarray(whiten(lower, half.T, transposed=False))
     errors = Points.of(operator.kernel, operator.double, cross.prototypes).errors
     summed = (sample_sum_roundings(cross.n) + 8.0 + 8.0 * float(errors.max())) * UNIT * whitening.entries**2
-    solved = whitening.solving * (whitening.length * np.linalg.norm(half) + np.linalg.norm(matrix))
+    solved = whitening.solving * (1.0 + whitening.solving / ((cross.m + 1) * UNIT)) * np.linalg.norm(matrix)
     return matrix, float(EVALUATION * (summed + np.sqrt(2.0) * solved))
+
+
+def _good_enough(cross: CrossKernel, matrix: FloatArray, off: float) -> bool:
+    """True if F'DF from a choice's sums will do."""
+    trace = float(np.sum(cross.operator.prior() / cross.operator.noise)) - float(np.trace(matrix))
+    return off <= MOST_OFF and cross.m * off <= MOST_OF_TRACE * trace
 
 
 def normal_factor(matrix: FloatArray, noise_variance: float) -> FloatArray:

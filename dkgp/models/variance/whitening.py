@@ -1,4 +1,4 @@
-"""Errors on their way through a triangular factor: bounds on || |L^-1| |L| ||, || |L^-1| d || and ||L^-1||.
+"""Errors on their way through a triangular factor: bounds on || |L^-1| |L| || and || |L^-1| d ||.
 
 A triangular solve L f = c is exact for a matrix L + dL, |dL| <= gamma_R |L| (Higham 2002, theorem 8.5), so that f is
 off by |L^-1| |L| |f| gamma_R; and an error of c, e d entry by entry, becomes |L^-1| d e. Both are evaluated for the L
@@ -35,17 +35,14 @@ class Whitening:
         ||f_computed - f|| <= solving ||f_computed||, the solve's own roundings.
     entries : float
         || |L^-1| d ||, d as given: what c's errors of e d_i come to is e times this.
-    length : float
-        ||L^-1||.
     """
 
     solving: float
     entries: float
-    length: float
 
     @classmethod
     def of(cls, lower: NDArray[Any], scale: FloatArray) -> Whitening | None:
-        """Evaluate them for L (R, R) and d = `scale` (R,).
+        """Evaluate both for L (R, R) and d = `scale` (R,).
 
         None where L is float32, or so ill-conditioned that nothing could be told from its inverse.
 
@@ -74,9 +71,7 @@ class Whitening:
         if not off <= LARGEST_SHARE:
             return None
         grown = EVALUATION / (1.0 - off)
-        # The spectral norm is at most the root of the largest sums of a row and of a column.
-        length = np.sqrt(inverse.sum(axis=0).max() * inverse.sum(axis=1).max())
-        return cls(float(gamma * norm * grown), float(np.linalg.norm(inverse @ scale) * grown), float(length * grown))
+        return cls(float(gamma * norm * grown), float(np.linalg.norm(inverse @ scale) * grown))
 
     def square(
         self, lower: FloatArray, c: FloatArray, scale: FloatArray, unit_scale: float, error: FloatArray
