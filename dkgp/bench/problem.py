@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
-from dkgp.models import read_hyperparameters, tune_dataset, write_hyperparameters
+from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
 
 __all__ = [
     "FRIEDMAN1",
@@ -31,6 +31,9 @@ __all__ = [
     "write_rows",
     "write_warm_up",
 ]
+
+# Hyperparameters of a data set, without a search.
+Untuned = Callable[[Dataset], Hyperparameters]
 
 FRIEDMAN1 = "friedman1"
 WARM_UP_SAMPLES = 1024
@@ -96,11 +99,11 @@ class ProblemJob:
     out: str | None = None
 
     @contextmanager
-    def prepared(self, reporter: Reporter) -> Iterator[tuple[PreparedProblem, Path]]:
+    def prepared(self, reporter: Reporter, untuned: Untuned | None = None) -> Iterator[tuple[PreparedProblem, Path]]:
         """Open a folder that holds the problem, for as long as it is measured; the record's place is checked first."""
         check_record_file(self.out)
         with tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name:
-            yield prepare_problem(self.problem, Path(name), reporter), Path(name)
+            yield prepare_problem(self.problem, Path(name), reporter, untuned), Path(name)
 
     def title(self, subject: str, prepared: PreparedProblem, more: str) -> str:
         """Name what was measured, and on what."""
@@ -112,8 +115,10 @@ class ProblemJob:
         return {"n": prepared.n, "d": prepared.d, "problem": asdict(self.problem), "solver": solver}
 
 
-def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> PreparedProblem:
-    """Write the stores and the hyperparameter file into `folder`."""
+def prepare_problem(
+    problem: BenchProblem, folder: Path, reporter: Reporter, untuned: Untuned | None = None
+) -> PreparedProblem:
+    """Write the stores and the hyperparameter file into `folder`; `untuned` says what stands in for a search."""
     train_url, warm_url, hyper_file = (str(folder / name) for name in ("train.zarr", "warm.zarr", "hyper.json"))
     if problem.data == FRIEDMAN1:
         with reporter.work("prepare") as show:
@@ -124,6 +129,8 @@ def prepare_problem(problem: BenchProblem, folder: Path, reporter: Reporter) -> 
         train, test = _drawn(problem, folder, train_url, reporter)
     if problem.hyper is not None:
         found = read_hyperparameters(problem.hyper, n_features=train.n_features, feature_names=train.feature_names)
+    elif untuned is not None:
+        found = untuned(train)
     else:
         with reporter.search("tune") as progress:
             found = tune_dataset(train, subset=problem.subset, seed=problem.seed, progress=progress)

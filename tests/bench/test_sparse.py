@@ -133,6 +133,39 @@ def test_speed_is_taken_against_blas(problem: BenchProblem) -> None:
     assert document["figures"]["sggp,screen=2_to_own_blas"] == pytest.approx(np.median(ratios))
     assert set(document["rows"][2]["null"]) == {"to_blas", "to_sr", "to_own_blas"}
     assert "to_own_blas" not in document["rows"][3]
+    assert [each["m"] for each in document["rows"]] == [40, 40, 40, 40]
+    assert not document["settings"]["warnings"]
+
+
+@pytest.mark.usefixtures("contenders_in_process")
+def test_a_smaller_basis_has_no_ratios(problem: BenchProblem, tmp_path: Path) -> None:
+    """A kernel whose columns float64 cannot tell apart: that choice ends early, its seconds are of other work."""
+    path = tmp_path / "smooth.json"
+    smooth = SquaredExponential(gamma=(1e-4,) * 10)
+    path.write_text(json.dumps({"kernel": smooth.to_json(), "noise_variance": NOISE}))
+    job = BenchSparseJob(
+        problem=replace(problem, hyper=str(path)), methods=("sr", "mpgp"), sizes=(60,), cluster=HERE, repeats=1
+    )
+    reporter = SilentReporter()
+    document = run_bench_sparse_speed(job, reporter)
+    sr, pursuit = document["rows"][1:]
+    assert sr["m"] == 60
+    assert "to_blas" in sr
+    assert pursuit["m"] < 60
+    assert not {"to_blas", "to_sr", "to_own_blas"} & set(pursuit)
+    assert "mpgp_to_sr" not in document["figures"]
+    assert [message.split(";")[0] for message in reporter.warnings] == [
+        f"mpgp: {pursuit['m']} basis samples instead of 60, as float64 could tell no more apart"
+    ]
+
+
+@pytest.mark.usefixtures("contenders_in_process")
+def test_speed_needs_no_search_and_its_kernel_is_rough() -> None:
+    job = BenchSparseJob(
+        problem=BenchProblem(n=1500, n_test=10), methods=("sggp", "mpgp"), sizes=(700,), cluster=HERE, repeats=1
+    )
+    document = run_bench_sparse_speed(job, SilentReporter())
+    assert [each["m"] for each in document["rows"]] == [700, 700, 700]
 
 
 def test_bare_products_are_those_of_the_fit_and_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:

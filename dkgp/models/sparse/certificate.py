@@ -323,7 +323,7 @@ class _Whitened:
     def normal_share(self) -> float:
         """Bound on the distance of C C' from I + F'DF: as summed and factored, and by what the rows of F are off."""
         off = self.row_error
-        own = normal_error(self.fit.normal, self.operator.n)
+        own = normal_error(self.fit.normal, self.operator.n) + self.fit.off
         length = float(np.linalg.norm(self.fit.normal)) * (1.0 + own)
         return float(EVALUATION * (own + 2.0 * length * off + off**2))
 
@@ -331,5 +331,5 @@ class _Whitened:
         n, noise = self.operator.n, self.operator.noise
         each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
         trace = float(np.sum(self.residual_diagonal / each) * (1.0 + (n + 8) * UNIT))
-        determinant = log_determinant(self.fit.normal, noise, n, self.row_error)
+        determinant = log_determinant(self.fit.normal, noise, n, self.row_error, self.fit.off)
         return None if determinant is None else Evidence.of(n, determinant, highest_quadratic, trace)

@@ -78,7 +78,9 @@ def normal_error(normal: FloatArray, n: int) -> float:
     return float(EVALUATION * (len(normal) + sample_sum_roundings(n) + 12.0) * UNIT * trace)
 
 
-def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) -> LogDeterminant | None:
+def log_determinant(
+    normal: FloatArray, noise: Noise, n: int, row_error: float, further: float = 0.0
+) -> LogDeterminant | None:
     """Bounds on log|Q + S| by C C' = I + F'DF as computed; None where it may be singular for all that is known.
 
     Parameters
@@ -87,6 +89,8 @@ def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) 
         C.
     row_error : float
         (sum D_i g_i^2)^(1/2), g_i bounds on how far the computed rows of F are off.
+    further : float
+        What F'DF is off by, in norm, beside its sums' roundings; see `RegressorFit.off`.
     """
     m = len(normal)
     logs = np.log(normal.diagonal())
@@ -94,7 +98,7 @@ def log_determinant(normal: FloatArray, noise: Noise, n: int, row_error: float) 
     # A logarithm as computed is taken to be within four units in the last place; sums are in any order.
     least = float(own.sum()) - EVALUATION * (n + 10) * UNIT * float(np.abs(own).sum())
     most = float(own.sum()) + EVALUATION * (n + 10) * UNIT * float(np.abs(own).sum())
-    share = normal_error(normal, n)
+    share = normal_error(normal, n) + further
     if share >= 1.0:
         return None
     value = 2.0 * float(logs.sum())

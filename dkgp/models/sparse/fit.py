@@ -76,8 +76,16 @@ def require_range(operator: BlockedKernelOperator, targets: FloatArray) -> None:
             )
 
 
-def fit_sparse(operator: BlockedKernelOperator, targets: FloatArray, basis: Basis, method: SparseMethod) -> SparseFit:
+def fit_sparse(
+    operator: BlockedKernelOperator,
+    targets: FloatArray,
+    basis: Basis,
+    method: SparseMethod,
+    system: FloatArray | None = None,
+) -> SparseFit:
     """Fit a method to standardised targets (n, p).
+
+    `system` is K_mn D K_nm + K_mm, as a choice by the same noise has summed it: see `fit_regressors`.
 
     Raises
     ------
@@ -89,7 +97,8 @@ def fit_sparse(operator: BlockedKernelOperator, targets: FloatArray, basis: Basi
     centre = centre_of(operator.context.source)
     if method.variance == "subset":
         return SparseFit(_subset(operator, targets, basis, method, centre), None)
-    fit = fit_regressors(CrossKernel(operator, basis.inputs), targets, fitc=method.fitc)
+    cross = CrossKernel(operator, basis.inputs)
+    fit = fit_regressors(cross, targets, fitc=method.fitc, system=None if method.fitc else system)
     model = SparseModel(method, operator.kernel, fit.cross.prototypes, fit.weights, fit.cross.lower, fit.normal, centre)
     return SparseFit(model, fit)
 

@@ -11,6 +11,9 @@ where that is the method.
 I + F'DF has no eigenvalue below one, and is summed and factored in float64. What the factor gives is judged by a
 residual that is evaluated anew, and refined by it: the decrement zeta' (I + F'DF)^-1 zeta / 2, zeta = F'D r - z, is
 what the best weights are still better by. Where refinement does not make it small, the fit is refused.
+
+A greedy choice has summed A = K_mn D K_nm + K_mm already. F'DF = L^-1 (A - K_mm) L^-T spares the m^2 n operations of
+the sum, and is taken where what L^-1 makes of A's roundings is proven to be small: of kernels that are not smooth.
 """
 
 from __future__ import annotations
@@ -22,15 +25,22 @@ import scipy.linalg
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import NumericalError
+from dkgp.models.rounding import EVALUATION, UNIT
+from dkgp.models.sparse.errors import Points, sample_sum_roundings
+from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["RegressorFit", "fit_regressors", "normal_factor"]
+__all__ = ["RegressorFit", "fit_regressors", "normal_factor", "whitened_system"]
 
 # Refined until the decrement is this share of the risk; accepted, where rounding ends it, up to the second.
 REFINED, ACCEPTED = 1e-12, 1e-7
 MOST_REFINEMENTS = 6
+# Of F'DF from a choice's sums: what it may be off by, which is what variances widen by in proportion; and what m times
+# that, by which it moves log|I + F'DF|, may be of tr(D E), what the basis leaves of the samples' own variances. Half of
+# that is between the bounds on the evidence in any case.
+MOST_OFF, MOST_OF_TRACE = 5e-3, 1e-4
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,9 @@ class RegressorFit:
         By how much the least R on the span is estimated to be below.
     passes : int
         Times that all entries of K_nm were evaluated.
+    off : float
+        Bound on the distance, in norm, of the F'DF that C was made of from that of F as computed, beyond what summing
+        F'DF itself would be off by.
     """
 
     cross: CrossKernel
@@ -66,10 +79,22 @@ class RegressorFit:
     risk: FloatArray
     decrement: FloatArray
     passes: int
+    off: float = 0.0
 
 
-def fit_regressors(cross: CrossKernel, targets: FloatArray, *, fitc: bool = False) -> RegressorFit:
-    """Fit kernel columns to standardised targets (n, p); `fitc` by FITC's variances.
+def fit_regressors(
+    cross: CrossKernel, targets: FloatArray, *, fitc: bool = False, system: FloatArray | None = None
+) -> RegressorFit:
+    """Fit kernel columns to standardised targets (n, p).
+
+    Parameters
+    ----------
+    cross : CrossKernel
+    targets : (n, p) float64
+    fitc : bool
+        By FITC's variances.
+    system : (m, m) float64, optional
+        K_mn D K_nm + K_mm, summed over the samples in float64 by the operator's noise; without `fitc`.
 
     Raises
     ------
@@ -78,15 +103,20 @@ def fit_regressors(cross: CrossKernel, targets: FloatArray, *, fitc: bool = Fals
     """
     noise = cross.operator.noise
     each = None if isinstance(noise, float) and not fitc else np.broadcast_to(noise, (cross.n,)).copy()
-    gram = cross.whitened(targets, each, fitc=fitc)
+    known = None if system is None else whitened_system(cross, system)
+    if known is not None and not _good_enough(cross, *known):
+        known = None
+    gram = cross.whitened(targets, each, fitc=fitc, product=known is None)
     variances: Noise = noise
     if fitc:
         assert each is not None
         variances = each + np.maximum(cross.operator.prior() - gram.squares, 0.0)
-    matrix, projected = gram.matrix, gram.projected
+    matrix, projected, off = gram.matrix, gram.projected, 0.0
     if each is None:
         matrix /= noise
         projected /= noise
+    if known is not None:
+        matrix, off = known
     with single_threaded_blas():
         normal = normal_factor(matrix, float(np.min(noise)))
         lower = cross.lower
@@ -116,7 +146,49 @@ def fit_regressors(cross: CrossKernel, targets: FloatArray, *, fitc: bool = Fals
                 f"{decrement[worst]:.3g} more than {risk[worst]:.6g}, after {passes} passes over the data: rounding "
                 f"exceeds the noise variance {float(np.min(noise)):.3g}. Raise it, or take fewer basis functions"
             )
-    return RegressorFit(cross, variances, beta, z, normal, gram.squares, risk, np.abs(decrement), passes)
+    return RegressorFit(cross, variances, beta, z, normal, gram.squares, risk, np.abs(decrement), passes, off)
+
+
+def whitened_system(cross: CrossKernel, system: FloatArray) -> tuple[FloatArray, float] | None:
+    """L^-1 (A - K_mm) L^-T in Fortran order, its lower triangle, and how far in norm it is from F'DF.
+
+    F is K_nm as evaluated times the exact L^-T. None where L is too ill-conditioned for its inverse to be judged.
+
+    Parameters
+    ----------
+    system : (m, m) float64
+        A = K_mn D K_nm + K_mm, as summed.
+
+    Notes
+    -----
+    With a_i = sqrt(A_ii), sum_n D_n |k_ni| |k_nj| + |K_ij| <= a_i a_j (Cauchy and Schwarz). So A_ij is off by at most
+    (N + 7) u a_i a_j, N the additions on the way of a term, with seven for D, the products and K_ij; the K_ij that is
+    taken off, evaluated once more, by 2 eps s_i s_j (e_i + e_j) <= 8 max(e) u a_i a_j, and one for the difference. What
+    L^-1 makes of an error E with |E_ij| <= c a_i a_j is, in norm, at most c || |L^-1| a ||^2.
+
+    X = L^-1 G and Y = X L^-T as solved have L X = G + E, |E| <= gamma |L| |X|, and Y L' = X + E', |E'| <= gamma |Y|
+    |L'| (Higham 2002, theorem 8.5). So Y is off by gamma |Y| B' + gamma (1 + gamma) B |Y| B', B = |L^-1| |L|: in
+    Frobenius' norm by gamma b (1 + b) ||Y||_F, b = ||B||, but for what `EVALUATION` has room for; and by sqrt(2) times
+    that where one triangle stands for both.
+    """
+    operator, lower = cross.operator, cross.lower
+    sizes = np.sqrt(system.diagonal())
+    with single_threaded_blas():
+        whitening = Whitening.of(lower, sizes)
+        if whitening is None:
+            return None
+        half = whiten(lower, system - cross.kernel_matrix(), transposed=False)
+        matrix = np.asarray(whiten(lower, half.T, transposed=False))
+    errors = Points.of(operator.kernel, operator.double, cross.prototypes).errors
+    summed = (sample_sum_roundings(cross.n) + 8.0 + 8.0 * float(errors.max())) * UNIT * whitening.entries**2
+    solved = whitening.solving * (1.0 + whitening.solving / ((cross.m + 1) * UNIT)) * np.linalg.norm(matrix)
+    return matrix, float(EVALUATION * (summed + np.sqrt(2.0) * solved))
+
+
+def _good_enough(cross: CrossKernel, matrix: FloatArray, off: float) -> bool:
+    """True if F'DF from a choice's sums will do."""
+    trace = float(np.sum(cross.operator.prior() / cross.operator.noise)) - float(np.trace(matrix))
+    return off <= MOST_OFF and cross.m * off <= MOST_OF_TRACE * trace
 
 
 def normal_factor(matrix: FloatArray, noise_variance: float) -> FloatArray:

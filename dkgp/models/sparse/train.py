@@ -242,7 +242,9 @@ def train_sparse(
             require_range(operator, targets)
             basis, greedy = _basis(operator, targets, settings, given, callback, within, checkpointing, interrupted)
             lap("choice")
-            fit = fit_sparse(operator, targets, basis, settings.sparse_method)
+            system = None if greedy is None else greedy.system
+            fit = fit_sparse(operator, targets, basis, settings.sparse_method, system)
+            greedy, system = None if greedy is None else replace(greedy, system=None), None
             lap("fit")
             certificate = certify(operator, fit, targets, subset=basis.indices)
             lap("certificate")

@@ -37,7 +37,7 @@ class CrossGram:
     Attributes
     ----------
     matrix : (m, m) float64, Fortran order
-        K_mn D K_nm or, whitened, F' D F; symmetric.
+        K_mn D K_nm or, whitened, F' D F; symmetric. Empty where it was not wanted.
     projected : (m, t) float64
         K_mn D V, or F' D V.
     squares : (n,) float64
@@ -132,6 +132,11 @@ class CrossKernel:
             )
         return lower
 
+    def kernel_matrix(self) -> FloatArray:
+        """K_mm, without any jitter: (m, m)."""
+        features = self._prototypes.features()
+        return np.asarray(self._operator.double.tile(features, features))
+
     def inner(self, weights: FloatArray) -> FloatArray:
         """K_mm W, without any jitter: (m, t)."""
         features = self._prototypes.features()
@@ -176,24 +181,32 @@ class CrossKernel:
 
     def gram(self, right: FloatArray | None = None, variances: FloatArray | None = None) -> CrossGram:
         """K_mn D K_nm and K_mn D V, D the inverse of `variances` (n,) or I, V = `right` (n, t)."""
-        return self._gram("gram", False, False, self._vectors(right, variances))
+        return self._gram("gram", (False, False, True), self._vectors(right, variances))
 
     def whitened(
-        self, right: FloatArray | None = None, variances: FloatArray | None = None, *, fitc: bool = False
+        self,
+        right: FloatArray | None = None,
+        variances: FloatArray | None = None,
+        *,
+        fitc: bool = False,
+        product: bool = True,
     ) -> CrossGram:
-        """F' D F and F' D V; `fitc` adds what F F' leaves of k(x, x) to the `variances`, which it needs."""
+        """F' D F, unless that is known (`product`), and F' D V.
+
+        `fitc` adds what F F' leaves of k(x, x) to the `variances`, which it needs.
+        """
         vectors = self._vectors(right, variances)
         if fitc:
             if variances is None:
                 raise InputError("FITC needs the noise's variance of each sample")
             vectors["prior"] = self._operator.prior()
         self.lower  # noqa: B018  - refused here, in words, what no worker could factor
-        return self._gram("factor", True, fitc, vectors)
+        return self._gram("factor", (True, fitc, product), vectors)
 
-    def _gram(self, phase: str, whitened: bool, fitc: bool, vectors: Mapping[str, FloatArray | None]) -> CrossGram:
-        found = self.sums("kcrossgram", phase, gram_task, (whitened, fitc), vectors)
+    def _gram(self, phase: str, how: tuple[bool, bool, bool], vectors: Mapping[str, FloatArray | None]) -> CrossGram:
+        found = self.sums("kcrossgram", phase, gram_task, how, vectors)
         matrix, projected = found.sums
-        for column in range(self.m):
+        for column in range(len(matrix)):
             matrix[column, column:] = matrix[column:, column]
         assert found.rows is not None
         return CrossGram(matrix, projected, found.rows)

@@ -74,22 +74,22 @@ def _stride(columns: NDArray[Any]) -> int:
 
 
 @needs_one_arithmetic
-def gram_task(prototypes: Prototypes, whitened: bool, fitc: bool, runs: list[Run]) -> list[RunSums]:
+def gram_task(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, runs: list[Run]) -> list[RunSums]:
     """C D C' and C D V for each run, C = K(Z, X_b) or, whitened, F'; and the squared length of each column of C.
 
     A run's `variances` are D's inverses; fitc adds what F F' leaves of the run's `prior`, k(x, x), to them. Without
-    them D = I. Of C D C' (m, m) the lower triangle holds.
+    them D = I. Of C D C' (m, m), empty without `product`, the lower triangle holds.
     """
-    return [_gram(prototypes, whitened, fitc, run) for run in runs]
+    return [_gram(prototypes, whitened, fitc, product, run) for run in runs]
 
 
-def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, run: Run) -> RunSums:
+def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, run: Run) -> RunSums:
     context, m = prototypes.context, prototypes.count
     evaluator = context.evaluator("double")
     triangle = prototypes.triangle() if whitened else None
     features = prototypes.features() if triangle is None else triangle.features
     right, variances = run.rows.get("right"), run.rows.get("variances")
-    gram = np.zeros((m, m), order="F")
+    gram = np.zeros((m, m) if product else (0, 0), order="F")
     projected = np.zeros((m, 0 if right is None else right.shape[1]))
     squares = np.empty(run.samples(context))
     for rows, where in run.pieces(context, "double", piece_rows(m)):
@@ -106,7 +106,8 @@ def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, run: Run) -> RunSu
             own = None if own is None else scale[:, None] * own
         if own is not None:
             projected += columns @ own
-        blas("syrk", b"L", b"N", m, rows.n, 1.0, columns, stride, 1.0, gram, m)
+        if product:
+            blas("syrk", b"L", b"N", m, rows.n, 1.0, columns, stride, 1.0, gram, m)
     return RunSums((gram, projected), squares)
 
 

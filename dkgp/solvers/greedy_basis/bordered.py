@@ -19,7 +19,7 @@ LEAST_PIVOT = 1e-10
 
 
 class BorderedFactor:
-    """L and eta.
+    """L and eta; and A_SS itself, above L's diagonal and in a vector.
 
     Parameters
     ----------
@@ -36,13 +36,18 @@ class BorderedFactor:
 
     def __init__(self, capacity: int, targets: int) -> None:
         self._lower = np.zeros((capacity, capacity))
+        self._diagonal = np.zeros(capacity)
         self._half = np.zeros((targets, capacity))
         self.size = 0
 
     @property
-    def lower(self) -> FloatArray:
-        """L: (k, k)."""
-        return self._lower[: self.size, : self.size]
+    def system(self) -> FloatArray:
+        """A_SS as it was given: (k, k), Fortran order."""
+        system = np.array(self._lower[: self.size, : self.size], order="F")
+        for i in range(self.size):
+            system[i, i] = self._diagonal[i]
+            system[i + 1 :, i] = system[i, i + 1 :]
+        return system
 
     @property
     def half(self) -> FloatArray:
@@ -94,6 +99,9 @@ class BorderedFactor:
             # In the columns of those before it lies their share of it.
             self._lower[new, old:new] = corner[i, kept]
             self._lower[new, new] = pivot
+            self._lower[:old, new] = between[:, i]
+            self._lower[old:new, new] = inner[kept, i]
+            self._diagonal[new] = inner[i, i]
             self._half[:, new] = eta
             kept.append(i)
             self.size += 1
@@ -105,10 +113,15 @@ class BorderedFactor:
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays that `restore` takes."""
-        return {"lower": self.lower, "half": self.half}
+        return {
+            "lower": self._lower[: self.size, : self.size],
+            "diagonal": self._diagonal[: self.size],
+            "half": self.half,
+        }
 
-    def restore(self, lower: FloatArray, half: FloatArray) -> None:
-        """Take another factor's L and eta."""
+    def restore(self, lower: FloatArray, diagonal: FloatArray, half: FloatArray) -> None:
+        """Take what another factor's `arrays` were."""
         self.size = len(lower)
         self._lower[: self.size, : self.size] = lower
+        self._diagonal[: self.size] = diagonal
         self._half[:, : self.size] = half

@@ -278,7 +278,7 @@ class GreedyEngine:
         self._sums.take(np.asarray(arrays["chosen"], dtype=np.intp))
         self._out[arrays["out"]] = True
         self._kept = np.asarray(arrays["kept"], dtype=np.intp)
-        self._factor.restore(arrays["factor_lower"], arrays["factor_half"])
+        self._factor.restore(*(arrays[f"factor_{name}"] for name in ("lower", "diagonal", "half")))
         if self._dual is not None:
             self._dual.take(np.asarray(arrays["dual"], dtype=np.intp))
         self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
@@ -287,7 +287,7 @@ class GreedyEngine:
     def result(self, reason: StopReason) -> GreedyBasis:
         """Return the choice."""
         dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen
-        return GreedyBasis(self.indices, self.weights, dual, reason, self.history)
+        return GreedyBasis(self.indices, self.weights, dual, reason, self.history, self._factor.system)
 
 
 def choose_greedily(

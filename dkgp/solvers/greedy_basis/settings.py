@@ -150,6 +150,8 @@ class GreedyBasis:
         S*, empty where it was not asked for.
     reason : StopReason
     history : list of GreedyProgress
+    system : (m, m) float64 or None
+        A_SS = K_mn D K_nm + K_mm as it was summed; None once a fit has had it.
     """
 
     indices: IndexArray
@@ -157,3 +159,4 @@ class GreedyBasis:
     dual: IndexArray
     reason: StopReason
     history: list[GreedyProgress] = field(default_factory=list)
+    system: FloatArray | None = None

@@ -121,12 +121,16 @@ class Problem:
 
 @dataclass(eq=False)
 class Judged:
-    """A sparse model of a problem, and what was said of it: `broken` names the statements that are false."""
+    """A sparse model of a problem, and what was said of it: `broken` names the statements that are false.
+
+    `system` is what a choice has summed, where the fit is to take that.
+    """
 
     problem: Problem
     method: str
     executor: BlockExecutor
     chosen: np.ndarray
+    system: np.ndarray | None = None
     checked: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
@@ -138,7 +142,7 @@ class Judged:
     @cached_property
     def fit(self) -> SparseFit:
         basis = Basis(self.problem.X[self.chosen], self.chosen)
-        return fit_sparse(self.operator, self.problem.y, basis, METHODS[self.method])
+        return fit_sparse(self.operator, self.problem.y, basis, METHODS[self.method], self.system)
 
     @cached_property
     def certificate(self) -> SparseCertificate:

@@ -289,7 +289,19 @@ def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], on
     np.testing.assert_array_equal(found.indices, whole.indices)
     np.testing.assert_array_equal(found.weights, whole.weights)
     np.testing.assert_array_equal(found.dual, whole.dual)
+    np.testing.assert_array_equal(found.system, whole.system)
     assert [record.risk for record in found.history] == [record.risk for record in whole.history]
+
+
+@pytest.mark.parametrize("score", ["refit", "single"])
+@pytest.mark.parametrize("per_round", [1, 4])
+def test_the_system_of_the_basis_is_handed_on(per_round: int, score: Any, one_thread: LocalExecutor) -> None:
+    problem = Problem(by_sample=True)
+    found = chosen(problem, one_thread, size=11, score=score, per_round=per_round)
+    basis = problem.X[found.indices]
+    columns = problem.kernel(problem.X, basis)
+    system = columns.T @ (columns / problem.noise[:, None]) + problem.kernel(basis, basis)
+    np.testing.assert_allclose(found.system, system, rtol=1e-13)
 
 
 @pytest.mark.parametrize("more", [{}, {"per_round": 3, "score_rows": 40}, {"score": "single", "kept": 4, "dual": True}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -73,6 +73,7 @@ class Ladder:
         self._residual: tuple[FloatArray, FloatArray] | None = None
         self._basis = Basis(np.empty((0, operator.kernel.n_features)))
         self._greedy: GreedyBasis | None = None
+        self._system: FloatArray | None = None
         self._fit: SparseFit | None = None
         self._certificate: SparseCertificate | None = None
         self._began, self._earlier, self._entries = time.perf_counter(), 0.0, 0
@@ -101,13 +102,15 @@ class Ladder:
             )
         else:
             found = run_rounds(self._engine, self, checkpoints, interruption, callback)
-            self._greedy, self._basis = found, Basis(self._operator.inputs(found.indices), found.indices)
+            self._greedy, self._system = replace(found, system=None), found.system
+            self._basis = Basis(self._operator.inputs(found.indices), found.indices)
         self._lap("choice", began)
 
     def fit(self) -> None:
         """Fit and certify; bounds on the least risk that are known from below the rung count as well."""
         operator, targets, began = self._operator, self._targets, time.perf_counter()
-        self._fit = fit_sparse(operator, targets, self._basis, self._plan.settings.sparse_method)
+        self._fit = fit_sparse(operator, targets, self._basis, self._plan.settings.sparse_method, self._system)
+        self._system = None
         took = self._lap("fit", began)
         began = time.perf_counter()
         certificate = certify(operator, self._fit, targets, subset=self._basis.indices)
