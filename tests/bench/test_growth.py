@@ -99,6 +99,7 @@ class Impatient(Notes):
         yield show
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_to_the_same_bits(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchGrowthJob(problem, SolverOptions("cg", tolerance=1e-6), sizes=(4000,), folder=str(tmp_path / "kept"))
     with pytest.raises(InterruptedRunError, match="n = 4,000: interrupted .*; state saved in") as caught:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dkgp.bench.products import BenchProductsJob, run_bench_products
 from dkgp.commands.reporting.progress import SilentReporter
 
 
+@pytest.mark.slow
 def test_ratios_stand_beside_their_noise() -> None:
     found = run_bench_products(
         BenchProductsJob(samples=600, features=2, vectors=(1,), repeats=2, halo=40), SilentReporter()

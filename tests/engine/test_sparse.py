@@ -74,7 +74,10 @@ def expected(problem: Problem) -> Iterator[dict[tuple[str, str], dict[str, Any]]
     executor.close()
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("local", 1), ("local", 2), ("local", 5), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("none", 3), ("local", 1), ("local", 2), ("local", 5), pytest.param("processes", 2, marks=pytest.mark.slow)],
+)
 def test_every_method_and_basis_has_the_same_bits(
     problem: Problem, expected: dict[tuple[str, str], dict[str, Any]], kind: str, workers: int
 ) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import dask
 from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.executors.base import BlockTask
@@ -30,6 +31,8 @@ FIRST_FETCH_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
+# distributed warns of large arguments, as if each task had them.
+MOST_SHARED = "1TB"
 RESUMABLE = "the last checkpoint can be resumed"
 
 
@@ -213,13 +216,16 @@ class DaskSum(DaskRound):
     def _start(self) -> list[Future[Any]]:
         # In the order in which values should be there: what was submitted first is run first.
         nodes: dict[tuple[int, int], Future[Any]] = {}
-        self._parts: list[Future[Any]] = []
         leaves, root = len(self._groups), (0, 0)
+        # What all leaves take, factors of m^2 numbers among it, goes to the scheduler once; workers share it.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
+            shared = self._submit(-1, _shared, *self._arguments, retries=TASK_RETRIES)
+        self._parts: list[Future[Any]] = [shared]
         for number, (level, index) in enumerate(nodes_of(leaves)):
             root = level, index
             if level == 0:
                 group = list(self._groups[index])
-                nodes[root] = self._submit(number, _only, self._task, *self._arguments, group, retries=TASK_RETRIES)
+                nodes[root] = self._submit(number, _only, self._task, shared, group, retries=TASK_RETRIES)
                 self._parts.append(nodes[root])
                 continue
             below = [nodes[node] for node in ((level - 1, 2 * index), (level - 1, 2 * index + 1)) if node in nodes]
@@ -283,9 +289,13 @@ class DaskSum(DaskRound):
             part.release()
 
 
-def _only(task: BlockTask, *arguments: Any) -> Any:
+def _shared(*arguments: Any) -> tuple[Any, ...]:
+    return arguments
+
+
+def _only(task: BlockTask, arguments: tuple[Any, ...], group: list[Any]) -> Any:
     """The one value of a task's list."""
-    (value,) = task(*arguments)
+    (value,) = task(*arguments, group)
     return value
 
 

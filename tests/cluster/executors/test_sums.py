@@ -83,6 +83,28 @@ def check(executor: BlockExecutor) -> None:
         executor.submit_sum("sum", damaged, (), groups_of(9), added).result()
 
 
+class Heavy:
+    """An argument that counts how often it is pickled here."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[type[bytearray], tuple[int]]:
+        Heavy.pickled += 1
+        return bytearray, (2_000_000,)
+
+
+def weighed(heavy: bytearray, group: list[int]) -> list[str]:
+    return [f"{len(heavy)}:{group[0]}"]
+
+
+def test_what_all_leaves_take_is_sent_once() -> None:
+    Heavy.pickled = 0
+    with on_dask(2, processes=True) as (executor, _):
+        found = executor.submit_sum("sum", weighed, (Heavy(),), groups_of(16), added).result()
+    assert found == by_hand([f"2000000:{leaf}" for leaf in range(16)])
+    assert Heavy.pickled <= 2  # distributed may try once more, by cloudpickle
+
+
 @given(st.integers(1, 70))
 def test_nodes_come_after_those_that_they_add_and_at_once(leaves: int) -> None:
     nodes = list(nodes_of(leaves))

@@ -188,6 +188,7 @@ def test_client_in_this_process(problem: Problem, sparse: SparseGPRegressor, inn
     assert inner_client.status == "running"
 
 
+@pytest.mark.slow
 def test_workers_in_other_processes_come_to_the_same_bits(
     problem: Problem, sparse: SparseGPRegressor, outer_client: Client, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ _BOUNDS = {
     "subset": "the exact model of a subset",
     "residual": "the residual's direction",
     "trace": "fits with more noise",
-    "descent": "block coordinate descent",
+    "descent": "passes over the kernel matrix",
 }
 MOST_TARGETS = 8
 
