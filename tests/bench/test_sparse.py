@@ -141,7 +141,7 @@ def test_speed_is_taken_against_blas(problem: BenchProblem) -> None:
 def test_a_smaller_basis_has_no_ratios(problem: BenchProblem, tmp_path: Path) -> None:
     """A kernel whose columns float64 cannot tell apart: that choice ends early, its seconds are of other work."""
     path = tmp_path / "smooth.json"
-    smooth = SquaredExponential(gamma=(1e-4,) * 10)
+    smooth = SquaredExponential(gamma=(1e-6,) * 10)
     path.write_text(json.dumps({"kernel": smooth.to_json(), "noise_variance": NOISE}))
     job = BenchSparseJob(
         problem=replace(problem, hyper=str(path)), methods=("sr", "mpgp"), sizes=(60,), cluster=HERE, repeats=1
