@@ -43,6 +43,7 @@ class Notes(SilentReporter):
         self.notes.append(message)
 
 
+@pytest.mark.slow
 def test_every_size_is_measured_once(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchGrowthJob(
         problem,

@@ -127,6 +127,7 @@ def test_the_same_bits_on_any_threads(
     assert content(tmp_path / "p") == expected
 
 
+@pytest.mark.slow
 def test_the_same_bits_in_other_processes(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
     settings = VarianceSettings()
     with opened("processes", 2) as executor:

@@ -373,7 +373,9 @@ def test_any_number_of_workers_chooses_the_same(workers: int, one_thread: LocalE
 
 
 @pytest.mark.parametrize("score", ["refit", "single"])
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.faults)]
+)
 def test_what_worker_processes_keep_changes_no_bits(killed: bool, score: Any, tmp_path: Path) -> None:
     """Two slabs of columns; a worker that dies takes its columns along, and the other one makes them anew."""
     rng = np.random.default_rng(0)
