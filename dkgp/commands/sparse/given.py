@@ -49,7 +49,11 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
         return seen.inputs(0, seen.n_samples)
     if location.endswith(".json"):
         return _tuned(location, dataset)
-    source = open_source(expand_locations(location), {})
+    places = expand_locations(location)
+    if places != [location]:
+        # Whoever limits where a job may read has judged this place, and not what a pattern leads to.
+        raise InputError(f"a basis is one file or store; '{location}' stands for what it leads to")
+    source = open_source(places, {})
     by_name, expected = {column.name: column for column in source.columns}, len(dataset.raw_feature_names)
     if set(dataset.feature_names) <= by_name.keys():
         raw = _values(source, [by_name[name] for name in dataset.feature_names])

@@ -88,7 +88,7 @@ class SparseMemory:
             f"{_mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors {_mib(self.vectors_bytes)}, "
             f"choice {_mib(self.choice_bytes)} (less with a smaller `per_round`, and not `exhaustive`), "
             f"workers {_mib(self.worker_bytes)} (elsewhere on a cluster of processes or at a scheduler), "
-            f"{_mib(resident_bytes)} held already"
+            f"libraries and compiled code {_mib(RUNTIME_BYTES)}, {_mib(resident_bytes)} held already"
         )
 
 

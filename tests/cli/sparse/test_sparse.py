@@ -120,6 +120,15 @@ def test_a_basis_with_nan_is_refused_by_its_row(pipeline: dict[str, Any], run: C
     assert not out.exists()
 
 
+@pytest.mark.parametrize("place", ["b*.npy", ""])
+def test_a_basis_is_read_from_the_one_place_that_is_named(
+    pipeline: dict[str, Any], run: Command, out: Path, place: str
+) -> None:
+    np.save(out.parent / "b.npy", open_dataset(pipeline["ingest"]["train"]).raw_inputs(0, 5))
+    refused(run(*sparse(pipeline, out, "--given-basis", out.parent / place)), "a basis is one file or store")
+    assert not out.exists()
+
+
 def test_a_given_basis_is_the_one_that_it_was_taken_from(
     pipeline: dict[str, Any], run: Command, document: Command, out: Path
 ) -> None:
