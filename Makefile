@@ -16,6 +16,9 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
+# A test that hangs beyond its own time limit (in C code, or where the limit's exception was swallowed) ends its process
+# and prints where all threads were, rather than hold everything up for good.
+TEST_GUARD = -o faulthandler_timeout=360 -o faulthandler_exit_on_timeout=true
 
 # The oldest supported Python: what it can install, the later ones can too.
 LOCK_PYTHON ?= python3.11
@@ -53,12 +56,12 @@ demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, m
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
 test: $(STAMP) ## Run the tests, except the slow ones, those of faults and of other processors
-	$(BIN)/python -m pytest -m "not slow and not faults and not portable" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not faults and not portable" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
 	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
 	env $$variables $(BIN)/python -m pytest tests/kernels tests/operators tests/engine \
-	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)

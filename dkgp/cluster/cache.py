@@ -7,7 +7,7 @@ nothing else.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar, cast
 
@@ -46,6 +46,7 @@ class FeatureCache:
         self._sums: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
         self._building: dict[Hashable, threading.Lock] = {}
+        self._abandoned: deque[tuple[Hashable, ...]] = deque()
 
     @property
     def budget_bytes(self) -> int:
@@ -67,6 +68,7 @@ class FeatureCache:
         What `keep` says no to is not kept.
         """
         with self._lock:
+            self._drop_abandoned()
             if key in self._values:
                 return cast(ValueT, self._hit(key))
             gate = self._building.setdefault(key, threading.Lock())
@@ -111,12 +113,32 @@ class FeatureCache:
 
     def discard(self, *prefix: Hashable, but: Hashable = None) -> None:
         """Forget every value whose key starts with `prefix`, `but` those where this follows."""
-        count = len(prefix)
         with self._lock:
-            for key in [k for k in self._values if isinstance(k, tuple) and k[:count] == prefix]:
-                if but is None or key[count] != but:
-                    self._is_gone(key, self._values[key])
-                    del self._values[key]
+            self._drop(prefix, but)
+
+    def abandon(self, *prefix: Hashable) -> None:
+        """Forget what `discard` would, now or at the next use; what finalizers call.
+
+        The garbage collector runs those on any thread in the midst of anything, with this cache's own lock held too:
+        waiting for it there would be waiting for ever.
+        """
+        self._abandoned.append(prefix)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_abandoned()
+            finally:
+                self._lock.release()
+
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            self._drop(self._abandoned.popleft())
+
+    def _drop(self, prefix: tuple[Hashable, ...], but: Hashable = None) -> None:
+        count = len(prefix)
+        for key in [k for k in self._values if isinstance(k, tuple) and k[:count] == prefix]:
+            if but is None or key[count] != but:
+                self._is_gone(key, self._values[key])
+                del self._values[key]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -123,6 +125,35 @@ def test_discard_run_forgets_that_run_alone() -> None:
     cache.discard_run("run-1")
     assert list(cache._values) == [("run-2", 0, "single"), "run-1"]
     assert cache.nbytes == 20
+
+
+def test_the_garbage_collector_may_come_while_the_cache_is_locked() -> None:
+    """An estimator's finalizer abandons its values, on whatever thread the collector finds its object."""
+    cache = FeatureCache(100)
+    cache.get(("gone", 0), lambda: Value(10))
+
+    class Estimator:
+        def __init__(self) -> None:
+            self.own = self  # only the collector can free it
+            weakref.finalize(self, cache.abandon, "gone")
+
+    class Collecting:
+        @property
+        def nbytes(self) -> int:
+            if cache._lock.locked():
+                gc.collect()
+            return 10
+
+    Estimator()
+    thread = threading.Thread(target=cache.get, args=(("run", 0), Collecting), daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert not thread.is_alive(), "the finalizer waits for a lock that its own thread holds"
+    assert held(cache, ("gone", 0), ("run", 0)) == [("gone", 0), ("run", 0)]
+    cache.get(("run", 0), never)
+    assert held(cache, ("gone", 0), ("run", 0)) == [("run", 0)]
+    cache.abandon("run")
+    assert cache.nbytes == 0
 
 
 def test_values_of_a_family_are_weighed_and_forgotten_together() -> None:

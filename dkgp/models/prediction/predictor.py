@@ -134,8 +134,8 @@ class Predictor:
 
     @staticmethod
     def forget(version: str) -> None:
-        """Drop what this process keeps under a version."""
-        worker_cache().discard_run(version)
+        """Drop what this process keeps under a version; a finalizer may call it."""
+        worker_cache().abandon(version)
 
 
 @dataclass(frozen=True)
