@@ -1,0 +1,1 @@
+"""Classification by least-squares support vector machines, on all samples or on a few prototypes."""

@@ -1,0 +1,1 @@
+"""Fixed-size least-squares support vector machines: a few prototypes, tuned by fast cross-validation."""

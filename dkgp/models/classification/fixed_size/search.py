@@ -1,0 +1,280 @@
+"""Searches for the kernel's scale that are asked for points and told their scores, so that whoever scores them is free.
+
+The score of a point is that of cross-validation, smaller is better; the points of one `ask` can share one pass over the
+data. Coordinates are logarithms relative to where the search starts: the first is that of the factor which all inverse
+squared length scales share. A search is a function of its settings and of the scores that it was told, and of nothing
+else: its state is these scores, and a search that is restored from them goes on to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+from dkgp.errors import InputError
+
+__all__ = ["Plan", "Point", "ProfileSearch", "RecordedSearch", "Search"]
+
+Point = tuple[float, ...]
+# What a search does: it yields points, and is sent their scores.
+Plan = Generator[list[Point], list[float], None]
+
+# Of the interval beside the best point, from the point.
+GOLDEN = (3.0 - math.sqrt(5.0)) / 2.0
+
+
+class Search(Protocol):
+    """Anything that proposes points, and learns from their scores."""
+
+    @property
+    def name(self) -> str:
+        """The search's name, as in settings."""
+
+    def ask(self) -> list[Point]:
+        """Points whose scores are wanted next, the same until they are told; none once the search has ended."""
+
+    def tell(self, values: Sequence[float]) -> None:
+        """Scores of the points of the last `ask`, in their order. What is not finite counts as the worst."""
+
+    @property
+    def best(self) -> tuple[Point, float]:
+        """The point of the least score so far, the first of equals, and its score."""
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what another search of the same settings was told."""
+
+
+class RecordedSearch(ABC):
+    """A search as a plan, a generator of points, and the record of what it was told.
+
+    Parameters
+    ----------
+    start : tuple of float
+        The point that the search begins at.
+    """
+
+    name = ""
+
+    def __init__(self, start: Point) -> None:
+        if not start or not all(math.isfinite(value) for value in start):
+            raise InputError(f"a search starts at a point of finite coordinates, one at least; got {start}")
+        self.start: Point = tuple(float(value) for value in start)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._told: list[tuple[list[Point], list[float]]] = []
+        self._plan = self.plan()
+        self._wanted = next(self._plan, [])
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The search: yields the points that it wants, and is sent their scores, infinity for those without one."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What determines the search, beside the scores, as JSON."""
+
+    def ask(self) -> list[Point]:
+        """Points whose scores are wanted next, the same until they are told; none once the search has ended."""
+        return list(self._wanted)
+
+    def tell(self, values: Sequence[float]) -> None:
+        """Take in the scores of the points of the last `ask`, in their order.
+
+        Raises
+        ------
+        InputError
+            More or fewer scores than points.
+        """
+        if len(values) != len(self._wanted) or not values:
+            raise InputError(f"the search asked for {len(self._wanted)} points; it was told {len(values)} scores")
+        scores = [float(value) if math.isfinite(value) else math.inf for value in values]
+        self._told.append((self._wanted, scores))
+        try:
+            self._wanted = self._plan.send(scores)
+        except StopIteration:
+            self._wanted = []
+
+    @property
+    def passes(self) -> int:
+        """How often scores were told."""
+        return len(self._told)
+
+    @property
+    def evaluations(self) -> int:
+        """Number of scores told."""
+        return sum(len(points) for points, _ in self._told)
+
+    @property
+    def trail(self) -> list[tuple[Point, float]]:
+        """All points and their scores, in order."""
+        return [pair for points, scores in self._told for pair in zip(points, scores, strict=True)]
+
+    @property
+    def best(self) -> tuple[Point, float]:
+        """The point of the least score so far, the first of equals, and its score; the start before any was told."""
+        return min(self.trail, key=lambda pair: pair[1], default=(self.start, math.inf))
+
+    def state(self) -> dict[str, Any]:
+        """Settings and scores, as JSON; null stands for a score that was not finite."""
+        scores = [[value if math.isfinite(value) else None for value in values] for _, values in self._told]
+        return {"name": self.name, "settings": self.settings(), "scores": scores}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what another search of the same settings was told.
+
+        Raises
+        ------
+        InputError
+            The state is of another search.
+        """
+        mine = {"name": self.name, "settings": self.settings()}
+        other = {"name": state.get("name"), "settings": state.get("settings")}
+        if mine != other:
+            raise InputError(f"a search of {mine} cannot go on from the state of {other}; give the same settings")
+        self._begin()
+        for values in state["scores"]:
+            self.tell([math.inf if value is None else value for value in values])
+
+
+class ProfileSearch(RecordedSearch):
+    """The least of a score over the one scale that all inverse squared length scales share.
+
+    The noise is no coordinate: whoever scores a point takes the best noise there, which costs no further pass over the
+    data. Three points bracket the minimum, or show where it is downhill; what follows goes outwards, two points a pass,
+    until there is a bracket, and then inwards: the vertex of the parabola through the best three, and where `together`
+    allows it a golden section of the other side.
+
+    Parameters
+    ----------
+    start : float
+        Logarithm of the scale to begin at.
+    step : float
+        Half the first bracket, as a logarithm of a scale.
+    reach : float
+        The farthest from the start.
+    tolerance : float
+        The search ends once the best point's neighbours are nearer than this.
+    negligible : float
+        It also ends once the neighbours are as good but for this share of the score, or the parabola promises no more.
+    evaluations : int
+        Scores at most, three at least.
+    together : int
+        Points of a pass within the bracket, 1 or 2.
+    """
+
+    name = "profile"
+
+    def __init__(
+        self,
+        start: float = 0.0,
+        *,
+        step: float = math.log(4.0),
+        reach: float = 5.0 * math.log(4.0),
+        tolerance: float = 0.1,
+        negligible: float = 1e-3,
+        evaluations: int = 12,
+        together: int = 1,
+    ) -> None:
+        if not (0.0 < tolerance < step <= reach) or evaluations < 3 or together not in (1, 2):
+            raise InputError(
+                "a profile search needs 0 < tolerance < step <= reach, 3 evaluations at least, and 1 or 2 points "
+                f"together; got tolerance {tolerance}, step {step}, reach {reach}, evaluations {evaluations}, "
+                f"together {together}"
+            )
+        self._step, self._reach, self._tolerance, self._negligible = step, reach, tolerance, negligible
+        self._most, self._together = evaluations, together
+        super().__init__((start,))
+
+    def settings(self) -> dict[str, Any]:
+        """What determines the search, beside the scores, as JSON."""
+        return {
+            "start": self.start[0],
+            "step": self._step,
+            "reach": self._reach,
+            "tolerance": self._tolerance,
+            "negligible": self._negligible,
+            "evaluations": self._most,
+            "together": self._together,
+        }
+
+    def plan(self) -> Plan:
+        """Bracket, then close in."""
+        start, step = self.start[0], self._step
+        known: dict[float, float] = {}
+        wanted = [start, start - step, start + step]
+        while wanted:
+            wanted = wanted[: self._most - len(known)]
+            scores = yield [(place,) for place in wanted]
+            known.update(zip(wanted, scores, strict=True))
+            wanted = self._next(known) if len(known) < self._most else []
+
+    def _next(self, known: dict[float, float]) -> list[float]:
+        """Points to look at after these; none where the search has ended."""
+        places = sorted(known)
+        # The first told of equals: a flat score stays at the start.
+        best = min(known, key=lambda place: known[place])
+        if not math.isfinite(known[best]):
+            return []
+        index = places.index(best)
+        if index in (0, len(places) - 1):
+            return self._outwards(best, -1.0 if index == 0 else 1.0)
+        left, right = places[index - 1], places[index + 1]
+        if right - left <= 2.0 * self._tolerance:
+            return []
+        if max(known[left], known[right]) - known[best] <= self._negligible * abs(known[best]):
+            return []
+        vertex = _vertex((left, best, right), (known[left], known[best], known[right]))
+        if vertex is not None:
+            place, promised = vertex
+            if right - left < 1.5 * self._step and promised <= self._negligible * abs(known[best]):
+                return []
+            if abs(place - best) < 0.5 * self._tolerance:
+                # The parabola is done: what is left is to show that the best point is one, on its wider side.
+                vertex = None
+        return self._inwards(left, best, right, None if vertex is None else vertex[0])
+
+    def _outwards(self, edge: float, sign: float) -> list[float]:
+        farthest = self.start[0] + sign * self._reach
+        ahead = [edge + sign * self._step, edge + sign * 2.0 * self._step]
+        inside = [place for place in ahead if sign * (farthest - place) > 0.5 * self._step]
+        if not inside and sign * (farthest - edge) > 1e-9 * self._reach:
+            return [farthest]
+        return inside
+
+    def _inwards(self, left: float, best: float, right: float, vertex: float | None) -> list[float]:
+        sections = [best - GOLDEN * (best - left), best + GOLDEN * (right - best)]
+        if vertex is None:
+            side = int(right - best > best - left)
+        else:
+            side = int(vertex > best)
+            end = right if side else left
+            # Not at the end of its side: a neighbour that is hardly nearer says nothing new.
+            sections[side] = min(max(vertex, best - 0.9 * (best - left)), best + 0.9 * (right - best))
+            if abs(sections[side] - end) < 0.5 * self._tolerance:
+                sections[side] = 0.5 * (best + end)
+        gaps = (best - left, right - best)
+        if self._together == 1 or gaps[1 - side] <= 2.0 * self._tolerance:
+            return [sections[side]]
+        return [sections[side], sections[1 - side]]
+
+
+def _vertex(places: tuple[float, float, float], values: tuple[float, float, float]) -> tuple[float, float] | None:
+    """The minimum of the parabola through three points, and what it lies below the middle one; None without one."""
+    if not all(math.isfinite(value) for value in values):
+        return None
+    (a, b, c), (fa, fb, fc) = places, values
+    left, right = (fb - fa) / (b - a), (fc - fb) / (c - b)
+    curvature = (right - left) / (c - a)
+    if not curvature > 0.0:
+        return None
+    slope = (left * (c - b) + right * (b - a)) / (c - a)
+    place = b - 0.5 * slope / curvature
+    if not a < place < c:
+        return None
+    return place, 0.25 * slope * slope / curvature
