@@ -77,7 +77,7 @@ class AnnealingSearch(RecordedSearch):
         super().__init__(start)
 
     def settings(self) -> dict[str, Any]:
-        """What determines the search, beside the scores, as JSON."""
+        """Everything that determines the search, beside the scores, as JSON."""
         return {
             "start": list(self.start),
             "seed": self._seed,
@@ -142,7 +142,7 @@ class AnnealingSearch(RecordedSearch):
             known[wanted] = score
 
 
-class _Unknown(Exception):
+class _UntoldError(Exception):
     """A score that Nelder-Mead wants, and nobody told."""
 
     def __init__(self, point: Point) -> None:
@@ -156,7 +156,7 @@ def _wanted(known: dict[Point, float], simplex: list[Point], scale: float) -> Po
     def look_up(place: NDArray[np.float64]) -> float:
         point = tuple(place.tolist())
         if point not in known:
-            raise _Unknown(point)
+            raise _UntoldError(point)
         return min(known[point], WORST)
 
     options = {
@@ -168,8 +168,8 @@ def _wanted(known: dict[Point, float], simplex: list[Point], scale: float) -> Po
     }
     try:
         minimize(look_up, np.asarray(simplex[0]), method="Nelder-Mead", options=options)
-    except _Unknown as unknown:
-        return unknown.point
+    except _UntoldError as untold:
+        return untold.point
     return None
 
 

@@ -43,7 +43,7 @@ class Search(Protocol):
         """The point of the least score so far, the first of equals, and its score."""
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON."""
+        """Everything that `restore` needs, as JSON."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what another search of the same settings was told."""
@@ -77,7 +77,7 @@ class RecordedSearch(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What determines the search, beside the scores, as JSON."""
+        """Everything that determines the search, beside the scores, as JSON."""
 
     def ask(self) -> list[Point]:
         """Points whose scores are wanted next, the same until they are told; none once the search has ended."""
@@ -102,7 +102,7 @@ class RecordedSearch(ABC):
 
     @property
     def passes(self) -> int:
-        """How often scores were told."""
+        """Number of times that scores were told."""
         return len(self._told)
 
     @property
@@ -192,7 +192,7 @@ class ProfileSearch(RecordedSearch):
         super().__init__((start,))
 
     def settings(self) -> dict[str, Any]:
-        """What determines the search, beside the scores, as JSON."""
+        """Everything that determines the search, beside the scores, as JSON."""
         return {
             "start": self.start[0],
             "step": self._step,
