@@ -17,7 +17,9 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import (
+    AnyModel,
     CheckpointStore,
+    ClassifierRecord,
     ModelRecord,
     SparseRecord,
     open_any_model,
@@ -28,6 +30,7 @@ from dkgp.data import (
 )
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.data.sources.formats import formats
+from dkgp.data.stores.classifier.classifier_store import CLASSIFIER_KIND
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND
 from dkgp.errors import InputError, StoreError
@@ -88,7 +91,8 @@ def _declared_extras() -> list[Extra]:
 
 def _store(url: str) -> Document:
     kind = recognise(url)
-    known = {"dataset": _dataset, MODEL_KIND: _model, SPARSE_MODEL_KIND: _model, "prediction": _prediction}
+    known = {"dataset": _dataset, MODEL_KIND: _model, "prediction": _prediction}
+    known |= dict.fromkeys((SPARSE_MODEL_KIND, CLASSIFIER_KIND), _model)
     return known.get(kind or "", _checkpoint)(url)
 
 
@@ -116,9 +120,8 @@ def _dataset(url: str) -> Document:
 
 def _model(url: str) -> Document:
     model = open_any_model(url)
-    own = _sparse(model) if isinstance(model, SparseRecord) else _exact(model)
     return {
-        **own,
+        **_own(model),
         "d": model.n_features,
         "p": model.n_targets,
         "features": model.feature_names,
@@ -132,6 +135,29 @@ def _model(url: str) -> Document:
         "versions": model.versions,
         "stored_bytes": _bytes(url),
         **(_factor(url, model.fingerprint) if isinstance(model, ModelRecord) else {}),
+    }
+
+
+def _own(model: AnyModel) -> Document:
+    """Describe what models of one kind alone have."""
+    if isinstance(model, SparseRecord):
+        return _sparse(model)
+    return _classifier(model) if isinstance(model, ClassifierRecord) else _exact(model)
+
+
+def _classifier(model: ClassifierRecord) -> Document:
+    """Describe the classes, and what decisions are sums over."""
+    return {
+        "kind": CLASSIFIER_KIND,
+        "method": model.form,
+        "classes": model.classes,
+        "n": model.summary.get("n"),
+        "basis_size": None if model.form == "exact" else model.n_support,
+        "by_reference": model.by_reference,
+        "intercept": model.intercept,
+        "class_weights": model.class_weights,
+        "probabilities": model.calibration is not None,
+        "path": model.path,
     }
 
 

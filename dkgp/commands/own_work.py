@@ -22,6 +22,7 @@ from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import (
     CheckpointStore,
+    ClassifierRecord,
     Dataset,
     ModelRecord,
     is_committed,
@@ -203,9 +204,14 @@ def warm_start(
 
     None for a sparse model that the solve would take longer from than from zero; the reporter is told.
 
-    Raises `InputError` where the model is of other samples.
+    Raises `InputError` where the model is of other samples, or a classifier.
     """
     model = open_any_model(url)
+    if isinstance(model, ClassifierRecord):
+        raise InputError(
+            f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
+            "targets. Leave --warm-start out, or name such a model"
+        )
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "

@@ -6,15 +6,19 @@ from dkgp.data.remote.storage import exists
 from dkgp.data.sources.ingest import IngestReport, ingest
 from dkgp.data.sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.stores.classifier.classifier_store import ClassifierRecord, open_classifier, save_classifier
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays
 from dkgp.data.stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from dkgp.data.stores.manifest import is_committed, recognise
 from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
 from dkgp.data.stores.memory_model import (
+    AnyModel,
     find_any_model,
+    find_classifier,
     find_model,
     is_resident,
+    memory_classifier,
     memory_model,
     memory_sparse_model,
     open_any_model,
@@ -27,8 +31,10 @@ from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Progress, ProgressCallback
 
 __all__ = [
+    "AnyModel",
     "Checkpoint",
     "CheckpointStore",
+    "ClassifierRecord",
     "Dataset",
     "DatasetWriter",
     "FactorRecord",
@@ -48,15 +54,18 @@ __all__ = [
     "ensure_writable",
     "exists",
     "find_any_model",
+    "find_classifier",
     "find_model",
     "friedman1",
     "ingest",
     "is_committed",
     "is_resident",
+    "memory_classifier",
     "memory_dataset",
     "memory_model",
     "memory_sparse_model",
     "open_any_model",
+    "open_classifier",
     "open_dataset",
     "open_factor",
     "open_model",
@@ -64,6 +73,7 @@ __all__ = [
     "open_sparse_model",
     "rbf_mixture",
     "recognise",
+    "save_classifier",
     "save_model",
     "save_sparse_model",
     "standardised_inputs",

@@ -33,7 +33,16 @@ from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
 
-__all__ = ["MODEL_KIND", "ModelDescription", "ModelRecord", "about_model", "described", "open_model", "save_model"]
+__all__ = [
+    "MODEL_KIND",
+    "ModelDescription",
+    "ModelRecord",
+    "about_model",
+    "described",
+    "open_model",
+    "referenced_training_set",
+    "save_model",
+]
 
 MODEL_KIND = "model"
 _AS_WRITTEN = ("kernel", "fingerprint", "history", "certificate", "summary", "versions", "training_url")
@@ -337,7 +346,7 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
             chunk_rows=int(content["chunk_rows"]),
             by_reference=by_reference,
-            _support=_referenced(address, content, reference) if by_reference else arrays["inputs"],
+            _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],
             _targets=arrays.get("targets"),
             _gradient=arrays.get("gradient"),
         )
@@ -345,7 +354,8 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error
 
 
-def _referenced(url: str, content: Json, expected: str | None) -> Dataset:
+def referenced_training_set(url: str, content: Json, expected: str | None) -> Dataset:
+    """The training set that a model by reference names; parameters and errors as of `open_model`."""
     training_url = require_reference(content["training_url"], url)
     if expected is not None and training_url != expected:
         raise StoreError(f"The model '{url}' names another training set than before; it was changed while it was used.")
