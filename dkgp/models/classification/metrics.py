@@ -1,0 +1,375 @@
+"""Measures of classes: errors, ranking, probabilities and what of it is certified.
+
+Figures are counted chunk by chunk (`ClassTally`), so that any number of samples takes little memory; the area under the
+curve alone wants a class's decisions side by side (`area_under_curve`), one class at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import InputError
+
+__all__ = [
+    "ClassMetrics",
+    "ClassTally",
+    "Reliability",
+    "area_under_curve",
+    "class_metrics",
+    "mean_area",
+    "operating_curve",
+]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+BINS = 15
+# No logarithm of zero: what scikit-learn takes in its place.
+LEAST_PROBABILITY = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Claimed probabilities against what came true, in bins of equal width.
+
+    Of two classes the probability is that of the second and the event that it is the true one; of several it is that of
+    the label that was given, and the event that the label is right (Guo et al., *On calibration of modern neural
+    networks*, 2017).
+
+    Attributes
+    ----------
+    claimed, observed : (bins,) float64
+        Mean probability and share of events of a bin's samples; zero where it has none.
+    counts : (bins,) int
+    """
+
+    claimed: FloatArray
+    observed: FloatArray
+    counts: IntArray
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: mean over samples of |claimed - observed| of their bins."""
+        return float(np.sum(self.counts * np.abs(self.claimed - self.observed)) / max(1, int(self.counts.sum())))
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Figures of labels that were given; rates are shares of `n` samples, None where nothing was there to say.
+
+    Attributes
+    ----------
+    classes : tuple of str
+    n : int
+        Samples that count: all, or those whose labels are certified.
+    confusion : (C, C) int
+        Samples of class i that were given the label j.
+    error_rate, balanced_error : float
+        Share of wrong labels; mean, over the classes that occur, of the share of a class's samples that are wrong.
+    log_loss, brier : float or None
+        Mean of -log p(true class), with p no less than 2.2e-16; mean of (p - event)^2 of two classes' second, and of
+        its sum over several.
+    reliability : Reliability or None
+    certified_share, certified_errors : float and int, or None
+        Share of *all* samples whose labels are proven to be those of the exact model, and how many of these are wrong.
+    abstained : float or None
+        Share of all samples that were left out since their labels are not certified; None where none was to be.
+    auc : float or None
+        Area under the curve of the decisions; of several classes the mean over each against the rest.
+    """
+
+    classes: tuple[str, ...]
+    n: int
+    confusion: IntArray
+    error_rate: float
+    balanced_error: float
+    log_loss: float | None = None
+    brier: float | None = None
+    reliability: Reliability | None = None
+    certified_share: float | None = None
+    certified_errors: int | None = None
+    certified_error_rate: float | None = None
+    uncertified_error_rate: float | None = None
+    abstained: float | None = None
+    auc: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Share of labels that are right."""
+        return 1.0 - self.error_rate
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean over classes of the share of a class's samples that are right."""
+        return 1.0 - self.balanced_error
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error; None without probabilities."""
+        return None if self.reliability is None else self.reliability.error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every figure in JSON, None where there is none."""
+        names = (
+            "n",
+            "error_rate",
+            "accuracy",
+            "balanced_error",
+            "balanced_accuracy",
+            "auc",
+            "log_loss",
+            "brier",
+            "ece",
+        )
+        certified = ("share", "errors", "error_rate")
+        return {
+            "classes": list(self.classes),
+            **{name: getattr(self, name) for name in names},
+            "confusion": self.confusion.tolist(),
+            **{f"certified_{name}": getattr(self, f"certified_{name}") for name in certified},
+            "uncertified_error_rate": self.uncertified_error_rate,
+            "abstained": self.abstained,
+        }
+
+
+@dataclass
+class ClassTally:
+    """Counts of labels, probabilities and certificates, added up chunk by chunk.
+
+    Attributes
+    ----------
+    classes : tuple of str
+    abstain : bool
+        Whether only certified labels count.
+    """
+
+    classes: tuple[str, ...]
+    abstain: bool = False
+    _n: int = 0
+    _confusion: IntArray = field(init=False)
+    _certified: IntArray = field(init=False)
+    _loss: float = 0.0
+    _brier: float = 0.0
+    _bins: FloatArray = field(init=False)
+    _has: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        count = len(self.classes)
+        if count < 2:
+            raise InputError(f"labels have two classes at least; got {list(self.classes)}")
+        self._confusion = np.zeros((count, count), dtype=np.int64)
+        self._certified = np.zeros((2, 2), dtype=np.int64)
+        self._bins = np.zeros((3, BINS))
+
+    def add(
+        self,
+        codes: IntArray,
+        predicted: IntArray,
+        *,
+        probabilities: FloatArray | None = None,
+        certified: BoolArray | None = None,
+    ) -> None:
+        """Take in the true and the given labels of r samples.
+
+        Parameters
+        ----------
+        codes, predicted : (r,) int
+        probabilities : (r, C) float64, optional
+        certified : (r,) bool, optional
+
+        Raises
+        ------
+        InputError
+            Shapes or codes that do not fit, or no certificates where only certified labels count.
+        """
+        truth, given = self._codes("true", codes), self._codes("predicted", predicted)
+        if len(truth) != len(given):
+            raise InputError(f"there are {len(truth)} true labels and {len(given)} predicted ones; expected as many")
+        self._n += len(truth)
+        wrong = truth != given
+        if certified is not None:
+            known = np.asarray(certified, dtype=bool)
+            if known.shape != truth.shape:
+                raise InputError(f"certified has shape {known.shape}; expected ({len(truth)},)")
+            self._has.add("certified")
+            np.add.at(self._certified, (known.astype(np.int64), wrong.astype(np.int64)), 1)
+        elif self.abstain:
+            raise InputError(
+                "there are no certificates to abstain by; predict again with a model that certifies labels"
+            )
+        kept = known if self.abstain else slice(None)
+        np.add.at(self._confusion, (truth[kept], given[kept]), 1)
+        if probabilities is not None:
+            values = np.asarray(probabilities, dtype=np.float64)
+            if values.shape != (len(truth), len(self.classes)):
+                raise InputError(
+                    f"probabilities have shape {values.shape}; expected ({len(truth)}, {len(self.classes)})"
+                )
+            self._has.add("probabilities")
+            self._add_probabilities(truth[kept], given[kept], values[kept])
+
+    def metrics(self, auc: float | None = None) -> ClassMetrics:
+        """Return the figures of all that was taken in; `auc` is passed on.
+
+        Raises
+        ------
+        InputError
+            No sample, or none that counts.
+        """
+        n = int(self._confusion.sum())
+        if self._n == 0:
+            raise InputError("there is no sample to evaluate")
+        if n == 0:
+            raise InputError(
+                f"no label of {self._n:,} is certified: abstaining leaves nothing to evaluate; train to a smaller "
+                "`tolerance`, or evaluate all labels"
+            )
+        by_class = self._confusion.sum(axis=1)
+        there = by_class > 0
+        recall = np.diag(self._confusion)[there] / by_class[there]
+        known = self._certified.sum(axis=1)
+        has_certified = "certified" in self._has
+        return ClassMetrics(
+            classes=tuple(self.classes),
+            n=n,
+            confusion=self._confusion.copy(),
+            error_rate=float((n - np.trace(self._confusion)) / n),
+            balanced_error=float(1.0 - np.mean(recall)),
+            log_loss=self._loss / n if "probabilities" in self._has else None,
+            brier=self._brier / n if "probabilities" in self._has else None,
+            reliability=self._reliability() if "probabilities" in self._has else None,
+            certified_share=float(known[1] / self._n) if has_certified else None,
+            certified_errors=int(self._certified[1, 1]) if has_certified else None,
+            certified_error_rate=float(self._certified[1, 1] / known[1]) if has_certified and known[1] else None,
+            uncertified_error_rate=float(self._certified[0, 1] / known[0]) if has_certified and known[0] else None,
+            abstained=(self._n - n) / self._n if self.abstain else None,
+            auc=auc,
+        )
+
+    def _codes(self, whose: str, codes: IntArray) -> IntArray:
+        values = np.asarray(codes)
+        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+            raise InputError(f"{whose} labels are an array of {values.dtype} and shape {values.shape}; expected codes")
+        if len(values) and not 0 <= values.min() <= values.max() < len(self.classes):
+            raise InputError(
+                f"{whose} labels have codes from {values.min()} to {values.max()}; there are {len(self.classes)} "
+                "classes"
+            )
+        return values
+
+    def _add_probabilities(self, truth: IntArray, given: IntArray, values: FloatArray) -> None:
+        own = np.take_along_axis(values, truth[:, None], axis=1)[:, 0]
+        self._loss -= float(np.sum(np.log(np.clip(own, LEAST_PROBABILITY, 1.0))))
+        if len(self.classes) == 2:
+            claimed, event = values[:, 1], truth == 1
+            self._brier += float(np.sum((claimed - event) ** 2))
+        else:
+            claimed, event = np.take_along_axis(values, given[:, None], axis=1)[:, 0], truth == given
+            # sum_c (p_c - [c is true])^2, without an array of zeros and ones.
+            self._brier += float(np.sum(values**2) - 2.0 * np.sum(own) + len(own))
+        bins = np.clip((claimed * BINS).astype(np.int64), 0, BINS - 1)
+        for row, each in enumerate((np.ones(len(bins)), claimed, event.astype(np.float64))):
+            self._bins[row] += np.bincount(bins, weights=each, minlength=BINS)
+
+    def _reliability(self) -> Reliability:
+        counts, claimed, events = self._bins
+        size = np.maximum(counts, 1.0)
+        return Reliability(claimed / size, events / size, counts.astype(np.int64))
+
+
+def class_metrics(
+    classes: Iterable[str],
+    codes: IntArray,
+    predicted: IntArray,
+    *,
+    decisions: FloatArray | None = None,
+    probabilities: FloatArray | None = None,
+    certified: BoolArray | None = None,
+    abstain: bool = False,
+) -> ClassMetrics:
+    """Measure labels that are all in memory.
+
+    Parameters
+    ----------
+    classes
+        Names, C of them.
+    codes, predicted : (n,) int
+        True and given labels.
+    decisions : (n, t) float64, optional
+        For the area under the curve.
+    probabilities : (n, C) float64, optional
+    certified : (n,) bool, optional
+    abstain
+        Whether only certified labels count.
+
+    Returns
+    -------
+    ClassMetrics
+
+    Raises
+    ------
+    InputError
+        Shapes or codes that do not fit, or nothing to measure.
+    """
+    tally = ClassTally(tuple(classes), abstain)
+    tally.add(codes, predicted, probabilities=probabilities, certified=certified)
+    if decisions is None:
+        return tally.metrics()
+    values = np.asarray(decisions, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    truth = np.asarray(codes)
+    if abstain:
+        kept = np.asarray(certified, dtype=bool)
+        values, truth = values[kept], truth[kept]
+    return tally.metrics(mean_area(truth, lambda column: values[:, column], values.shape[1]))
+
+
+def mean_area(codes: IntArray, column: Callable[[int], FloatArray], n_outputs: int) -> float | None:
+    """Area under the curve of two classes; of several, the mean over each that occurs against the rest that does.
+
+    `column(c)` are the decisions (n,) of a machine; None where every sample is of one class.
+    """
+    areas = [
+        area_under_curve(column(each), codes == (1 if n_outputs == 1 else each))
+        for each in range(n_outputs)
+        if 0 < np.count_nonzero(codes == (1 if n_outputs == 1 else each)) < len(codes)
+    ]
+    return float(np.mean(areas)) if areas else None
+
+
+def area_under_curve(scores: FloatArray, positive: BoolArray) -> float:
+    """Probability that a positive sample's score is above a negative one's, ties counted half.
+
+    By ranks (Mann and Whitney); equal scores have their mean rank.
+
+    Raises
+    ------
+    InputError
+        One side has no sample.
+    """
+    event = np.asarray(positive, dtype=bool)
+    plus = int(event.sum())
+    minus = len(event) - plus
+    if plus == 0 or minus == 0:
+        raise InputError(f"an area under the curve needs both sides; got {plus} positive and {minus} negative samples")
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2.0
+    return float((ranks[place][event].sum() - plus * (plus + 1) / 2.0) / plus / minus)
+
+
+def operating_curve(scores: FloatArray, positive: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Shares of false and of true alarms at every threshold, from (0, 0) to (1, 1): the receiver's operating curve."""
+    event = np.asarray(positive, dtype=bool)
+    plus = int(event.sum())
+    if not 0 < plus < len(event):
+        raise InputError(f"a curve needs both sides; got {plus} positive and {len(event) - plus} negative samples")
+    values, place = np.unique(-np.asarray(scores, dtype=np.float64), return_inverse=True)
+    true = np.bincount(place, weights=event, minlength=len(values))
+    false = np.bincount(place, weights=~event, minlength=len(values))
+    return np.append(0.0, np.cumsum(false)) / (len(event) - plus), np.append(0.0, np.cumsum(true)) / plus

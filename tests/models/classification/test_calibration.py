@@ -1,0 +1,118 @@
+"""Probabilities of decisions, against scikit-learn's sigmoid calibration and a minimiser of its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
+from sklearn.calibration import _sigmoid_calibration
+
+from dkgp.errors import InputError
+from dkgp.models.classification.calibration import Calibration, fit_calibration
+
+
+def drawn(rng: np.random.Generator, n: int, slope: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    decisions = rng.normal(size=n)
+    return decisions, (rng.random(n) < expit(slope * decisions + offset)).astype(np.int64)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 50.0, 1e6])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_two_classes_are_scikit_learns_sigmoid(rng: np.random.Generator, scale: float, weighted: bool) -> None:
+    decisions, codes = drawn(rng, 300, 2.5, -0.7)
+    decisions *= scale
+    weights = rng.random(300) if weighted else None
+    found = fit_calibration(decisions[:, None], codes, weights)
+    # Its line search stops early where decisions are tiny; the likelihood does not depend on their unit.
+    unit = 1.0 if scale < 1.0 else scale
+    a, b = _sigmoid_calibration(decisions / scale * unit, codes, weights)
+    np.testing.assert_allclose([found.slope[0] * scale, found.offset[0]], [-a * unit, -b], rtol=2e-4)
+    np.testing.assert_allclose(
+        found.probabilities(decisions[:, None])[:, 1], expit(-(a * decisions / scale * unit + b)), atol=1e-4
+    )
+
+
+def test_the_likelihood_has_its_maximum_there(rng: np.random.Generator) -> None:
+    decisions, codes = drawn(rng, 200, 1.5, 0.3)
+    plus = codes.sum()
+    target = np.where(codes == 1, (plus + 1) / (plus + 2), 1 / (len(codes) - plus + 2))
+
+    def loss(parameters: np.ndarray) -> float:
+        z = parameters[0] * decisions + parameters[1]
+        return float(np.sum(np.logaddexp(0.0, z) - target * z))
+
+    known = minimize(loss, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 4000})
+    found = fit_calibration(decisions, codes)
+    np.testing.assert_allclose([found.slope[0], found.offset[0]], known.x, rtol=1e-6)
+
+
+def test_probabilities_are_those_that_labels_were_drawn_with(rng: np.random.Generator) -> None:
+    decisions, codes = drawn(rng, 40_000, 3.0, -1.0)
+    found = fit_calibration(decisions, codes)
+    assert found.slope[0] == pytest.approx(3.0, rel=0.05)
+    assert found.offset[0] == pytest.approx(-1.0, rel=0.05)
+
+
+def test_several_classes_are_each_against_the_rest_divided_by_their_sum(rng: np.random.Generator) -> None:
+    codes = rng.integers(0, 4, size=500)
+    decisions = np.where(codes[:, None] == np.arange(4), 0.6, -0.6) + rng.normal(size=(500, 4))
+    found = fit_calibration(decisions, codes)
+    raw = np.empty((500, 4))
+    for column in range(4):
+        a, b = _sigmoid_calibration(decisions[:, column], (codes == column).astype(np.int64))
+        raw[:, column] = expit(-(a * decisions[:, column] + b))
+    probabilities = found.probabilities(decisions)
+    np.testing.assert_allclose(probabilities, raw / raw.sum(axis=1, keepdims=True), atol=1e-3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-14)
+
+
+def test_decisions_that_separate_or_say_nothing(rng: np.random.Generator) -> None:
+    codes = np.repeat([0, 1], 20)
+    separated = fit_calibration(np.where(codes == 1, 1.0, -1.0), codes)
+    # Targets of 21 / 22 and 1 / 22 are met exactly: nothing grows without bound.
+    np.testing.assert_allclose(separated.probabilities(np.array([[1.0]]))[0], [1 / 22, 21 / 22], rtol=1e-9)
+    for value in (0.0, 3.0):
+        nothing = fit_calibration(np.full(40, value), codes)
+        np.testing.assert_allclose(nothing.probabilities(np.array([[value]]))[0], [0.5, 0.5], atol=1e-9)
+    opposed = fit_calibration(np.where(codes == 1, -1.0, 1.0), codes)
+    assert opposed.slope[0] < 0.0
+    assert np.isfinite(opposed.probabilities(np.array([[1e300], [-1e300]]))).all()
+
+
+def test_far_decisions_keep_a_sum_of_one_and_an_order() -> None:
+    several = Calibration(np.full(3, 1e3), np.zeros(3))
+    rows = several.probabilities(np.array([[-5.0, -4.0, -6.0], [1e6, 2e6, -1e6], [-1e9, -1e9, -1e9]]))
+    np.testing.assert_allclose(rows.sum(axis=1), 1.0)
+    assert rows[0].argmax() == 1
+    np.testing.assert_allclose(rows[1], [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(rows[2], 1 / 3)
+    two = Calibration(np.array([1.0]), np.array([0.0])).probabilities(np.array([[50.0]]))
+    assert 0.0 < two[0, 0] < 1e-20
+
+
+def test_json_keeps_every_bit(rng: np.random.Generator) -> None:
+    found = Calibration(rng.normal(size=3), rng.normal(size=3))
+    again = Calibration.from_json(json.loads(json.dumps(found.to_json())))
+    np.testing.assert_array_equal(again.slope, found.slope)
+    np.testing.assert_array_equal(again.offset, found.offset)
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    decisions = np.linspace(-1.0, 1.0, 6)
+    with pytest.raises(InputError, match=r"one side only of machine 0 \(weights 6 and 0\)"):
+        fit_calibration(decisions, np.ones(6, dtype=np.int64))
+    with pytest.raises(InputError, match=r"codes have shape \(5,\); expected \(6,\)"):
+        fit_calibration(decisions, np.ones(5, dtype=np.int64))
+    with pytest.raises(InputError, match="decision of sample 2 is not finite"):
+        fit_calibration(np.where(np.arange(6) == 2, np.nan, decisions), np.arange(6) % 2)
+    with pytest.raises(InputError, match="codes go from 0 to 2; 1 columns of decisions have 2"):
+        fit_calibration(decisions, np.arange(6) % 3)
+    with pytest.raises(InputError, match="none below zero"):
+        fit_calibration(decisions, np.arange(6) % 2, -np.ones(6))
+    with pytest.raises(InputError, match=r"expected \(r, 1\)"):
+        fit_calibration(decisions, np.arange(6) % 2).probabilities(np.ones((3, 2)))
+    with pytest.raises(InputError, match="one value for each column"):
+        Calibration(np.ones(2), np.ones(3))
