@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
+from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.manifest import check_complete, read_manifest
@@ -38,6 +40,11 @@ class Dataset:
         Names of the features kept and of the targets.
     raw_feature_names
         Names of all the features stored, the dropped ones included.
+    classes
+        Names of the classes where the target is a label, whose targets are then codes 0, 1, ... into these names; None
+        where it is a number.
+    class_counts
+        Samples of each class, where the store tells; else None.
     standardisation
         The map applied by reads.
     fingerprint
@@ -52,6 +59,11 @@ class Dataset:
         self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
         self.standardisation = Standardisation.from_json(metadata["standardisation"])
         self.fingerprint: str = metadata["fingerprint"]
+        # Stores of format 1 have no classes.
+        self.classes: tuple[str, ...] | None = plain_names(metadata.get("classes"))
+        self.class_counts: tuple[int, ...] | None = (
+            None if self.classes is None else tuple(map(int, metadata["class_counts"]))
+        )
         self.n_samples: int = int(metadata["n_samples"])
         self.chunk_rows: int = int(metadata["chunk_rows"])
         self._input_array = StoredArray.from_manifest(self.url, "X", manifest)
@@ -60,6 +72,8 @@ class Dataset:
         # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
         self._input_columns: IntArray | None = None
         self._target_columns: IntArray | None = None
+        # How a read turns targets into codes of another training set's classes: by own code (-1: none), or by name.
+        self._recoding: IntArray | Literal["by name"] | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -131,11 +145,32 @@ class Dataset:
         raw = self._target_array.read(start, stop).reshape(stop - start, -1)
         if self._target_columns is not None:
             raw = raw[:, self._target_columns]
+        raw = self._recoded(raw)
         return self.standardisation.targets(raw) if standardised else raw
 
     def all_targets(self, standardised: bool = True) -> FloatArray:
         """Targets of all samples, read chunk by chunk, shape (n, p) float64. Errors as for `inputs`."""
         return np.concatenate([self.targets(start, stop, standardised) for start, stop in self.row_chunks()])
+
+    def labels(self, start: int, stop: int) -> IntArray:
+        """Labels of the samples [start, stop) as codes into `classes`, (stop - start,) int64.
+
+        Raises
+        ------
+        InputError
+            The data set has no labels, a label is of no class of these, or the range is outside the data.
+        """
+        if self.classes is None or self.n_targets != 1:
+            raise InputError(
+                f"'{self.url}' has no labels: {'its target is a number' if self.n_targets else 'it has no target'}. "
+                "Ingest it with `labels` instead of `target`."
+            )
+        targets = self.targets(start, stop, standardised=False)
+        return codes_of_targets(targets[:, 0], len(self.classes), f"'{self.url}'")
+
+    def all_labels(self) -> IntArray:
+        """Labels of all samples, read chunk by chunk, (n,) int64. Errors as for `labels`."""
+        return np.concatenate([self.labels(start, stop) for start, stop in self.row_chunks()])
 
     def with_standardisation(self, standardisation: Standardisation) -> Dataset:
         """The same data under another map, such as the training set's.
@@ -157,7 +192,11 @@ class Dataset:
         return other
 
     def as_seen_by(
-        self, feature_names: Sequence[str], target_names: Sequence[str], standardisation: Standardisation
+        self,
+        feature_names: Sequence[str],
+        target_names: Sequence[str],
+        standardisation: Standardisation,
+        classes: Sequence[str] | None = None,
     ) -> Dataset:
         """The same data with the features and the map of another training set, matched by name.
 
@@ -169,11 +208,14 @@ class Dataset:
             Its targets. Where this store has none of them, the result has no targets.
         standardisation
             Its map.
+        classes
+            Its classes, where its target is a label: labels here become codes among these, by the classes' names. A
+            target that is a number is a label by the name of the number ("1" for 1.0), which is seen when it is read.
 
         Raises
         ------
         InputError
-            A feature is missing here; the message lists what is there.
+            A feature is missing here, or `classes` lack a class that has samples here; the message lists what is there.
         """
         missing = [name for name in feature_names if name not in self.raw_feature_names]
         if missing:
@@ -195,7 +237,28 @@ class Dataset:
             other._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
         else:
             other.target_names, other._target_array = (), None
+        if classes is not None:
+            other._recode(tuple(classes))
         return other
+
+    def _recode(self, classes: tuple[str, ...]) -> None:
+        """Have labels read as codes among another training set's classes."""
+        if self.n_targets == 1:
+            if self.classes is None:
+                self._recoding = "by name"
+            elif self.classes != classes:
+                self._recoding = code_map(self.classes, classes, self.class_counts, f"'{self.url}'")
+        self.classes, self.class_counts = classes, None
+        p = self.n_targets
+        self.standardisation = dataclasses.replace(self.standardisation, target_mean=np.zeros(p), target_std=np.ones(p))
+
+    def _recoded(self, raw: FloatArray) -> FloatArray:
+        if self._recoding is None or self.classes is None:
+            return raw
+        if isinstance(self._recoding, str):
+            return codes_of_numbers(raw[:, 0], self.classes, f"'{self.url}'")[:, None].astype(np.float64)
+        own = codes_of_targets(raw[:, 0], len(self._recoding), f"'{self.url}'")
+        return self._recoding[own][:, None].astype(np.float64)
 
     @property
     def _stored_target_names(self) -> tuple[str, ...]:

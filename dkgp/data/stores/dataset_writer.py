@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.data.classes import check_classes, codes_of_targets
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import normalise_url, remove_store
 from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, set_attributes, target_layout
@@ -20,10 +21,18 @@ from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.stores.manifest import commit, json_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.writable import new_store
-from dkgp.data.types import FloatArray, Location
+from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError
 
-__all__ = ["MINIMUM_TRAINING_SAMPLES", "DatasetWriter", "check_names", "dataset_from_arrays", "names_or_default"]
+__all__ = [
+    "MINIMUM_TRAINING_SAMPLES",
+    "DatasetWriter",
+    "check_names",
+    "dataset_from_arrays",
+    "fingerprint_header",
+    "labels_named",
+    "names_or_default",
+]
 
 MINIMUM_TRAINING_SAMPLES = 2
 
@@ -47,11 +56,13 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         chunk_rows: int,
         expected_samples: int | None,
         claim: Claim,
+        classes: tuple[str, ...] | None = None,
     ) -> None:
         self.url = url
         self._claim = claim
         self.feature_names = feature_names
         self.target_names = target_names
+        self.classes = classes
         self.chunk_rows = chunk_rows
         self.n_samples = 0
         self.warnings: list[str] = []
@@ -60,6 +71,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         self._n_written = 0
         self._pending: list[tuple[FloatArray, FloatArray]] = []
         self._hashes = (hashlib.sha256(), hashlib.sha256())
+        self._class_counts: IntArray = np.zeros(len(classes or ()), dtype=np.int64)
         self._moments = (RunningMoments(len(feature_names)), RunningMoments(len(target_names)))
         self._arrays = self._create_arrays(expected_samples or 0)
 
@@ -72,6 +84,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         chunk_rows: int | None = None,
         overwrite: bool = False,
         n_samples: int | None = None,
+        classes: Sequence[str] | None = None,
     ) -> DatasetWriter:
         """Start a store.
 
@@ -86,22 +99,28 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             Rows of a chunk; default about 8192, within 1 to 8 MiB.
         n_samples
             The number of samples to come, where it is known: chunks are then of even size.
+        classes
+            Names of the classes where the one target is a label, which is then handed in as codes into these names and
+            not standardised.
 
         Raises
         ------
         InputError
-            Names that are not distinct, or no feature.
+            Names that are not distinct, or no feature; classes without a target, or fewer than two.
         OutputExistsError, StorageError
             The place is taken, or cannot be written to.
         """
         names = check_names(feature_names, target_names)
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
+        known = labels_named(classes, names[1])
         address = normalise_url(url)
         rows = chunk_rows or default_chunk_rows(n_samples, len(names[0]) + len(names[1]))
-        attributes = {"feature_names": list(names[0]), "target_names": list(names[1])}
+        attributes: Json = {"feature_names": list(names[0]), "target_names": list(names[1])}
+        if known is not None:
+            attributes["classes"] = list(known)
         with new_store(address, DATASET_KIND, attributes, overwrite) as claim:
-            return cls(address, names[0], names[1], rows, n_samples, claim)
+            return cls(address, names[0], names[1], rows, n_samples, claim, known)
 
     def __exit__(self, *error: object) -> None:
         self.abort()
@@ -130,6 +149,9 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 raise InputError(f"Got {len(X)} rows of inputs and {len(y)} of targets; expected as many of each.")
             _check_finite(X, self.feature_names, self.n_samples)
             _check_finite(y, self.target_names, self.n_samples)
+            if self.classes is not None:
+                codes = codes_of_targets(y[:, 0], len(self.classes), f"the block from row {self.n_samples} on")
+                self._class_counts += np.bincount(codes, minlength=len(self.classes))
             # The caller may reuse its buffer before the rows are written.
             self._pending.append((X.copy(), y.copy()))
             self.n_samples += len(X)
@@ -168,7 +190,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                     f"there are {len(self.feature_names)}."
                 )
             self._write_pending(whole_chunks_only=False)
-            metadata = {
+            metadata: Json = {
                 "feature_names": list(self.feature_names),
                 "target_names": list(self.target_names),
                 "n_samples": self.n_samples,
@@ -176,6 +198,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 "standardisation": standardisation.to_json(),
                 "fingerprint": self._fingerprint(),
             }
+            if self.classes is not None:
+                metadata |= {"classes": list(self.classes), "class_counts": self._class_counts.tolist()}
             set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
             commit(self.url, DATASET_KIND, metadata, self._arrays, self._claim)
             self._finished = True
@@ -226,8 +250,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         self._n_written += len(X)
 
     def _fingerprint(self) -> str:
-        header = {"feature_names": self.feature_names, "target_names": self.target_names, "n_samples": self.n_samples}
-        digest = hashlib.sha256(json_bytes(header))
+        digest = hashlib.sha256(fingerprint_header(self.feature_names, self.target_names, self.n_samples, self.classes))
         for part in self._hashes:
             digest.update(part.digest())
         return digest.hexdigest()
@@ -251,7 +274,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         for name, std in zip(self.target_names, targets.std, strict=True):
             if std == 0:
                 raise InputError(
-                    f"The target '{name}' is constant over the {self.n_samples} training samples: "
+                    f"The labels '{name}' are one class only, '{self.classes[int(targets.minimum[0])]}', in all "
+                    f"{self.n_samples} training samples: there is nothing to tell apart. Add samples of other classes."
+                    if self.classes is not None
+                    else f"The target '{name}' is constant over the {self.n_samples} training samples: "
                     "there is nothing to learn. Choose another target."
                 )
         kept = inputs.std > 0
@@ -262,7 +288,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             )
         for name in np.array(self.feature_names, dtype=object)[~kept]:
             self.warnings.append(f"The feature '{name}' is constant on the training set and was dropped.")
-        return Standardisation(inputs.mean[kept], inputs.std[kept], targets.mean, targets.std, tuple(kept.tolist()))
+        mean, std = (targets.mean, targets.std) if self.classes is None else (np.zeros(1), np.ones(1))
+        return Standardisation(inputs.mean[kept], inputs.std[kept], mean, std, tuple(kept.tolist()))
 
 
 def dataset_from_arrays(
@@ -275,6 +302,7 @@ def dataset_from_arrays(
     chunk_rows: int | None = None,
     overwrite: bool = False,
     standardisation: Standardisation | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """Write arrays in memory to a dataset store.
 
@@ -292,6 +320,8 @@ def dataset_from_arrays(
         As in `DatasetWriter.create`.
     standardisation
         As in `DatasetWriter.finish`.
+    classes
+        As in `DatasetWriter.create`: y are then codes into these names.
 
     Raises
     ------
@@ -307,7 +337,7 @@ def dataset_from_arrays(
     if targets.ndim != 2 or len(targets) != len(inputs):
         raise InputError(f"y has shape {np.shape(targets)}; expected ({len(inputs)},) or ({len(inputs)}, p).")
     names = names_or_default(inputs.shape[1], targets.shape[1], feature_names, target_names)
-    with DatasetWriter.create(url, *names, chunk_rows, overwrite, n_samples=len(inputs)) as writer:
+    with DatasetWriter.create(url, *names, chunk_rows, overwrite, len(inputs), classes) as writer:
         for start in range(0, len(inputs), writer.chunk_rows):
             rows = slice(start, start + writer.chunk_rows)
             writer.append(inputs[rows], targets[rows])
@@ -341,6 +371,24 @@ def check_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tu
     if both:
         raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
     return features, targets
+
+
+def labels_named(classes: Sequence[str] | None, target_names: Sequence[str]) -> tuple[str, ...] | None:
+    """Class names as a tuple, None for none; `InputError` where they are no classes, or there is not one target."""
+    if classes is None:
+        return None
+    if len(target_names) != 1:
+        raise InputError(f"Labels are one column; got {len(target_names)} targets and the classes of a label.")
+    return check_classes(classes)
+
+
+def fingerprint_header(
+    feature_names: Sequence[str], target_names: Sequence[str], n_samples: int, classes: Sequence[str] | None
+) -> bytes:
+    """The part of a fingerprint beside the values: the names of columns and classes, and how many samples."""
+    header: Json = {"feature_names": feature_names, "target_names": target_names, "n_samples": n_samples}
+    # Without classes it is what it was before there were any.
+    return json_bytes(header if classes is None else {**header, "classes": classes})
 
 
 def _matrix(values: ArrayLike, n_columns: int, what: str) -> FloatArray:

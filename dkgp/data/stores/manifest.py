@@ -32,7 +32,7 @@ from dkgp.data.types import Json
 from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 __all__ = [
-    "FORMAT_VERSION",
+    "FORMAT_VERSIONS",
     "MANIFEST_NAME",
     "check_complete",
     "checksum",
@@ -48,13 +48,19 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "dkgp-manifest.json"
-FORMAT_VERSION = 1
+# Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes. Predictions: 2 may
+# hold decisions, classes and probabilities.
+FORMAT_VERSIONS = {"dataset": 2, "prediction": 2}
 _KIND_ATTRIBUTE = "dkgp_store"
 
 
 def store_attributes(kind: str) -> Json:
     """The root attributes by which a store is known as dkgp's, from the first moment it is being written."""
-    return {_KIND_ATTRIBUTE: kind, "dkgp_format_version": FORMAT_VERSION}
+    return {_KIND_ATTRIBUTE: kind, "dkgp_format_version": _version(kind)}
+
+
+def _version(kind: str) -> int:
+    return FORMAT_VERSIONS.get(kind, 1)
 
 
 def recognise(url: str) -> str | None:
@@ -126,7 +132,7 @@ def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], 
             "chunk_bytes": [sizes[chunk] for chunk in chunks],
         }
     sync_tree(url, names)
-    content: Json = {"kind": kind, "version": FORMAT_VERSION, "metadata": metadata, "arrays": entries}
+    content: Json = {"kind": kind, "version": _version(kind), "metadata": metadata, "arrays": entries}
     # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
     content = json.loads(json_bytes(content))
     content["checksum"] = checksum(content)
@@ -166,14 +172,14 @@ def read_manifest(url: str, kind: str) -> Json:
         found, version = str(manifest["kind"]), int(manifest["version"])
         whole = written == checksum(manifest)
     except (ValueError, KeyError, TypeError, AttributeError):
-        whole, found, version = False, kind, FORMAT_VERSION
+        whole, found, version = False, kind, 1
     if not whole:
         raise StoreError(f"The manifest '{join(url, MANIFEST_NAME)}' is damaged; write the store again.")
     if found != kind:
         raise StoreError(f"'{url}' holds a dkgp {found} store; expected a {kind} store.")
-    if version > FORMAT_VERSION:
+    if version > _version(kind):
         raise StoreError(
-            f"'{url}' has store format {version}; this dkgp reads up to {FORMAT_VERSION}. Install a newer dkgp."
+            f"'{url}' has store format {version}; this dkgp reads up to {_version(kind)}. Install a newer dkgp."
         )
     return manifest
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.data.classes import codes_of_targets
 from dkgp.data.stores.arrays import default_chunk_rows
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.dataset_writer import names_or_default
-from dkgp.data.stores.manifest import json_bytes
+from dkgp.data.stores.dataset_writer import fingerprint_header, labels_named, names_or_default
 from dkgp.data.stores.resident import Resident
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
@@ -117,6 +118,7 @@ class AssembledDataset(Dataset):
         origin: str = " in memory",
         fingerprint: str,
         chunk_rows: int | None = None,
+        classes: tuple[str, ...] | None = None,
     ) -> None:
         n, d = inputs.shape
         self.url = f"{n} samples{origin}"
@@ -126,7 +128,8 @@ class AssembledDataset(Dataset):
         self.n_samples = int(n)
         self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
         self.standard_inputs, self.standard_targets = _row_array(inputs), _row_array(targets)
-        self._input_columns = self._target_columns = None
+        self.classes, self.class_counts = classes, None
+        self._input_columns = self._target_columns = self._recoding = None
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """As `Dataset.inputs`."""
@@ -151,6 +154,7 @@ def memory_dataset(
     *,
     feature_names: Sequence[str] | None = None,
     target_names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """Make a training set of arrays in memory, which it copies as it standardises them.
 
@@ -162,6 +166,8 @@ def memory_dataset(
         Raw targets, finite.
     feature_names, target_names
         Default x0, x1, ... and y (y0, y1, ... for several).
+    classes
+        Names of the classes where y are labels, codes 0, 1, ... into these names; they are not standardised.
 
     Raises
     ------
@@ -173,9 +179,12 @@ def memory_dataset(
     names = names_or_default(d, p, feature_names, target_names)
     if (len(names[0]), len(names[1])) != (d, p):
         raise InputError(f"Got {len(names[0])} and {len(names[1])} names for {d} features and {p} targets.")
+    known = labels_named(classes, names[1])
     standardisation = standardisation_of(inputs, targets)
-    header = {"feature_names": names[0], "target_names": names[1], "n_samples": len(inputs)}
-    digest = hashlib.sha256(json_bytes(header))
+    if known is not None:
+        codes_of_targets(targets[:, 0], len(known), "y")
+        standardisation = replace(standardisation, target_mean=np.zeros(1), target_std=np.ones(1))
+    digest = hashlib.sha256(fingerprint_header(*names, len(inputs), known))
     for values in (inputs, targets):
         digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
     return AssembledDataset(
@@ -185,6 +194,7 @@ def memory_dataset(
         *names,
         fingerprint=digest.hexdigest(),
         chunk_rows=default_chunk_rows(len(inputs), d + p),
+        classes=known,
     )
 
 
@@ -203,6 +213,7 @@ def assembled_dataset(
     target_names: Sequence[str],
     fingerprint: str,
     raw_feature_names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """A training set of standardised rows, (n, d) and (n, p), in memory or elsewhere, such as in a model's store.
 
@@ -221,6 +232,7 @@ def assembled_dataset(
         tuple(target_names),
         origin=" of a model",
         fingerprint=fingerprint,
+        classes=None if classes is None else tuple(classes),
     )
 
 
@@ -263,7 +275,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     X : (m, d_raw) array_like
         Raw inputs, in the order of `dataset.raw_feature_names`.
     y : (m,) or (m, p) array_like
-        Raw targets.
+        Raw targets; codes of the training set's classes where it has labels.
 
     Raises
     ------
@@ -272,6 +284,8 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     """
     inputs, targets = _finite_pair(X, y)
     standardisation = dataset.standardisation
+    if dataset.classes is not None:
+        codes_of_targets(targets[:, 0], len(dataset.classes), "the rows added")
     added = standardisation.inputs(inputs), standardisation.targets(targets)
     if isinstance(dataset, AssembledDataset):
         held = dataset.standard_inputs, dataset.standard_targets
@@ -289,6 +303,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
         origin=", the last of them in memory",
         fingerprint=digest.hexdigest(),
         chunk_rows=dataset.chunk_rows,
+        classes=dataset.classes,
     )
 
 

@@ -1,0 +1,269 @@
+"""Labels as what is solved for: signs, decisions, weights and folds.
+
+Two classes have one decision function, whose sign is the label (+1 is the second class). More have one each, a class
+against the rest, of which the largest decides (Karsmakers, Pelckmans and Suykens, *Sparse conjugate directions pursuit
+with application to fixed-size kernel models*, 2011, eq. 28 with the tie at +1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data import Dataset
+from dkgp.data.classes import check_classes, class_name
+from dkgp.data.types import FloatArray, IntArray, quoted
+from dkgp.errors import InputError
+
+__all__ = ["MOST_NUMERIC_CLASSES", "Labels", "decided", "label_weights", "labels_of", "stratified_folds"]
+
+# Distinct whole values up to which a target of numbers is taken as labels.
+MOST_NUMERIC_CLASSES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The label of every sample.
+
+    Attributes
+    ----------
+    classes
+        The C names, in the order that codes count.
+    codes
+        (n,) int64, 0 to C - 1.
+    """
+
+    classes: tuple[str, ...]
+    codes: IntArray
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+        codes = np.asarray(self.codes)
+        if codes.ndim != 1 or codes.dtype.kind not in "iu" or not codes.size:
+            raise InputError(f"Codes have shape {codes.shape} and type {codes.dtype}; expected integers, (n,).")
+        if int(codes.min()) < 0 or int(codes.max()) >= len(self.classes):
+            raise InputError(
+                f"Codes lie from {codes.min()} to {codes.max()}; expected 0 to {len(self.classes) - 1}, one for each "
+                f"class."
+            )
+        object.__setattr__(self, "codes", codes.astype(np.int64, copy=False))
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples, n."""
+        return len(self.codes)
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, C."""
+        return len(self.classes)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of decision functions, t: one for two classes, else one for each."""
+        return 1 if self.n_classes == 2 else self.n_classes
+
+    def signs(self) -> FloatArray:
+        """What decision functions are fitted to, (n, t): +1 for the class, -1 for the others."""
+        return _signs(self.codes, self.n_classes)
+
+    def counts(self) -> IntArray:
+        """Samples of each class, (C,)."""
+        return np.bincount(self.codes, minlength=self.n_classes).astype(np.int64)
+
+    def subset(self, indices: IntArray) -> Labels:
+        """The labels at `indices`, of the same classes."""
+        return Labels(self.classes, self.codes[indices])
+
+
+def _signs(codes: IntArray, n_classes: int) -> FloatArray:
+    if n_classes == 2:
+        return np.where(codes == 1, 1.0, -1.0)[:, None]
+    return np.where(codes[:, None] == np.arange(n_classes), 1.0, -1.0)
+
+
+def decided(decisions: FloatArray) -> IntArray:
+    """The class that decisions (r, t) speak for, as codes (r,).
+
+    With one column the second class from zero on (a tie is +1), else the largest, of equal ones the first.
+    """
+    if decisions.ndim != 2 or not decisions.shape[1]:
+        raise InputError(f"Decisions have shape {decisions.shape}; expected (r, t).")
+    if decisions.shape[1] == 1:
+        return np.asarray(decisions[:, 0] >= 0.0, dtype=np.int64)
+    return np.asarray(decisions.argmax(axis=1), dtype=np.int64)
+
+
+def labels_of(dataset: Dataset) -> Labels:
+    """The labels of a training set: its own, or its one target where that is a few whole numbers.
+
+    Parameters
+    ----------
+    dataset
+        Ingested with labels, or with one target of at most `MOST_NUMERIC_CLASSES` distinct whole values, whose classes
+        are then these numbers, in order.
+
+    Raises
+    ------
+    InputError
+        No target or several, numbers that are no labels, one class only, or a class without a sample.
+    """
+    if dataset.classes is not None:
+        labels = Labels(dataset.classes, dataset.all_labels())
+        _require_samples(labels, dataset.url)
+        return labels
+    if dataset.n_targets != 1:
+        raise InputError(
+            f"'{dataset.url}' has {dataset.n_targets or 'no'} target{'s' if dataset.n_targets else ''}"
+            f"{f', {quoted(dataset.target_names)}' if dataset.n_targets else ''}; classification needs one column of "
+            "labels. Ingest the data with `labels`."
+        )
+    values = dataset.all_targets(standardised=False)[:, 0]
+    distinct, codes = np.unique(values, return_inverse=True)
+    name = dataset.target_names[0]
+    # A data set in memory gives its targets back by rounded arithmetic.
+    nearest = np.rint(distinct)
+    if (np.abs(distinct - nearest) > 1e-9 * np.maximum(1.0, np.abs(nearest))).any() or not np.isfinite(nearest).all():
+        odd = distinct[np.argmax(np.abs(distinct - nearest))]
+        raise InputError(
+            f"The target '{name}' of '{dataset.url}' is a number such as {odd:g}, no label. Ingest the data with "
+            "`labels`, or train a regression."
+        )
+    distinct, merged = np.unique(nearest, return_inverse=True)
+    if len(distinct) > MOST_NUMERIC_CLASSES:
+        raise InputError(
+            f"The target '{name}' of '{dataset.url}' has {len(distinct)} different values; up to "
+            f"{MOST_NUMERIC_CLASSES} are taken as labels. If they are, ingest the data with `labels`."
+        )
+    if len(distinct) < 2:
+        raise InputError(
+            f"The target '{name}' of '{dataset.url}' is one class only, '{class_name(distinct[0])}'; expected at least "
+            "two classes to tell apart."
+        )
+    classes = tuple(class_name(value) for value in distinct.tolist())
+    return Labels(classes, merged.reshape(-1)[codes.reshape(-1)].astype(np.int64))
+
+
+def _require_samples(labels: Labels, url: str) -> None:
+    counts = labels.counts()
+    present = [name for name, count in zip(labels.classes, counts, strict=True) if count]
+    if len(present) < 2:
+        raise InputError(
+            f"'{url}' has samples of one class only, {quoted(present)}; expected at least two classes to tell apart."
+        )
+    if len(present) < labels.n_classes:
+        empty = [name for name, count in zip(labels.classes, counts, strict=True) if not count]
+        raise InputError(
+            f"'{url}' has no sample of the class{'es' if len(empty) > 1 else ''} {quoted(empty)}, so that nothing can "
+            "be learned of it. Ingest it as a training set of its own, or add such samples."
+        )
+
+
+def label_weights(
+    labels: Labels,
+    class_weight: Literal["balanced"] | Mapping[str, float] | None,
+    sample_weight: ArrayLike | None = None,
+) -> FloatArray | None:
+    """Weights of the samples in the fit, (n,), of mean one; None where all are alike.
+
+    Parameters
+    ----------
+    labels
+        Of the samples.
+    class_weight
+        "balanced" gives each class the same total, n / C; a mapping gives weights by class name, 1 for those not in it.
+    sample_weight
+        (n,), multiplied by those of the classes; 0 leaves a sample out.
+
+    Raises
+    ------
+    InputError
+        A weight that is negative or not finite, a class that is not there, another shape, or a class of weight zero.
+    """
+    if class_weight is None and sample_weight is None:
+        return None
+    weights = _by_class(labels, class_weight)[labels.codes]
+    if sample_weight is not None:
+        weights = weights * _given(sample_weight, labels.n_samples)
+    totals = np.bincount(labels.codes, weights=weights, minlength=labels.n_classes)
+    if (totals <= 0.0).any():
+        name = labels.classes[int(np.argmax(totals <= 0.0))]
+        raise InputError(
+            f"The samples of the class '{name}' have weight 0 in all; give some of them a positive weight."
+        )
+    mean = float(weights.mean())
+    if not np.isfinite(mean):
+        raise InputError("The weights are too large to be added up; scale them down.")
+    return np.asarray(weights / mean)
+
+
+def _by_class(labels: Labels, class_weight: Literal["balanced"] | Mapping[str, float] | None) -> FloatArray:
+    if class_weight is None:
+        return np.ones(labels.n_classes)
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise InputError(f"Got the class weight '{class_weight}'; expected 'balanced' or a weight for each class.")
+        return np.asarray(labels.n_samples / (labels.n_classes * np.maximum(labels.counts(), 1)), dtype=np.float64)
+    given = {str(name): float(weight) for name, weight in class_weight.items()}
+    unknown = [name for name in given if name not in labels.classes]
+    if unknown:
+        raise InputError(
+            f"There is a weight for the class{'es' if len(unknown) > 1 else ''} {quoted(unknown)}; the classes are "
+            f"{quoted(labels.classes)}."
+        )
+    for name, weight in given.items():
+        if not (np.isfinite(weight) and weight > 0.0):
+            raise InputError(f"The weight of the class '{name}' is {weight:g}; expected a positive, finite number.")
+    return np.array([given.get(name, 1.0) for name in labels.classes])
+
+
+def _given(sample_weight: ArrayLike, n_samples: int) -> FloatArray:
+    given = np.asarray(sample_weight, dtype=np.float64)
+    if given.shape != (n_samples,):
+        raise InputError(f"The sample weights have shape {given.shape}; expected ({n_samples},).")
+    odd = ~np.isfinite(given) | (given < 0.0)
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise InputError(f"The weight of sample {row} is {given[row]:g}; expected a finite number, not negative.")
+    return given
+
+
+def stratified_folds(labels: Labels, folds: int, seed: int) -> IntArray:
+    """The fold of each sample, (n,) from 0 to folds - 1, drawn at random within the classes.
+
+    Each class is spread over the folds evenly, to within one sample, and so are all samples together. The draw depends
+    on the labels, the number of folds and the seed alone.
+
+    Raises
+    ------
+    InputError
+        Fewer than two folds, a negative seed, or a class of fewer samples than folds.
+    """
+    if folds < 2:
+        raise InputError(f"Got {folds} folds; expected at least 2.")
+    if seed < 0:
+        raise InputError(f"The seed must not be negative; got {seed}.")
+    counts = labels.counts()
+    rarest = int(np.argmin(counts))
+    least = int(counts[rarest])
+    if least < folds:
+        mend = (
+            f"Take at most {least} folds, or leave the class out" if least > 1 else "Leave the class out, or add to it"
+        )
+        raise InputError(
+            f"The class '{labels.classes[rarest]}' has {least} sample{'' if least == 1 else 's'}, fewer than the "
+            f"{folds} folds: some fold would be without it. {mend}."
+        )
+    generator = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(14, 0)))
+    result = np.empty(labels.n_samples, dtype=np.int64)
+    # One class goes on with the fold after that in which the one before it ended.
+    first = 0
+    for code in range(labels.n_classes):
+        members = generator.permutation(np.flatnonzero(labels.codes == code))
+        result[members] = (first + np.arange(len(members))) % folds
+        first += len(members)
+    return result
