@@ -68,7 +68,7 @@ class Labels:
         return 1 if self.n_classes == 2 else self.n_classes
 
     def signs(self) -> FloatArray:
-        """What decision functions are fitted to, (n, t): +1 for the class, -1 for the others."""
+        """The values that decision functions are fitted to, (n, t): +1 for the class, -1 for the others."""
         return _signs(self.codes, self.n_classes)
 
     def counts(self) -> IntArray:
