@@ -1,45 +1,67 @@
 """Prototypes that lie apart: farthest-first traversal in two levels, and Lloyd's iterations.
 
-The distance is the kernel's own, k(x, x) + k(z, z) - 2 k(x, z), so that length scales count. A traversal of all samples
-would wait for the workers once for every prototype: each run of blocks has its own, and another one goes over what
-they chose, which keeps the radius within four times the best one's (two for one level).
+The distance is the kernel's own, k(x, x) + k(z, z) - 2 k(x, z), so that length scales count; of a kernel that is a
+function of a scaled distance, that distance itself: it goes on where the kernel is zero. A traversal of all samples
+would wait for the workers once for every prototype: each run of blocks has its own, and another one goes over what they
+chose, which keeps the radius within four times the best one's (two for one level).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels import Features, Kernel, Linear, TileEvaluator
+from dkgp.kernels.distance import DistanceKernel
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows, runs_of
 from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.inputs import centre_of
 
-__all__ = ["farthest_first", "lloyd_task", "moved_centres"]
+__all__ = ["distance_kernel", "farthest_first", "lloyd_task", "moved_centres"]
 
 # Of what k(x, x) comes to: nearer points are the same one.
 LEAST_DISTANCE = 1e-12
 
 
-def farthest_first(operator: BlockedKernelOperator, size: int) -> IndexArray:
+def farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None = None) -> IndexArray:
     """Samples, at most `size`, each the farthest from those before; fewer where no others are left but duplicates.
 
-    The first sample of every run begins, so the choice depends on the data alone.
+    Every run begins with a sample drawn by the seed; without one with its first, so that data alone decide.
     """
+    distance, source = distance_kernel(operator.kernel), operator.context.source
+    # Products of inputs that lie far from zero would cancel.
+    if distance != operator.kernel and centre_of(source) is None:
+        return _farthest_first(BlockedKernelOperator(distance, 1.0, source, operator.executor), size, seed)
+    return _farthest_first(operator, size, seed)
+
+
+def distance_kernel(kernel: Kernel) -> Kernel:
+    """The kernel whose distance tells near from far: x'Gz, with G the inverse squared length scales.
+
+    Any profile of a scaled distance falls with it, so that the order of distances is the same; but far enough out the
+    profile is zero, and all points are equally far.
+    """
+    if isinstance(kernel, DistanceKernel) and any(kernel.gamma):
+        return Linear(kernel.gamma, n_features=kernel.n_features)
+    return kernel
+
+
+def _farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None) -> IndexArray:
     groups = runs_of(operator.context, {})
-    pending = operator.submit("kfarthest", farthest_task, (operator.context, size), groups)
+    pending = operator.submit("kfarthest", farthest_task, (operator.context, size, seed), groups)
     found = [np.asarray(part, dtype=np.intp) for part in pending.result()]
     union = np.concatenate(found)
     if len(found) == 1:
         return union
     evaluator, features = operator.double, operator.features(union, "double")
     prior = np.asarray(operator.kernel.diagonal(operator.inputs(union)), dtype=np.float64)
-    return union[_traverse(evaluator, [features], prior, size)]
+    return union[_traverse(evaluator, [features], prior, size, 0)]
 
 
-def farthest_task(context: BlockContext, size: int, runs: list[Run]) -> list[list[int]]:
+def farthest_task(context: BlockContext, size: int, seed: int | None, runs: list[Run]) -> list[list[int]]:
     """Samples of each run, in the order of the traversal."""
     evaluator, results = context.evaluator("double"), []
     for run in runs:
@@ -47,14 +69,19 @@ def farthest_task(context: BlockContext, size: int, runs: list[Run]) -> list[lis
         rows = [context.source.inputs(*context.bounds(block)) for block in run.blocks]
         prior = np.concatenate([np.asarray(context.kernel.diagonal(some), dtype=np.float64) for some in rows])
         first = context.bounds(run.blocks[0])[0]
-        results.append([first + place for place in _traverse(evaluator, parts, prior, size)])
+        place = 0 if seed is None else int(_draws(seed, first).integers(len(prior)))
+        results.append([first + place for place in _traverse(evaluator, parts, prior, size, place)])
     return results
 
 
-def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, size: int) -> list[int]:
+def _draws(seed: int, first: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, first])))
+
+
+def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, size: int, place: int) -> list[int]:
+    """Places from the first one on."""
     starts = np.cumsum([0, *(part.n for part in parts)])
-    nearest = np.full(len(prior), np.inf)
-    chosen, place = [], 0
+    nearest, chosen = np.full(len(prior), np.inf), list[int]()
     while True:
         chosen.append(place)
         if len(chosen) == min(size, len(prior)):

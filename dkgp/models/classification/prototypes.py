@@ -1,0 +1,102 @@
+"""Prototypes by name: the samples, or centres, whose kernel columns a fixed-size classifier is a sum of.
+
+| name | chosen |
+|---|---|
+| k-centre | each the farthest from those before, by the kernel's length scales |
+| uniform | at random |
+| entropy | to raise the quadratic Renyi entropy, one swap after the other (the paper's) |
+| k-means | centres of Lloyd's iterations, which are no samples |
+| pivoted | in proportion to what is left of k(x, x): randomly pivoted Cholesky |
+| variance | where most of k(x, x) is left |
+| greedy | by the labels: what the squared error and the norm fall by |
+
+All but greedy are the bases of sparse Gaussian processes (`dkgp.models.sparse.bases`), and are drawn from as those are.
+Duplicates are taken once, so that there may be fewer than were asked for. The choice depends on the data, the kernel
+and the seed alone, not on the workers.
+"""
+
+from __future__ import annotations
+
+from dkgp.errors import InputError
+from dkgp.models.sparse.bases import BLIND_BASES, blind_basis
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.centres import farthest_first
+from dkgp.solvers.greedy_basis.engine import choose_greedily
+from dkgp.solvers.greedy_basis.settings import GreedySettings
+
+__all__ = ["DEFAULT_PROTOTYPES", "PROTOTYPES", "check_prototypes", "choose_prototypes"]
+
+DEFAULT_PROTOTYPES = "k-centre"
+PROTOTYPES = (DEFAULT_PROTOTYPES, *(name for name in BLIND_BASES if name != DEFAULT_PROTOTYPES), "greedy")
+# Rounds of a greedy choice, whatever the number of prototypes, and how many of each draw are scored after refitting.
+ROUNDS, SCREEN = 50, 2
+
+
+def check_prototypes(name: str) -> None:
+    """Refuse a name that is none of `PROTOTYPES`.
+
+    Raises
+    ------
+    InputError
+        With those that there are.
+    """
+    if name not in PROTOTYPES:
+        raise InputError(f"unknown prototypes {name!r}; there are {', '.join(PROTOTYPES)}")
+
+
+def choose_prototypes(
+    name: str,
+    operator: BlockedKernelOperator,
+    size: int,
+    seed: int = 0,
+    *,
+    targets: FloatArray | None = None,
+) -> tuple[IndexArray | None, FloatArray]:
+    """Choose prototypes among the samples, or centres of them.
+
+    Parameters
+    ----------
+    name : str
+        One of `PROTOTYPES`.
+    operator : BlockedKernelOperator
+        Its kernel gives distances, and its noise variance is that which greedy choices are judged with.
+    size : int
+        M; all distinct samples where there are no more than this.
+    seed : int
+    targets : (n, t) float64, optional
+        Signs of the classes, -1 and +1; greedy prototypes alone look at them, less their means.
+
+    Returns
+    -------
+    indices : (M,) int or None
+        Samples that they are; None where they are none.
+    inputs : (M, d) float64
+        Standardised.
+
+    Raises
+    ------
+    InputError
+        An unknown name, no prototype asked for, or greedy ones without targets.
+    """
+    check_prototypes(name)
+    if size < 1:
+        raise InputError(f"a classifier has one prototype at least; {size:,} were asked for")
+    size = min(size, operator.n)
+    if name == "greedy":
+        indices = _greedily(operator, size, seed, targets)
+    elif name == "k-centre":
+        indices = farthest_first(operator, size, seed)
+    else:
+        basis = blind_basis(operator, name, size, seed)
+        return basis.indices, basis.inputs
+    return indices, operator.inputs(indices)
+
+
+def _greedily(operator: BlockedKernelOperator, size: int, seed: int, targets: FloatArray | None) -> IndexArray:
+    if targets is None:
+        raise InputError("greedy prototypes are chosen by the labels: give `targets`, or choose others")
+    per_round = max(1, size // ROUNDS)
+    settings = GreedySettings(size, per_round=per_round, screen=SCREEN if per_round > 1 else 0, seed=seed)
+    centred = targets - targets.mean(axis=0)
+    return choose_greedily(operator, centred, settings).indices
