@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "StoredArray",
     "create_array",
     "create_group",
+    "create_name_array",
     "default_chunk_rows",
     "even_chunk_rows",
     "open_arrays",
@@ -43,8 +45,13 @@ __all__ = [
 
 _MIB = 2**20
 
-StoredType: TypeAlias = Literal["float64", "float32", "int64"]
-_FILL_VALUES: dict[StoredType, float | int] = {"float64": float("nan"), "float32": float("nan"), "int64": -1}
+StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8"]
+_FILL_VALUES: dict[StoredType, float | int] = {
+    "float64": float("nan"),
+    "float32": float("nan"),
+    "int64": -1,
+    "int8": -1,
+}
 
 
 def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
@@ -105,7 +112,8 @@ def create_array(
 ) -> StoredArray:
     """An array in the group at `url`, chunked by rows, all its chunks still to be written.
 
-    An int64 array is one of row numbers: it may not hold a negative. The array writes under the claim.
+    An array of integers is one of numbers of rows or classes: it may not hold a negative. The array writes under the
+    claim.
     """
     shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
     with translate_write_errors(url):
@@ -124,6 +132,25 @@ def create_array(
             overwrite=not is_local(url),
         )
     return StoredArray(url, name, shape, chunk_rows, claim)
+
+
+def create_name_array(url: str, name: str, names: Sequence[str], claim: Claim | None = None) -> StoredArray:
+    """The coordinate of a dimension, of its own name: text, written at once and never read back by dkgp."""
+    with translate_write_errors(url), warnings.catch_warnings():
+        # zarr may remark that its type for text is not in the text of the specification yet.
+        warnings.simplefilter("ignore")
+        array = zarr.create_array(
+            zarr_place(join(url, name), claim),
+            shape=(len(names),),
+            chunks=(len(names),),
+            dtype="string",
+            dimension_names=(name,),
+            zarr_format=3,
+            config={"write_empty_chunks": True},
+            overwrite=not is_local(url),
+        )
+        array[:] = np.array(names, dtype=object)
+    return StoredArray(url, name, (len(names),), len(names), claim)
 
 
 def open_arrays(url: Location, kind: str) -> tuple[str, Json, dict[str, StoredArray]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dkgp.data.classes import check_classes, codes_of_targets, plain_names
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     exists,
@@ -24,7 +25,15 @@ from dkgp.data.remote.storage import (
     sync_tree,
     write_object,
 )
-from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, row_ranges, target_layout
+from dkgp.data.stores.arrays import (
+    StoredArray,
+    StoredType,
+    create_array,
+    create_name_array,
+    default_chunk_rows,
+    row_ranges,
+    target_layout,
+)
 from dkgp.data.stores.manifest import (
     check_complete,
     chunk_keys,
@@ -35,13 +44,27 @@ from dkgp.data.stores.manifest import (
     recognise,
 )
 from dkgp.data.stores.writable import new_store
-from dkgp.data.types import BoolArray, FloatArray, Json, Location
+from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 
-__all__ = ["PREDICTION_KIND", "VARIABLES", "Prediction", "PredictionWriter", "open_prediction"]
+__all__ = [
+    "CLASS_VARIABLES",
+    "PREDICTION_KIND",
+    "VALUE_VARIABLES",
+    "VARIABLES",
+    "Prediction",
+    "PredictionWriter",
+    "open_prediction",
+]
 
 PREDICTION_KIND = "prediction"
-VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
+VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
+CLASS_VARIABLES = ("decision", "decision_error_bound", "probability", "class", "certified")
+VARIABLES = VALUE_VARIABLES + CLASS_VARIABLES
+
+# A dimension of its own name: xarray could not tell one called "class" from the variable `class`.
+_CLASS_DIMENSION = "class_name"
+_INTEGERS: dict[str, StoredType] = {"class": "int64", "certified": "int8"}
 
 _PLAN = "dkgp_prediction_plan"
 _REGIONS = "regions"
@@ -60,14 +83,33 @@ class _Planned:
         self.target_names: tuple[str, ...] = tuple(plan["target_names"])
         self.variables: tuple[str, ...] = tuple(plan["variables"])
         self.chunk_rows = int(plan["chunk_rows"])
+        # Stores of format 1 know no classes.
+        self.classes: tuple[str, ...] | None = plain_names(plan.get("classes"))
         self.attributes: Json = plan["attributes"]
-        shape, _ = target_layout(self.n_samples, self.n_targets)
-        self._arrays = {name: StoredArray(url, name, shape, self.chunk_rows, claim) for name in self.variables}
+        self._arrays = {
+            name: StoredArray(url, name, _layout(name, plan)[0], self.chunk_rows, claim) for name in self.variables
+        }
 
     @property
     def n_targets(self) -> int:
         """Number of targets, p."""
         return len(self.target_names)
+
+    @property
+    def _class_names(self) -> list[StoredArray]:
+        """The classes' names as a coordinate, for those who look at the store with xarray."""
+        n_classes = len(self.classes or ())
+        return [StoredArray(self.url, _CLASS_DIMENSION, (n_classes,), n_classes)] if n_classes else []
+
+
+def _layout(name: str, plan: Json) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Shape and dimensions of a variable; one column, of one target or of two classes' decisions, is a vector."""
+    n, n_classes = int(plan["n_samples"]), len(plan.get("classes") or ())
+    if name in _INTEGERS:
+        return (n,), ("sample",)
+    if name == "probability" or (name in CLASS_VARIABLES and n_classes > 2):
+        return (n, n_classes), ("sample", _CLASS_DIMENSION)
+    return target_layout(n, 1 if name in CLASS_VARIABLES else len(plan["target_names"]))
 
 
 class PredictionWriter(_Planned):
@@ -75,7 +117,7 @@ class PredictionWriter(_Planned):
 
     Attributes
     ----------
-    url, n_samples, target_names, variables, chunk_rows, attributes
+    url, n_samples, target_names, variables, chunk_rows, attributes, classes
         As given to `create`.
     """
 
@@ -93,6 +135,7 @@ class PredictionWriter(_Planned):
         chunk_rows: int | None = None,
         attributes: Json | None = None,
         overwrite: bool = False,
+        classes: Sequence[str] | None = None,
     ) -> PredictionWriter:
         """Start a store with all its arrays, still empty.
 
@@ -108,17 +151,27 @@ class PredictionWriter(_Planned):
             JSON that says what is predicted from what (fingerprints); compare it before resuming.
         overwrite
             Replace a prediction store that is there. Anything else that is there is left alone.
+        classes
+            Names of the C classes, for `CLASS_VARIABLES`: decision and decision_error_bound have one column for two
+            classes, else C; probability has C; class (a code into the names) and certified (0 or 1) have one.
 
         Raises
         ------
         InputError
-            An unknown variable, no target or no sample.
+            An unknown variable, one of `CLASS_VARIABLES` without classes, no target or no sample.
         OutputExistsError, StorageError
             The place is taken, or cannot be written to.
         """
         unknown = [name for name in variables if name not in VARIABLES]
         if unknown or not variables or len(set(variables)) < len(variables):
             raise InputError(f"Cannot store the variables {list(variables)}; expected some of {', '.join(VARIABLES)}.")
+        known = None if classes is None else check_classes(classes)
+        of_classes = [name for name in variables if name in CLASS_VARIABLES]
+        if of_classes and (known is None or len(target_names) != 1):
+            raise InputError(
+                f"Cannot store the variables {of_classes} of {len(target_names)} targets and "
+                f"{len(known or ())} classes; expected one target and the names of its classes."
+            )
         if n_samples < 1 or not target_names or (chunk_rows is not None and chunk_rows < 1):
             raise InputError(
                 f"Expected at least one sample, one target and one row a chunk; got {n_samples}, {len(target_names)} "
@@ -129,14 +182,21 @@ class PredictionWriter(_Planned):
             "n_samples": int(n_samples),
             "target_names": list(target_names),
             "variables": list(variables),
-            "chunk_rows": int(chunk_rows or default_chunk_rows(n_samples, len(target_names))),
+            "chunk_rows": int(chunk_rows or default_chunk_rows(n_samples, max(len(target_names), len(known or ())))),
             "attributes": json.loads(json_bytes(attributes or {})),
         }
-        shape, dimensions = target_layout(n_samples, len(target_names))
-        attributes = {_PLAN: plan, "target_names": plan["target_names"]}
-        with new_store(address, PREDICTION_KIND, attributes, overwrite) as claim:
+        shown: Json = {"target_names": plan["target_names"]}
+        if known is not None:
+            plan["classes"] = shown["classes"] = list(known)
+        with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite) as claim:
             for name in variables:
-                create_array(address, name, shape, plan["chunk_rows"], dimensions, claim=claim)
+                shape, dimensions = _layout(name, plan)
+                # What CF calls a flag variable: what a code stands for is said beside it.
+                about = {"classes": list(known or ())} if name == "class" else None
+                dtype = _INTEGERS.get(name, "float64")
+                create_array(address, name, shape, plan["chunk_rows"], dimensions, about, dtype, claim)
+            if known is not None:
+                create_name_array(address, _CLASS_DIMENSION, known, claim)
         return cls(address, plan, claim)
 
     @classmethod
@@ -173,7 +233,7 @@ class PredictionWriter(_Planned):
         start
             First row, a multiple of `chunk_rows`.
         arrays
-            Variable -> values of shape (rows, p), or (rows,) for one target; rows is a multiple of `chunk_rows`
+            Variable -> values of shape (rows, columns), or (rows,) for one column; rows is a multiple of `chunk_rows`
             unless the region reaches the last sample. Not all the variables need to come at once.
 
         Raises
@@ -183,7 +243,7 @@ class PredictionWriter(_Planned):
         StoreError
             The store is finished.
         NumericalError
-            A NaN.
+            A NaN, or a probability outside [0, 1].
         StorageError
             The storage refused; the region is not recorded.
         """
@@ -199,8 +259,8 @@ class PredictionWriter(_Planned):
             array = self._arrays[name]
             array.write(start, block.reshape(stop - start, *array.shape[1:]))
         chunks = range(start // self.chunk_rows, -(-stop // self.chunk_rows))
-        keys = chunk_keys(self._arrays[self.variables[0]].shape, self.chunk_rows)
-        sync_tree(self.url, [f"{name}/{keys[index]}" for name in blocks for index in chunks])
+        keys = self._chunk_keys()
+        sync_tree(self.url, [f"{name}/{keys[name][index]}" for name in blocks for index in chunks])
         # Chunks, then this look, then the marker: a writer that was taken over leaves no marker for chunks that its
         # successor has removed.
         self._claim.require()
@@ -226,7 +286,8 @@ class PredictionWriter(_Planned):
                 f"The prediction store '{self.url}' lacks {n_rows} of {self.n_samples} rows, the first of them rows "
                 f"{pending[0][0]} to {pending[0][1] - 1}. Resume the prediction."
             )
-        commit(self.url, PREDICTION_KIND, self._plan, self._arrays.values(), self._claim)
+        arrays = [*self._arrays.values(), *self._class_names]
+        commit(self.url, PREDICTION_KIND, self._plan, arrays, self._claim)
         # The manifest has taken over; markers left by a crash just here do no harm.
         remove_tree(join(self.url, _REGIONS))
         return open_prediction(self.url)
@@ -241,17 +302,28 @@ class PredictionWriter(_Planned):
         block = np.asarray(values, dtype=np.float64)
         if block.ndim == 1:
             block = block[:, None]
-        if block.ndim != 2 or block.shape[1] != len(self.target_names):
-            raise InputError(f"'{name}' has shape {np.shape(values)}; expected (rows, {len(self.target_names)}).")
+        width = int(np.prod(self._arrays[name].shape[1:], dtype=np.int64))
+        if block.ndim != 2 or block.shape[1] != width:
+            raise InputError(f"'{name}' has shape {np.shape(values)}; expected (rows, {width}).")
         if np.isnan(block).any():
             raise NumericalError(f"'{name}' holds a NaN in row {int(np.argmax(np.isnan(block).any(axis=1)))}.")
+        # Roundings of whoever made the rows sum to one are let pass.
+        outside = (np.abs(block - 0.5) > 0.5 + 1e-9).any(axis=1)
+        if name == "probability" and outside.any():
+            row = int(np.argmax(outside))
+            raise NumericalError(f"'probability' holds {block[row].tolist()} in row {row}; expected 0 to 1.")
+        if name in _INTEGERS:
+            codes_of_targets(block[:, 0], 2 if name == "certified" else len(self.classes or ()), f"'{name}'")
         return block
+
+    def _chunk_keys(self) -> dict[str, list[str]]:
+        return {name: chunk_keys(array.shape, self.chunk_rows) for name, array in self._arrays.items()}
 
     def _done(self, variables: Sequence[str] | None) -> BoolArray:
         n_chunks = -(-self.n_samples // self.chunk_rows)
         committed = is_committed(self.url)
         done = {name: np.full(n_chunks, committed) for name in self.variables}
-        keys = chunk_keys(self._arrays[self.variables[0]].shape, self.chunk_rows)
+        keys = self._chunk_keys()
         sizes = list_object_bytes(self.url)
         for path in sizes:
             folder, _, marker = path.rpartition("/")
@@ -263,7 +335,7 @@ class PredictionWriter(_Planned):
                 if name in done:
                     for index in chunks:
                         # A marker whose chunk is gone counts for nothing.
-                        done[name][index] = bool(sizes.get(f"{name}/{keys[index]}"))
+                        done[name][index] = bool(sizes.get(f"{name}/{keys[name][index]}"))
         wanted = self.variables if variables is None else tuple(variables)
         unknown = [name for name in wanted if name not in done]
         if unknown:
@@ -281,19 +353,27 @@ class Prediction(_Planned):
 
     Attributes
     ----------
-    url, n_samples, target_names, variables, chunk_rows, attributes
+    url, n_samples, target_names, variables, chunk_rows, attributes, classes
         As given to `PredictionWriter.create`.
     """
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
-        """One variable's rows [start, stop), shape (rows, p).
+        """One variable's rows [start, stop), shape (rows, columns), columns as in `PredictionWriter.create`.
 
         Raises `InputError` for a variable that is not there, `StoreError` for a missing or damaged chunk.
         """
         if name not in self._arrays:
             raise InputError(f"'{self.url}' has no variable '{name}'; it has {', '.join(self.variables)}.")
         end = self.n_samples if stop is None else stop
-        return self._arrays[name].read(start, end).reshape(end - start, self.n_targets)
+        return self._arrays[name].read(start, end).reshape(end - start, -1)
+
+    def labels(self, start: int = 0, stop: int | None = None) -> IntArray:
+        """Codes of the classes decided for, into `classes`, (rows,) of [start, stop). Errors as for `read`."""
+        return self.read("class", start, stop)[:, 0].astype(np.int64)
+
+    def certified(self, start: int = 0, stop: int | None = None) -> BoolArray:
+        """True where the label is proven to be the exact solution's, (rows,). Errors as for `read`."""
+        return np.asarray(self.read("certified", start, stop)[:, 0] > 0.0)
 
     def row_chunks(self) -> list[Region]:
         """Row ranges [start, stop) of the chunks, in order."""
