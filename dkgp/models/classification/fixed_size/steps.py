@@ -1,0 +1,175 @@
+"""Compiled steps of sparse conjugate directions pursuit on eq. 29, one fold at a time (Karsmakers et al. 2011).
+
+The matrix of a fold's training part, A = T - G_v - s s' / w + s2 K_mm, is never made: a step reads one row of each of
+its terms. T are the sums over all samples, G_v the held-out fold's triangle (eq. 36), s s' / w takes the intercept out
+(w is the sum of weights, s that of kernel columns), and the ridge s2 K_mm stays whole. A_SS = L diag(d) L' grows by a row
+a step: f_k = p_k' A is the row of the k-th conjugate direction p_k, the last column of L^-T; eta = c_s / d_k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.kernels.tiles.code_cache import cached_njit
+
+__all__ = ["advance"]
+
+# Schur complements below this share of the diagonal are dependent on what was chosen, as far as sums can tell.
+DEPENDENT = 1e-10
+
+
+@cached_njit(nogil=True)
+def _take_off_row(packed: NDArray[Any], s: int, out: NDArray[Any]) -> None:
+    """Subtract row s of a triangle's symmetric matrix."""
+    place = s * (s + 1) // 2
+    for j in range(s + 1):
+        out[j] -= packed[place + j]
+    place += s
+    for j in range(s + 1, len(out)):
+        place += j
+        out[j] -= packed[place]
+
+
+@cached_njit(nogil=True)
+def _entry(packed: NDArray[Any], i: int, j: int) -> float:
+    a, b = max(i, j), min(i, j)
+    return packed[a * (a + 1) // 2 + b]  # type: ignore[no-any-return]
+
+
+@cached_njit(nogil=True)
+def _best(C, free, left, floor, allowed):  # type: ignore[no-untyped-def]
+    """The admissible one with the largest sum of squares over outputs (eq. 19), among all or those allowed; or -1."""
+    best, most = -1, 0.0
+    some = len(allowed)
+    for place in range(some if some else len(free)):
+        i = allowed[place] if some else place
+        if free[i] and left[i] > floor[i]:
+            score = 0.0
+            for c in range(C.shape[0]):
+                score += C[c, i] * C[c, i]
+            if score > most:
+                best, most = i, score
+    return best
+
+
+@cached_njit(nogil=True)
+def _eliminate(f, F, factors, k):  # type: ignore[no-untyped-def]
+    """`f -= sum_j factors_j F_j` over k rows, four at a time."""
+    j = 0
+    while j + 4 <= k:
+        a, b, c, d = factors[j], factors[j + 1], factors[j + 2], factors[j + 3]
+        for i in range(len(f)):
+            f[i] -= a * F[j, i] + b * F[j + 1, i] + c * F[j + 2, i] + d * F[j + 3, i]
+        j += 4
+    while j < k:
+        a = factors[j]
+        for i in range(len(f)):
+            f[i] -= a * F[j, i]
+        j += 1
+
+
+@cached_njit(nogil=True)
+def advance(  # type: ignore[no-untyped-def]
+    k, upto, total, held, ridge, s2, centred, sums, weight, floor, draws,
+    C, left, free, F, L, G, order, etas, W, intercept,
+    held_projected, held_sums, held_weight, held_targets, errors,
+):  # fmt: skip
+    """Take steps k + 1 .. upto; return how many there are, fewer where nothing admissible is left.
+
+    Parameters
+    ----------
+    total, ridge : (D, D); held : (D (D + 1) / 2,), empty without a held-out fold
+    sums : (D,), weight : of the training part; centred : whether the intercept is taken out
+    floor : (D,) least Schur complements; draws : (steps, rho) candidates of each step, rho = 0 for all
+    C : (t, D) -g, left : (D,) Schur complements, free : (D,) uint8, F : (cap, D), L, G : (cap, cap), order : (cap,)
+    etas, W : (cap, t), intercept : (t,)
+        The state.
+    held_projected : (D, t), held_sums : (D,), held_weight, held_targets : (t,)
+        Of the held-out fold: K_v' D Y, K_v' D 1, 1' D 1, Y' D 1.
+    errors : (cap + 1,)
+        Held-out sums of squares over outputs after each step; the first is there.
+    """
+    D, t = total.shape[0], C.shape[0]
+    p, z = np.empty(len(order)), np.empty(len(order))
+    nothing = draws[0][:0]
+    while k < upto:
+        s = -1
+        if draws.shape[1]:
+            s = _best(C, free, left, floor, draws[k])
+        if s < 0:
+            s = _best(C, free, left, floor, nothing)
+        if s < 0:
+            break
+        f, factors = F[k], L[k]
+        for j in range(D):
+            f[j] = total[s, j] + s2 * ridge[s, j]
+        if len(held):
+            _take_off_row(held, s, f)
+        if centred:
+            share = sums[s] / weight
+            for j in range(D):
+                f[j] -= share * sums[j]
+        for j in range(k):
+            factors[j] = F[j, s] / F[j, order[j]]
+        _eliminate(f, F, factors, k)
+        free[s] = 0
+        d = f[s]
+        if not d > floor[s]:
+            continue  # by the rounding of the sums: dependent after all
+        order[k] = s
+        for j in range(D):
+            left[j] -= f[j] * f[j] / d
+        for c in range(t):
+            eta = C[c, s] / d
+            etas[k, c] = eta
+            for j in range(D):
+                C[c, j] -= eta * f[j]
+        # The direction: L' p = e_k.
+        for j in range(k):
+            p[j] = 0.0
+        p[k] = 1.0
+        for i in range(k, 0, -1):
+            for j in range(i):
+                p[j] -= L[i, j] * p[i]
+        shift = 0.0
+        if centred:
+            for j in range(k + 1):
+                shift -= sums[order[j]] * p[j]
+            shift /= weight
+        if len(held):
+            for j in range(k + 1):
+                G[k, j] = _entry(held, s, order[j])
+            for i in range(k + 1):
+                z[i] = 0.0
+            for i in range(k + 1):
+                own, along = 0.0, p[i]
+                for j in range(i):
+                    own += G[i, j] * p[j]
+                    z[j] += G[i, j] * along
+                z[i] += own + G[i, i] * along
+            curvature, mean = 0.0, 0.0
+            for j in range(k + 1):
+                curvature += p[j] * z[j]
+                mean += p[j] * held_sums[order[j]]
+            curvature += 2.0 * shift * mean + shift * shift * held_weight
+            change = 0.0
+            for c in range(t):
+                slope, level = -intercept[c] * mean, held_targets[c] - intercept[c] * held_weight
+                for j in range(k + 1):
+                    slope += p[j] * held_projected[order[j], c]
+                for j in range(k):
+                    slope -= z[j] * W[j, c]
+                    level -= held_sums[order[j]] * W[j, c]
+                slope += shift * level
+                change += etas[k, c] * (etas[k, c] * curvature - 2.0 * slope)
+            errors[k + 1] = errors[k] + change
+        for c in range(t):
+            W[k, c] = 0.0
+            for j in range(k + 1):
+                W[j, c] += etas[k, c] * p[j]
+            intercept[c] += etas[k, c] * shift
+        k += 1
+    return k

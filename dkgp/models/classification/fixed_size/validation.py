@@ -1,0 +1,175 @@
+"""Fast v-fold cross-validation of all cardinalities and all noise variances of one kernel (Algorithm 4), from its sums.
+
+All folds go along together, so that the stopping rule (38) sees the score of each cardinality as it comes. Which noise
+variances are looked at: those that are given, or one a decade, and then finer about the best. No sample is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.threads import in_parallel
+from dkgp.errors import InputError
+from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.system import FoldSystem
+from dkgp.operators.base import FloatArray, IndexArray
+
+__all__ = ["CARDINALITY_RULES", "Stop", "Validation", "chosen_cardinality", "validate", "validate_noise"]
+
+# Steps of all folds between two looks at the stopping rule, and what folds must come to, to be shared between threads.
+STEPS, SHARED_WORK = 16, 2_000_000
+# log10 of s2 over k(x, x): where a search starts, how fine it gets, and how far it goes.
+DECADES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
+FINER = (0.5, 0.25)
+FARTHEST = (-7.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Rule (38): the score of k has moved by less than a share `eps` from the mean over the `window` before it."""
+
+    window: int = 10
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or math.isnan(self.eps):
+            raise InputError(
+                f"the stopping rule needs a window of at least 1 and a number; got {self.window} and {self.eps}"
+            )
+
+    def first(self, scores: FloatArray) -> int | None:
+        """The first cardinality of scores (k + 1,), from 0, at which it is met."""
+        for k in range(self.window + 1, len(scores)):
+            if abs(scores[k - self.window : k].mean() - scores[k]) < self.eps * abs(scores[k]):
+                return k
+        return None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Cross-validation of one noise variance.
+
+    Attributes
+    ----------
+    noise_variance : float
+    errors : (k + 1, v) float64
+        Mean squared error of each fold at cardinalities 0 .. k.
+    scores : (k + 1,) float64
+        Over all samples: f_cv of eq. 35 for each of them.
+    stopped : bool
+        Whether rule (38) ended the path.
+    """
+
+    noise_variance: float
+    errors: FloatArray
+    scores: FloatArray
+    stopped: bool
+
+    @property
+    def best(self) -> int:
+        """Cardinality of the best score; from 1 on, where there is any."""
+        return int(np.argmin(self.scores[1:])) + 1 if len(self.scores) > 1 else 0
+
+    @property
+    def score(self) -> float:
+        """The best score."""
+        return float(self.scores[self.best])
+
+    @property
+    def spread(self) -> FloatArray:
+        """Standard deviation over folds of each cardinality."""
+        return np.asarray(self.errors.std(axis=1, ddof=1))
+
+
+def chosen_cardinality(validation: Validation, rule: str) -> int:
+    """The cardinality by rule: `best`; the smallest within a `tenth` of the deviation of folds; or within its error.
+
+    Section 4.5 of the paper has the tenth; `one-standard-error` is Hastie's, std / sqrt(folds).
+    """
+    if rule not in CARDINALITY_RULES:
+        raise InputError(f"`cardinality` must be one of {', '.join(CARDINALITY_RULES)}; got {rule!r}")
+    best = validation.best
+    share = CARDINALITY_RULES[rule](validation.errors.shape[1])
+    most = validation.scores[best] + share * validation.spread[best]
+    return int(np.argmax(validation.scores[1 : best + 1] <= most)) + 1 if best else 0
+
+
+CARDINALITY_RULES: dict[str, Callable[[int], float]] = {
+    "tenth": lambda folds: 0.1,
+    "best": lambda folds: 0.0,
+    "one-standard-error": lambda folds: 1.0 / math.sqrt(folds),
+}
+
+
+def validate(
+    system: FoldSystem,
+    noise_variance: float,
+    *,
+    stop: Stop | None,
+    max_basis: int,
+    draws: IndexArray | None = None,
+    heed: Callable[[], None] | None = None,
+) -> Validation:
+    """Cross-validate all cardinalities up to `max_basis`; `heed` is called now and then."""
+    paths = [Path(system, noise_variance, fold, draws) for fold in range(system.folds)]
+    reached, met = 0, None
+    while True:
+        upto = min(reached + STEPS, max_basis)
+
+        def go(fold: int, upto: int = upto) -> None:
+            paths[fold].advance(upto)
+
+        shared = system.size * upto * STEPS * system.folds >= SHARED_WORK
+        in_parallel(go, len(paths), None if shared else 1)
+        if heed is not None:
+            heed()
+        reached = max(path.count for path in paths)
+        errors = np.stack([_held_on(path.errors, reached + 1) for path in paths], axis=1)
+        scores = errors.sum(axis=1) / system.weight.sum()
+        met = None if stop is None else stop.first(scores)
+        if met is not None or reached >= max_basis or all(path.ended for path in paths) or reached < upto:
+            break
+    last = reached if met is None else met
+    used = np.where(system.weight > 0.0, system.weight, 1.0)
+    return Validation(float(noise_variance), errors[: last + 1] / used, scores[: last + 1], met is not None)
+
+
+def _held_on(errors: FloatArray, length: int) -> FloatArray:
+    """A path that has ended stays what it is."""
+    return np.concatenate([errors, np.full(length - len(errors), errors[-1])])
+
+
+def validate_noise(
+    system: FoldSystem,
+    given: Sequence[float] | None,
+    *,
+    stop: Stop | None,
+    max_basis: int,
+    draws: IndexArray | None = None,
+    heed: Callable[[], None] | None = None,
+) -> list[Validation]:
+    """Cross-validate given noise variances, or a grid that gets finer about the best; by growing noise variance."""
+
+    def at(noise_variance: float) -> Validation:
+        return validate(system, noise_variance, stop=stop, max_basis=max_basis, draws=draws, heed=heed)
+
+    if given is not None:
+        return [at(value) for value in sorted(given)]
+    scale = float(np.mean(system.ridge.diagonal()[: system.size - system.selected])) or 1.0
+    found = {place: at(scale * 10.0**place) for place in DECADES}
+
+    def best() -> float:
+        return min(found, key=lambda place: found[place].score)
+
+    while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)):
+        place = best() + (1.0 if best() == max(found) else -1.0)
+        found[place] = at(scale * 10.0**place)
+    for step in FINER:
+        centre = best()
+        for place in (centre - step, centre + step):
+            found[place] = at(scale * 10.0**place)
+    return [found[place] for place in sorted(found)]
