@@ -40,6 +40,7 @@ PORTABLE = {
     "digest_task", "verify_task",
     "echo_task", "resident_task",
     "farthest_task", "lloyd_task",
+    "fold_columns_task",
     "counted_task",  # runs another one, whose mark counts
 }  # fmt: skip
 MARKED = {
@@ -48,6 +49,7 @@ MARKED = {
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
     "contract_task", "tree_task", "slopes_task",
+    "fold_gram_task", "triangle_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
 }  # fmt: skip
 

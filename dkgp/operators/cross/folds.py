@@ -1,6 +1,6 @@
 """Grams of kernel columns by fold, of several kernels in one pass; and a stable triangle of a few of the columns.
 
-A fold's Gram is symmetric, and travels as the lower triangle, a row after the other: (i, j) stands at i (i + 1) / 2 + j.
+A fold's Gram is symmetric, and travels as the lower triangle, row by row: (i, j) stands at i (i + 1) / 2 + j.
 The rows of a block are grouped by fold, so that BLAS adds up each fold's product at once; of each sum a square lies in
 memory only while its block is worked on.
 """
@@ -171,7 +171,7 @@ def triangle_task(
             stacked[held:, m + intercept :] = right[where]
             if "weights" in run.rows:
                 stacked[held:] *= np.sqrt(run.rows["weights"][where])[:, None]
-            found = np.linalg.qr(stacked, mode="r")
+            found = np.asarray(np.linalg.qr(stacked, mode="r"))
         assert found is not None
         results.append(found)
     return results
@@ -190,4 +190,3 @@ def fold_bytes(n: int, d: int, m: int, t: int, folds: int, kernels: int, width: 
     features = 8 * block * (3 * width + d + 3)
     thread = 2 * sums + 8 * m * m + 8 * (m + 16) * piece_rows(m) + features + 8 * m * (width + 1)
     return thread, levels * sums, 2 * sums + 8 * n * (t + 4)
-

@@ -1,15 +1,17 @@
 """Paths of sparse conjugate directions pursuit: a model of every cardinality, and what each comes to on a fold.
 
 The path is the product. A direction once taken is kept, w^(k) = sum_{j <= k} eta_j p^(j), so weights of any cardinality
-come from one triangular solve; the held-out sum of squares goes along with each step, O(k^2) of it, from the fold's Gram.
+come from one triangular solve. The held-out sum of squares goes along with each step, O(k^2), from the fold's Gram.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.linalg
+from numpy.typing import NDArray
 
 from dkgp.models.classification.fixed_size.steps import DEPENDENT, advance
 from dkgp.models.classification.fixed_size.system import FoldSystem
@@ -148,7 +150,7 @@ class Path:
         self._errors = _grown(self._errors, (grown + 1,), k + 1)
 
 
-def _grown(values: FloatArray, shape: tuple[int, ...], kept: int) -> FloatArray:
+def _grown(values: NDArray[Any], shape: tuple[int, ...], kept: int) -> NDArray[Any]:
     new = np.zeros(shape, dtype=values.dtype)
     new[(slice(kept), *(slice(values.shape[axis]) for axis in range(1, values.ndim)))] = values[:kept]
     return new

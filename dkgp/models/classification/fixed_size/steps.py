@@ -2,8 +2,8 @@
 
 The matrix of a fold's training part, A = T - G_v - s s' / w + s2 K_mm, is never made: a step reads one row of each of
 its terms. T are the sums over all samples, G_v the held-out fold's triangle (eq. 36), s s' / w takes the intercept out
-(w is the sum of weights, s that of kernel columns), and the ridge s2 K_mm stays whole. A_SS = L diag(d) L' grows by a row
-a step: f_k = p_k' A is the row of the k-th conjugate direction p_k, the last column of L^-T; eta = c_s / d_k.
+(w is the sum of weights, s that of kernel columns), and the ridge s2 K_mm stays whole. A_SS = L diag(d) L' grows by a
+row a step: f_k = p_k' A is the row of the k-th conjugate direction p_k, the last column of L^-T; eta = c_s / d_k.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Eq. 29 of one kernel, for all samples and for all but each fold: sums over samples, after which none is needed.
 
-By eqs. 36 and 37 a fold's training part is all samples' sums without its own; the ridge stays whole. The sums are those of
-`dkgp.operators.cross.folds`: one pass over the data serves several kernels, whatever is done with them afterwards.
+By eqs. 36 and 37 a fold's training part is all samples' sums without its own; the ridge stays whole. The sums are
+those of `dkgp.operators.cross.folds`: one pass over the data serves several kernels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Targets:
     @property
     def outputs(self) -> int:
         """Number of outputs, t."""
-        return self.signs.shape[1]
+        return int(self.signs.shape[1])
 
     def by_fold(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """1'D1 (v,), Y'D1 and the diagonal of Y'DY (v, t) of each fold."""
@@ -108,7 +108,7 @@ class FoldSystem:
     @property
     def outputs(self) -> int:
         """Number of outputs, t."""
-        return self.targets.shape[1]
+        return int(self.targets.shape[1])
 
 
 def fold_systems(
@@ -154,7 +154,9 @@ def fold_systems(
         evaluator = TileEvaluator(kernel, "double", centre=centre_of(operator.context.source))
         features = evaluator.prepare(prototypes)
         ridge = np.array(evaluator.tile(features, features), dtype=np.float64)
-        systems.append(_system(kernel, grams[number], projected[number], 0.5 * (ridge + ridge.T), of_targets, intercept))
+        systems.append(
+            _system(kernel, grams[number], projected[number], 0.5 * (ridge + ridge.T), of_targets, intercept)
+        )
     return systems
 
 
@@ -179,13 +181,11 @@ def _system(
     total = unpacked(_total(held), m)
     if selected:
         total[-1, -1] += INTERCEPT_RIDGE
-    return FoldSystem(
-        kernel, total, ridge, held, right, sums, weight, targets, squares, intercept == "first", selected
-    )
+    return FoldSystem(kernel, total, ridge, held, right, sums, weight, targets, squares, intercept == "first", selected)
 
 
 def _total(parts: FloatArray) -> FloatArray:
-    total = parts[0].copy()
+    total: FloatArray = parts[0].copy()
     for part in parts[1:]:
         total += part
     return total

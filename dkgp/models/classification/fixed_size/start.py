@@ -1,0 +1,83 @@
+"""Kernels that a search starts from, and their scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.models.classification.labels import Labels
+from dkgp.models.tuning.subsets import draw_subset
+from dkgp.models.tuning.tune import tune
+from dkgp.operators.inputs import centre_of
+
+__all__ = ["median_kernel", "scaled", "start_kernel", "tuned_kernel"]
+
+# The paper's kernel has one length scale; with few features or samples no more can be learned beforehand.
+FEW_FEATURES, FEW_SAMPLES = 3, 1000
+MEDIAN_SAMPLES, TUNED_SAMPLES = 1000, 1000
+# A start wants no more than this of a search that ends with another one.
+TUNING: dict[str, Any] = {"tolerance": 1e-2, "max_evaluations": 60}
+
+
+def median_kernel(dataset: Dataset, seed: int = 0) -> Kernel:
+    """exp(-r^2 / sigma^2), sigma^2 the median of the squared distances between a thousand samples."""
+    chosen = draw_subset(dataset.n_samples, MEDIAN_SAMPLES, seed)
+    inputs = dataset.input_rows(chosen)
+    inputs = inputs - (inputs.mean(axis=0) if (centre := centre_of(dataset)) is None else centre)
+    with single_threaded_blas():
+        squares = np.einsum("id,id->i", inputs, inputs)
+        distances = squares[:, None] + squares - 2.0 * (inputs @ inputs.T)
+    apart = distances[np.triu_indices(len(inputs), 1)]
+    apart = apart[apart > 1e-12 * squares.max(initial=1e-300)]
+    middle = float(np.median(apart)) if len(apart) else 1.0
+    return SquaredExponential(gamma=(1.0 / middle,), n_features=dataset.n_features)
+
+
+def tuned_kernel(dataset: Dataset, labels: Labels, seed: int = 0) -> Kernel:
+    """A length scale for each feature by the marginal likelihood of a subset's signs, as those of a regression."""
+    chosen = draw_subset(dataset.n_samples, TUNED_SAMPLES, seed)
+    signs = labels.signs()[chosen]
+    targets = signs - signs.mean(axis=0)
+    spread = targets.std(axis=0)
+    found = tune(
+        dataset.input_rows(chosen),
+        targets[:, spread > 0.0] / spread[spread > 0.0],
+        feature_names=dataset.feature_names,
+        subset=TUNED_SAMPLES,
+        seed=seed,
+        **TUNING,
+    )
+    return found.kernel
+
+
+def start_kernel(dataset: Dataset, labels: Labels, *, isotropic: bool, seed: int = 0) -> tuple[Kernel, str]:
+    """A kernel to start from, and how it was found: "median" or "likelihood"."""
+    if isotropic or dataset.n_features <= FEW_FEATURES or dataset.n_samples <= FEW_SAMPLES:
+        return median_kernel(dataset, seed), "median"
+    return tuned_kernel(dataset, labels, seed), "likelihood"
+
+
+def scaled(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel with all inverse squared length scales multiplied by one factor.
+
+    Raises
+    ------
+    InputError
+        It has none.
+    """
+    if factor == 1.0:
+        return kernel
+    parameters = kernel.parameters()
+    scales = [item.name.split(".")[-1] == "gamma" for item in parameters]
+    if not any(scales):
+        raise InputError(
+            f"the kernel {kernel.type_name} has no length scale to search for; choose `search` none, or another kernel"
+        )
+    return kernel.with_parameters(
+        [item.value * factor if own else item.value for item, own in zip(parameters, scales, strict=True)]
+    )

@@ -1,0 +1,189 @@
+"""Training of a fixed-size LS-SVM as a whole: its fit against dense least squares, resume, bits, and hostile data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import Dataset
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.labels import Labels, decided
+from dkgp.solvers import Checkpointing
+
+
+@pytest.fixture
+def one_thread() -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(1)
+    yield executor
+    executor.close()
+
+
+def rings(rng: np.random.Generator, n: int, classes: int = 2) -> tuple[NDArray[np.float64], Labels]:
+    """Classes by distance from the origin, with a little noise."""
+    X = rng.standard_normal((n, 2))
+    radius = np.hypot(X[:, 0], X[:, 1]) + 0.1 * rng.standard_normal(n)
+    codes = np.searchsorted(np.quantile(radius, np.arange(1, classes) / classes), radius)
+    return X, Labels(tuple(f"ring {number}" for number in range(classes)), codes)
+
+
+def held(X: NDArray[np.float64], labels: Labels) -> Dataset:
+    return memory_dataset(X, labels.codes.astype(float))
+
+
+def trained(X: Any, labels: Labels, executor: Any, **options: Any) -> TrainedFixedSize:
+    kept = {name: options.pop(name) for name in list(options) if name in FixedSizeSettings.__dataclass_fields__}
+    return train_fixed_size(held(X, labels), labels, FixedSizeSettings(**kept), executor, **options)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rings_are_told_apart(rng: np.random.Generator, one_thread: LocalExecutor, classes: int) -> None:
+    X, labels = rings(rng, 600, classes)
+    found = trained(X[:400], labels.subset(np.arange(400)), one_thread)
+    dataset = held(X[:400], labels.subset(np.arange(400)))
+    decisions = found.model.decisions(dataset.standardisation.inputs(X[400:]))
+    assert decisions.shape == (200, 1 if classes == 2 else classes)
+    wrong = np.mean(decided(decisions) != labels.codes[400:])
+    # The noise of the radius itself costs some per cent.
+    assert wrong < 0.06 * (classes - 1) + 0.02
+    assert abs(found.summary["misclassification"] - wrong) < 0.08
+    assert found.calibration is not None
+    probabilities = found.calibration.probabilities(decisions)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-12)
+    assert json.loads(json.dumps(found.summary)) == found.summary
+    assert found.indices is not None
+    np.testing.assert_array_equal(found.model.prototypes, dataset.inputs(0, 400)[found.indices])
+    assert len(found.indices) == found.summary["cardinality"]
+    assert [record["cardinality"] for record in found.path] == list(range(len(found.path)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", ["first", "none"])
+@pytest.mark.parametrize("s2", [1e-6, 1e-2])
+def test_the_fit_is_that_of_a_dense_factorisation(
+    rng: np.random.Generator, one_thread: LocalExecutor, weighted: bool, intercept: str, s2: float
+) -> None:
+    X, labels = rings(rng, 700)
+    weights = rng.uniform(0.5, 1.5, 700) if weighted else None
+    kernel = SquaredExponential(gamma=(1.0, 1.0))
+    settings = {"search": "none", "intercept": intercept, "max_basis": 60, "stop": None, "cardinality": "best"}
+    found = trained(X, labels, one_thread, kernel=kernel, noise_variance=s2, weights=weights, **settings)
+    model, inputs = found.model, held(X, labels).inputs(0, 700)
+    K, K_mm = kernel(inputs, model.prototypes), kernel(model.prototypes, model.prototypes)
+    values, vectors = np.linalg.eigh(K_mm)
+    root = np.sqrt(s2 * np.maximum(values, 0.0))[:, None] * vectors.T
+    ones, scale = np.ones((700, int(intercept == "first"))), np.ones((700, 1))
+    if weights is not None:
+        scale = np.sqrt(weights)[:, None]
+    stacked = np.vstack([scale * np.hstack([K, ones]), np.pad(root, ((0, 0), (0, ones.shape[1])))])
+    right = np.vstack([scale * labels.signs(), np.zeros((len(K_mm), 1))])
+    q, r = np.linalg.qr(stacked)
+    reference = np.hstack([K, ones]) @ np.linalg.solve(r, q.T @ right)
+    np.testing.assert_allclose(model.decisions(inputs), reference, rtol=0.0, atol=1e-8)
+
+
+class KilledError(Exception):
+    """As good as a kill: nothing is done about it."""
+
+
+def same(first: TrainedFixedSize, second: TrainedFixedSize) -> None:
+    for name in ("prototypes", "weights", "intercept"):
+        np.testing.assert_array_equal(getattr(first.model, name), getattr(second.model, name))
+    assert first.model.kernel == second.model.kernel
+    assert first.model.noise_variance == second.model.noise_variance
+    assert first.path == second.path
+    assert first.history == second.history
+    assert first.summary["misclassification"] == second.summary["misclassification"]
+
+
+@pytest.mark.parametrize("search", ["profile", "annealing"])
+def test_a_search_that_was_cut_off_goes_on_to_the_same_bits(
+    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, search: str
+) -> None:
+    X, labels = rings(rng, 150)
+    whole = trained(X, labels, one_thread, search=search, pool=30)
+    for after in (1, 4, 5):
+        store, seen = CheckpointStore(str(tmp_path / f"{after}")), 0
+
+        def cut(record: dict[str, Any], after: int = after) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == after:
+                raise KilledError
+
+        with pytest.raises(KilledError):
+            trained(X, labels, one_thread, search=search, pool=30, callback=cut, checkpointing=Checkpointing(store))
+        resumed = Checkpointing(store, resume=True)
+        same(whole, trained(X, labels, one_thread, search=search, pool=30, checkpointing=resumed))
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        trained(X, labels, one_thread, search=search, pool=31, checkpointing=Checkpointing(store, resume=True))
+
+
+def test_an_interruption_says_what_was_saved(
+    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path
+) -> None:
+    X, labels = rings(rng, 150)
+    passes: list[Any] = []
+    options = {"callback": passes.append, "interrupted": lambda: len(passes) > 3, "pool": 30}
+    with pytest.raises(InterruptedRunError, match="1 passes are saved in"):
+        trained(X, labels, one_thread, checkpointing=Checkpointing(CheckpointStore(str(tmp_path))), **options)
+    passes.clear()
+    with pytest.raises(InterruptedRunError, match="nothing was saved"):
+        trained(X, labels, one_thread, **options)
+
+
+def test_any_number_of_threads_and_of_kernels_in_a_pass(rng: np.random.Generator) -> None:
+    X, labels = rings(rng, 900, 3)
+    weights = rng.uniform(0.5, 1.5, 900)
+    found = []
+    for threads, together in ((1, 3), (2, 1), (5, 2)):
+        executor = LocalExecutor(threads)
+        found.append(trained(X, labels, executor, pool=200, weights=weights, together=together))
+        executor.close()
+    for other in found[1:]:
+        for record in [*found[0].history, *other.history]:
+            record.pop("pass", None)
+        same(found[0], other)
+
+
+def test_hostile_data(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
+    codes = (np.arange(120) % 3 == 0).astype(int)
+    labels = Labels(("no", "yes"), codes)
+    # One distinct input: the mean is all that can be said.
+    found = trained(np.zeros((120, 2)), labels, one_thread)
+    assert len(found.model.prototypes) == 1
+    np.testing.assert_allclose(found.model.decisions(np.zeros((2, 2)))[:, 0], 2.0 * codes.mean() - 1.0, atol=1e-9)
+    # Four distinct inputs, a pool that is larger, and a column that is constant.
+    X = np.column_stack([codes ^ (rng.uniform(size=120) < 0.1), rng.integers(0, 2, 120), np.ones(120)]).astype(float)
+    found = trained(X, labels, one_thread, pool=500)
+    assert found.summary["pool"] == 4
+    assert found.summary["misclassification"] < 0.2
+
+
+def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
+    X, labels = rings(rng, 60)
+    with pytest.raises(InputError, match="fewer than the"):
+        trained(X, Labels(("a", "b"), np.arange(60) // 55), one_thread)
+    with pytest.raises(InputError, match="`noise_variance` must be positive and finite; got 0.0"):
+        trained(X, labels, one_thread, noise_variance=0.0)
+    with pytest.raises(InputError, match="weights must be finite and not negative"):
+        trained(X, labels, one_thread, weights=np.full(60, -1.0))
+    with pytest.raises(InputError, match="expected a weight for each of 60 samples; got shape"):
+        trained(X, labels, one_thread, weights=np.ones(59))
+    with pytest.raises(InputError, match=r"`search` must be one of profile, annealing, none; got 'best'"):
+        FixedSizeSettings(search="best")
+    with pytest.raises(InputError, match="`folds` must be at least 2; got 1"):
+        FixedSizeSettings(folds=1)
+    with pytest.raises(InputError, match="`noise_variances` must be positive and finite"):
+        FixedSizeSettings(noise_variances=(1.0, -1.0))
