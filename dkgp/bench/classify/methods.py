@@ -1,0 +1,102 @@
+"""The methods of `dkgp bench classify` by name, with settings of their own if need be: "scdpp,candidates=118"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dkgp.bench.classify.dense import LeastSquaresSVM
+from dkgp.bench.classify.rivals import Boosting, SupportVectors, boosting_library, require_boosting, require_sklearn
+from dkgp.bench.classify.trial import Method
+from dkgp.errors import UsageError
+
+__all__ = ["METHODS", "MethodSpec"]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A method that can be named.
+
+    Attributes
+    ----------
+    make
+        From settings to the method.
+    settings
+        Names of its settings, and how their text is read.
+    table_5
+        Whether it takes part in Table 5: tens of thousands of samples.
+    label
+        Its heading in a table, where that is not its name.
+    require
+        Raises where a package is missing that it needs.
+    """
+
+    make: Callable[[Mapping[str, Any]], Method]
+    settings: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    table_5: bool = True
+    label: Callable[[], str] | None = None
+    require: Callable[[], object] = lambda: None
+
+
+METHODS: dict[str, _Known] = {
+    "ls-svm": _Known(lambda _: LeastSquaresSVM(), table_5=False),
+    "svm": _Known(lambda _: SupportVectors(), require=require_sklearn),
+    "boosting": _Known(
+        lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})", require=require_boosting
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method and what is not as it comes.
+
+    Attributes
+    ----------
+    text
+        As it was named; its key in records.
+    name, settings
+        What that says.
+    """
+
+    text: str
+    name: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, text: str) -> MethodSpec:
+        """Read "METHOD,setting=value,..."; `UsageError` where there is no such method or setting."""
+        name, *given = text.split(",")
+        if name not in METHODS:
+            raise UsageError(f"unknown method '{name}' of `dkgp bench classify`; there are {', '.join(METHODS)}")
+        known, settings = METHODS[name], {}
+        for setting in given:
+            key, equals, value = setting.partition("=")
+            if not equals or key not in known.settings:
+                takes = ", ".join(known.settings) or "none"
+                raise UsageError(f"'{text}': {name} takes the settings {takes}; got '{setting}'")
+            try:
+                settings[key] = known.settings[key](value)
+            except ValueError:
+                raise UsageError(f"'{text}': {key} cannot be {value!r}") from None
+        return cls(text, name, settings)
+
+    @property
+    def label(self) -> str:
+        """Heading in a table."""
+        label = METHODS[self.name].label
+        return self.text if label is None else label()
+
+    @property
+    def takes_table_5(self) -> bool:
+        """True if it can train on tens of thousands of samples."""
+        return METHODS[self.name].table_5
+
+    def require(self) -> None:
+        """Raise `MissingExtraError` where a package that it needs is not installed."""
+        METHODS[self.name].require()
+
+    def made(self) -> Method:
+        """The method itself."""
+        return METHODS[self.name].make(self.settings)
