@@ -1,4 +1,4 @@
-"""What else a user would take: scikit-learn's support vector machine, and gradient boosting of trees.
+"""Rivals that a user would take instead: scikit-learn's support vector machine, and gradient boosting of trees.
 
 Both are tuned as the paper tunes its own rivals, by cross-validated misclassification. scikit-learn is an extra, and so
 is LightGBM: where it is not installed, scikit-learn's histogram gradient boosting takes its place.
