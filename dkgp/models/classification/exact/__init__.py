@@ -1,0 +1,1 @@
+"""The exact LS-SVM: all samples, with an intercept, every decision within a proven bound."""

@@ -1,0 +1,74 @@
+"""From decisions to probabilities, by the decisions of samples that are left out of a subset's own model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import Dataset
+from dkgp.data.types import IntArray
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.models.classification.calibration import Calibration, fit_calibration
+from dkgp.models.classification.exact.leave_one_out import left_out_decisions
+from dkgp.models.classification.labels import Labels
+from dkgp.operators.base import Noise, noise_at
+
+__all__ = ["calibrated", "drawn_by_class"]
+
+# Of each class, where it has so many.
+LEAST_OF_A_CLASS = 5
+
+
+def calibrated(
+    dataset: Dataset,
+    labels: Labels,
+    kernel: Kernel,
+    noise: Noise,
+    fit_intercept: bool = True,
+    subset: int = 2000,
+    seed: int = 0,
+) -> Calibration:
+    """Fit the map from decisions to probabilities to left-out decisions of a subset.
+
+    The exact LS-SVM of the subset, with the same kernel and noise, tells each of its samples by all others
+    (`left_out_decisions`): decisions that have not seen their labels, as those of new samples have not.
+
+    Raises
+    ------
+    InputError
+        A subset of fewer than 4 samples.
+    NumericalError
+        The subset's kernel matrix is not positive definite.
+    """
+    chosen = drawn_by_class(labels, subset, seed)
+    inputs, few = dataset.input_rows(chosen), labels.subset(chosen)
+    with single_threaded_blas():
+        matrix = np.asfortranarray(kernel(inputs, inputs))
+        np.einsum("ii->i", matrix)[:] += noise_at(noise, chosen)
+        decisions = left_out_decisions(matrix, few.signs(), fit_intercept=fit_intercept)
+    return fit_calibration(decisions, few.codes)
+
+
+def drawn_by_class(labels: Labels, size: int, seed: int) -> IntArray:
+    """Sorted indices of a random subset in which classes have their shares, and a few samples each at least.
+
+    Raises
+    ------
+    InputError
+        Fewer than 4 samples were asked for, or a negative seed.
+    """
+    if size < 4:
+        raise InputError(f"a subset of {size} samples is too small to draw from classes; expected at least 4")
+    if seed < 0:
+        raise InputError(f"the seed must not be negative; got {seed}")
+    if size >= labels.n_samples:
+        return np.arange(labels.n_samples)
+    generator = np.random.default_rng([seed, 3])
+    counts = labels.counts()
+    wanted = np.minimum(counts, np.maximum(LEAST_OF_A_CLASS, np.rint(counts * (size / labels.n_samples)))).astype(int)
+    parts = [
+        generator.choice(np.flatnonzero(labels.codes == code), size=int(count), replace=False)
+        for code, count in enumerate(wanted)
+    ]
+    return np.sort(np.concatenate(parts))

@@ -1,0 +1,278 @@
+"""Proven bounds of an exact LS-SVM's decisions, from float64 residuals alone.
+
+With S = diag(s2_i), Kbar = K + S and E* = Kbar^-1 1, the exact decision is f*(x) = k_x'alpha* + b*, where Kbar alpha* +
+b* 1 = y and 1'alpha* = 0 (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions
+pursuit*, 2011, equations 21 to 23). For any alpha and b, with r = y - b 1 - Kbar alpha and c = 1'alpha,
+
+    |f(x) - f*(x)| <= sqrt(r'S^-1 r) sqrt(V_b(x)) + |c| |1 - k_x'E*| / (1'E*),
+    V_b(x) = k(x, x) - k_x'Kbar^-1 k_x + (1 - k_x'E*)^2 / (1'E*) <= k(x, x) + (1 - 2 k_x'E*) / (1'E*),
+
+the last by (k_x'E*)^2 <= (k_x'Kbar^-1 k_x) (1'E*). Of E* an approximation E is known, with rho = 1 - Kbar E:
+
+    |k_x'E - k_x'E*| <= sqrt(k(x, x)) sqrt(rho'S^-1 rho),
+    1'E + E'rho <= 1'E* <= 1'E + E'rho + rho'S^-1 rho.
+
+`docs/proofs.md` has the proofs (theorems 10 and 11), and where each rounding is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings, step_roundings
+from dkgp.operators.base import FloatArray, Noise
+
+__all__ = ["DecisionCertificate", "certified_labels"]
+
+# Of what is made of bounds by a few operations, each rounded.
+FEW = 1.0 + 16.0 * EPS
+
+
+@dataclass(frozen=True)
+class DecisionCertificate:
+    """Bounds on decisions k_x'alpha + b: all of it proven, roundings included.
+
+    Attributes
+    ----------
+    n : int
+        Number of samples.
+    residual : tuple of t floats
+        Of each column of decisions: sqrt(r'S^-1 r) at most, the exact r of the alpha and b that are stored.
+    imbalance : tuple of t floats
+        |1'alpha| at most.
+    magnitude, spread : tuple of t floats
+        sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: what the roundings of
+        a decision's sum are in proportion to.
+    intercept : bool
+        Whether there is one; without, b is zero and nothing of the following counts.
+    ones_residual : float
+        sqrt(rho'S^-1 rho) at most.
+    ones_sum : tuple of two floats
+        Between which 1'E* lies.
+    ones_magnitude, ones_spread : float
+        As `magnitude` and `spread`, of E.
+    assumes : str or None
+        What had to be taken on trust; None where everything is proven.
+    """
+
+    n: int
+    residual: tuple[float, ...]
+    imbalance: tuple[float, ...]
+    magnitude: tuple[float, ...]
+    spread: tuple[float, ...]
+    intercept: bool = True
+    ones_residual: float = 0.0
+    ones_sum: tuple[float, float] = (math.inf, math.inf)
+    ones_magnitude: float = 0.0
+    ones_spread: float = 0.0
+    assumes: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        alpha: FloatArray,
+        intercept: FloatArray,
+        solved: FloatArray,
+        gradient: FloatArray,
+        noise: Noise,
+        kernel_diagonal: float | FloatArray,
+        row_errors: FloatArray,
+        *,
+        fit_intercept: bool = True,
+        stepped: FloatArray | None = None,
+        assumes: str | None = None,
+    ) -> DecisionCertificate:
+        """Certify alpha (n, t) and b (t,), made of the solution E (n, t + 1) of Kbar E = [Y, 1].
+
+        Parameters
+        ----------
+        alpha : (n, t) float64
+            E_1 - E_2 b', rounded; E itself where there is no intercept.
+        intercept : (t,) float64
+            b.
+        solved, gradient : (n, t + 1) float64
+            E, and Kbar E - [Y, 1] evaluated in float64 for it; (n, t) without an intercept. Labels in Y are -1 and 1.
+        noise : float or (n,) float64
+            s2, or that of each sample.
+        kernel_diagonal : float or (n,) float64
+            k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
+        row_errors : (n,) float64
+            Of the samples; see `TileEvaluator.row_errors`.
+        fit_intercept : bool
+        stepped : (n, t + 1) float64, optional
+            See `Certificate.of`.
+        assumes : str, optional
+            See `dkgp.models.rounding.assumptions`.
+        """
+        n, t = alpha.shape
+        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
+        each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
+        off = _product_errors(solved, gradient, scale, row_errors, each, stepped)
+        magnitude, spread = scale @ np.abs(alpha), (scale * row_errors) @ np.abs(alpha)
+        shown: dict[str, Any] = {
+            "n": n,
+            "imbalance": tuple(abs(math.fsum(column)) * FEW for column in alpha.T.tolist()),
+            "magnitude": tuple((EVALUATION * magnitude).tolist()),
+            "spread": tuple((EVALUATION * spread).tolist()),
+            "assumes": assumes,
+        }
+        if not fit_intercept:
+            return cls(residual=_lengths(gradient, off, each), intercept=False, **(shown | {"imbalance": (0.0,) * t}))
+        ones, ones_gradient, ones_off = solved[:, t], gradient[:, t], off[:, t]
+        # r = r_1 - b rho - Kbar eta: eta, the roundings of alpha; and those of the difference of the gradients.
+        share = np.abs(intercept)
+        moved = UNIT * (2.0 * np.abs(alpha) + np.abs(ones)[:, None] * share)
+        residual = gradient[:, :t] - ones_gradient[:, None] * intercept
+        more = UNIT * (2.0 * np.abs(residual) + np.abs(ones_gradient)[:, None] * share)
+        more += scale[:, None] * (scale @ moved) + each[:, None] * moved
+        joint = off[:, :t] + ones_off[:, None] * share + EVALUATION * more
+        ones_residual = _lengths(ones_gradient[:, None], ones_off[:, None], each)[0]
+        return cls(
+            residual=_lengths(residual, joint, each),
+            ones_residual=ones_residual,
+            ones_sum=_ones_sum(ones, ones_gradient, ones_off, scale, each, ones_residual),
+            ones_magnitude=float(EVALUATION * (scale @ np.abs(ones))),
+            ones_spread=float(EVALUATION * ((scale * row_errors) @ np.abs(ones))),
+            **shown,
+        )
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of decisions, t."""
+        return len(self.residual)
+
+    def decision_error_bound(
+        self, decisions: FloatArray, ones: FloatArray | None, prior_variance: FloatArray, row_errors: FloatArray
+    ) -> FloatArray:
+        """Bound on |f(x) - f*(x)| at test samples: (r, t).
+
+        Parameters
+        ----------
+        decisions : (r, t) float64
+            k_x'alpha + b, as computed.
+        ones : (r,) float64 or None
+            k_x'E, as computed; None without an intercept.
+        prior_variance : (r,) float64
+            k(x, x), as computed.
+        row_errors : (r,) float64
+            Of the test samples.
+        """
+        scale = np.sqrt(prior_variance) * (1.0 + EPS * (2.0 * row_errors + 8.0))
+        length, imbalance = np.asarray(self.residual), np.asarray(self.imbalance)
+        unit = product_roundings(self.n) * UNIT + EPS * row_errors
+        rounding = unit[:, None] * np.asarray(self.magnitude) + EPS * np.asarray(self.spread)
+        bound: FloatArray = EVALUATION * (scale[:, None] * rounding + UNIT * np.abs(decisions))
+        if not self.intercept:
+            bound += scale[:, None] * length
+            return bound * FEW
+        if ones is None:
+            raise ValueError("a model with an intercept takes k_x'E, `ones`, for its bound; got None")
+        ones_rounding = EVALUATION * (unit * self.ones_magnitude + EPS * self.ones_spread)
+        slack = scale * (ones_rounding + self.ones_residual)
+        low, high = self.ones_sum
+        # 1 - 2 p at most, divided by the end of 1'E* that leaves more; terms of both signs, each rounded a few times.
+        rest = 1.0 - 2.0 * (ones - slack)
+        rounded = 8.0 * EPS * (1.0 + 2.0 * np.abs(ones) + 2.0 * slack)
+        with np.errstate(divide="ignore", over="ignore"):
+            rest = np.where(rest > 0.0, rest / low, rest / high)
+            variance = scale * scale * FEW + rest + (rounded + 8.0 * EPS * np.abs(rest)) / low
+            away = (np.abs(1.0 - ones) * FEW + slack) / low
+        bound += np.sqrt(np.maximum(variance, 0.0))[:, None] * length + away[:, None] * imbalance
+        return bound * FEW
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "n": self.n,
+            "residual": list(self.residual),
+            "imbalance": list(self.imbalance),
+            "magnitude": list(self.magnitude),
+            "spread": list(self.spread),
+            "intercept": self.intercept,
+            "ones_residual": self.ones_residual,
+            "ones_sum": list(self.ones_sum) if self.intercept else None,
+            "ones_magnitude": self.ones_magnitude,
+            "ones_spread": self.ones_spread,
+            "assumes": self.assumes,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> DecisionCertificate:
+        """Rebuild from `to_json`."""
+        columns = {name: tuple(document[name]) for name in ("residual", "imbalance", "magnitude", "spread")}
+        low, high = document["ones_sum"] or (math.inf, math.inf)
+        return cls(
+            n=int(document["n"]),
+            **columns,
+            intercept=bool(document["intercept"]),
+            ones_residual=float(document["ones_residual"]),
+            ones_sum=(float(low), float(high)),
+            ones_magnitude=float(document["ones_magnitude"]),
+            ones_spread=float(document["ones_spread"]),
+            assumes=document.get("assumes"),
+        )
+
+
+def certified_labels(decisions: FloatArray, bounds: FloatArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Tell which labels are proven to be the exact LS-SVM's: (r,) of bool.
+
+    Of one column, where |f| exceeds its bound; of one column for each class, where the largest is ahead of every other
+    by more than both bounds. NaN is never certified.
+
+    Parameters
+    ----------
+    decisions, bounds : (r, t) float64
+    """
+    if decisions.shape[1] == 1:
+        return np.asarray(np.abs(decisions[:, 0]) > bounds[:, 0])
+    rows, first = np.arange(len(decisions)), np.argmax(decisions, axis=1)
+    ahead = decisions[rows, first][:, None] - decisions
+    clear = ahead > (bounds + bounds[rows, first][:, None]) * FEW
+    clear[rows, first] = True
+    return np.asarray(clear.all(axis=1))
+
+
+def _product_errors(
+    solved: FloatArray,
+    gradient: FloatArray,
+    scale: FloatArray,
+    row_errors: FloatArray,
+    noise: FloatArray,
+    stepped: FloatArray | None,
+) -> FloatArray:
+    """Bounds on the entries of what a gradient (n, t) is off by, as `Certificate.of` has them by their length."""
+    n, t = solved.shape
+    terms, roundings = np.abs(solved), product_roundings(n) * UNIT
+    if stepped is not None and stepped.size:
+        terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(t) * UNIT
+    off: FloatArray = (scale * (roundings + EPS * row_errors))[:, None] * (scale @ terms)
+    off += EPS * scale[:, None] * ((scale * row_errors) @ terms)
+    off += roundings * noise[:, None] * terms + 2.0 * UNIT * np.abs(gradient)
+    return EVALUATION * off
+
+
+def _lengths(residual: FloatArray, off: FloatArray, noise: FloatArray) -> tuple[float, ...]:
+    """sqrt(r'S^-1 r) at most, for r (n, t) that are off by `off`."""
+    n = len(residual)
+    largest = (np.abs(residual) + off) / np.sqrt(noise)[:, None]
+    lengths = np.linalg.norm(largest, axis=0) * (1.0 + (n + 16.0) * UNIT)
+    return tuple(lengths.tolist())
+
+
+def _ones_sum(
+    ones: FloatArray, gradient: FloatArray, off: FloatArray, scale: FloatArray, noise: FloatArray, residual: float
+) -> tuple[float, float]:
+    """Numbers between which 1'Kbar^-1 1 lies: 1'E + E'rho and that plus rho'S^-1 rho, and (1'1)^2 / (1'Kbar 1)."""
+    products = ones * gradient
+    middle = math.fsum([math.fsum(ones), -math.fsum(products)])
+    unsure = float(EVALUATION * (np.abs(ones) @ off + UNIT * np.abs(products).sum()))
+    unsure += 4.0 * EPS * (abs(math.fsum(ones)) + abs(math.fsum(products)))
+    n = float(len(ones))
+    # Cauchy's inequality in Kbar for v = 1, whose every k(x, x') is at most the geometric mean of the diagonal's.
+    least = n * n / (float(scale.sum()) ** 2 + float(noise.sum())) * (1.0 - (4.0 * n + 16.0) * EPS)
+    low = max(middle - unsure, least)
+    return low, max(middle + unsure + residual * residual * FEW, low)

@@ -1,0 +1,63 @@
+"""The rule that a solve for [Y, 1] is good enough for decisions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dkgp.errors import InputError
+from dkgp.solvers import Progress, StoppingRule, StopReason
+
+__all__ = ["DecisionError"]
+
+
+@dataclass(frozen=True)
+class DecisionError(StoppingRule):
+    """Converged when decisions are near the exact ones: (1 + |b|) ||g|| sqrt(max k(x, x)) / s <= tolerance, |b| = 1.
+
+    g is the largest of the gradients of the t + 1 columns, so that this bounds |r| / s of every decision by the
+    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. What is proven
+    of each decision is evaluated afterwards, for the intercept that was found and with all roundings; this only says
+    when to stop.
+
+    Parameters
+    ----------
+    tolerance : float
+        On a decision, whose margins are at -1 and 1.
+    noise_variance : float
+        s2, the least of all samples'.
+    largest : float
+        max k(x, x).
+    intercept : bool
+        Whether there is one.
+    """
+
+    tolerance: float
+    noise_variance: float
+    largest: float
+    intercept: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
+            raise InputError(f"the tolerance of decisions must be finite and above 0; got {self.tolerance!r}")
+
+    def error(self, progress: Progress) -> float:
+        """Distance that decisions may be at from the exact ones."""
+        columns = 2.0 if self.intercept else 1.0
+        return columns * progress.gradient_norm * math.sqrt(self.largest / self.noise_variance)
+
+    def gradient_tolerance(self, n: int) -> float:
+        """The max |g| that goes with it where entries of g are of like size; what a look at the problem goes by."""
+        columns = 2.0 if self.intercept else 1.0
+        return self.tolerance / columns / math.sqrt(n * self.largest / self.noise_variance)
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the decisions' error."""
+        error = self.error(progress)
+        if not error <= self.tolerance:
+            return None
+        return StopReason("decision_error", True, f"decisions within {error:.3g} <= {self.tolerance:.3g}")
+
+    def left(self, progress: Progress) -> float:
+        """Compare the decisions' error, which falls with the gradient."""
+        return self.error(progress) / self.tolerance

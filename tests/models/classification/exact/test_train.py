@@ -1,0 +1,195 @@
+"""The exact LS-SVM against dense solves of its bordered system; weights, resume, workers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.exact.stopping import DecisionError
+from dkgp.models.classification.exact.train import train_exact
+from dkgp.models.classification.labels import Labels, label_weights
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
+from tests.models.classification.exact.dense_lssvm import dense_decisions
+from tests.models.classification.exact.problems import LabelProblem
+
+TIGHT = 1e-9
+
+
+def problem(rng: np.random.Generator, n_classes: int = 2, n: int = 300, **more: Any) -> LabelProblem:
+    X = rng.standard_normal((n, 3))
+    score = X[:, 0] + np.sin(2.0 * X[:, 1]) + 0.4 * rng.standard_normal(n)
+    codes = np.digitize(score, np.quantile(score, np.linspace(0, 1, n_classes + 1)[1:-1]))
+    return LabelProblem(X, codes, rng.standard_normal((50, 3)), SquaredExponential((0.3,) * 3), 0.2, **more)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize(
+    "solver", [None, GreedyBlockCoordinateDescent(), ConjugateGradient(FactorPreconditioning())], ids=str
+)
+def test_decisions_are_those_of_the_dense_solve(
+    n_classes: int, weighted: bool, fit_intercept: bool, solver: Any, rng: np.random.Generator
+) -> None:
+    weights = rng.uniform(0.1, 3.0, 300) if weighted else None
+    found = problem(rng, n_classes, weights=weights, fit_intercept=fit_intercept)
+    found.settings = {"solver": solver, "tolerance": TIGHT}
+    decisions, _ = found.predicted
+    assert found.trained.summary["converged"]
+    np.testing.assert_allclose(decisions, dense_decisions(*found.reference), atol=2 * TIGHT)
+    assert found.trained.alpha.shape == (300, found.labels.n_outputs)
+    if fit_intercept:
+        assert np.abs(found.trained.alpha.sum(axis=0)).max() < 1e-12
+    else:
+        assert not found.trained.intercept.any()
+
+
+def test_a_weight_counts_as_so_many_samples(rng: np.random.Generator) -> None:
+    few = problem(rng, n=60)
+    times = rng.integers(1, 4, 60)
+    repeated = few.dataset.inputs(0, 60).repeat(times, axis=0)
+    signs = few.labels.signs().repeat(times, axis=0)
+    few.weights, few.settings = times.astype(np.float64), {"tolerance": TIGHT}
+    np.testing.assert_allclose(
+        few.predicted[0], dense_decisions(repeated, signs, few.tests, few.kernel, 0.2), atol=2 * TIGHT
+    )
+
+
+def test_balanced_classes_weigh_the_same(rng: np.random.Generator) -> None:
+    found = problem(rng)
+    found.codes = (found.X[:, 0] > 1.0).astype(np.int64)
+    found.weights = label_weights(found.labels, "balanced")
+    plain = problem(rng)
+    plain.X, plain.T, plain.codes = found.X, found.T, found.codes
+    assert (found.predicted[0] > 0.0).sum() > (plain.predicted[0] > 0.0).sum()
+
+
+def trained(found: LabelProblem, workers: int = 1, **more: Any) -> Any:
+    executor = LocalExecutor(workers)
+    try:
+        return train_exact(
+            found.dataset,
+            found.labels,
+            Hyperparameters(found.kernel, found.noise_variance),
+            executor,
+            **{"calibrate": False, **more},
+        )
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("solver", [GreedyBlockCoordinateDescent(), ConjugateGradient(FactorPreconditioning(rank=50))])
+def test_the_bits_do_not_depend_on_the_workers(solver: Any, rng: np.random.Generator) -> None:
+    found = problem(rng, 3, n=900)
+    one, two, five = (trained(found, workers, solver=solver, calibrate=True) for workers in (1, 2, 5))
+    for other in (two, five):
+        assert other.alpha.tobytes() == one.alpha.tobytes()
+        assert other.ones.tobytes() == one.ones.tobytes()
+        assert other.intercept.tobytes() == one.intercept.tobytes()
+        assert other.certificate == one.certificate
+        assert other.calibration.to_json() == one.calibration.to_json()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(rng: np.random.Generator, tmp_path: Path) -> None:
+    found = problem(rng, 3)
+    solver, rounds = GreedyBlockCoordinateDescent(block_size=40), 0
+
+    def enough() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds > 5
+
+    whole = trained(found, solver=solver)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    with pytest.raises(InterruptedRunError):
+        trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0), interrupted=enough)
+    resumed = trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0, resume=True))
+    assert resumed.summary["iterations"] == whole.summary["iterations"] > 5
+    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
+    assert resumed.certificate == whole.certificate
+
+
+def test_a_checkpoint_of_other_labels_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    found = problem(rng)
+    solver = GreedyBlockCoordinateDescent(block_size=40)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0))
+    for more in ({"weights": np.full(300, 2.0)}, {"fit_intercept": False}):
+        with pytest.raises(CheckpointError, match="another run"):
+            trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0, resume=True), **more)
+    flipped = problem(rng)
+    flipped.X, flipped.codes = found.X, 1 - found.codes
+    vars(flipped)["dataset"] = found.dataset
+    with pytest.raises(CheckpointError, match="another run"):
+        trained(flipped, solver=solver, checkpointing=Checkpointing(store, 0.0, resume=True))
+
+
+def test_a_warm_start_from_the_solution_takes_no_rounds(rng: np.random.Generator) -> None:
+    found = problem(rng)
+    first = trained(found, solver=GreedyBlockCoordinateDescent())
+    again = trained(found, solver=GreedyBlockCoordinateDescent(), initial=first.solution.alpha)
+    assert again.summary["iterations"] == 0
+
+
+def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:
+    found = trained(problem(rng), calibrate=True)
+    chances = found.calibration.probabilities(np.array([[-1.0], [0.0], [1.0]]))[:, 1]
+    assert chances[0] < 0.2 < chances[1] < 0.8 < chances[2]
+    assert set(found.record()) >= {"alpha", "ones", "intercept", "classes", "calibration", "certificate", "summary"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"weights": np.ones(3)}, r"`weights` have shape \(3,\); expected \(300,\)"),
+        (
+            {"weights": np.where(np.arange(300) == 7, 0.0, 1.0)},
+            "got 0.0 for sample 7. Leave samples without weight out",
+        ),
+        ({"weights": np.where(np.arange(300) == 7, np.nan, 1.0)}, "got nan for sample 7"),
+        ({"tolerance": 0.0}, "tolerance of decisions must be finite and above 0; got 0.0"),
+        ({"initial": np.zeros((300, 1))}, "the warm start has shape"),
+        ({"calibrate": True, "calibration_subset": 3}, "subset of 3 samples is too small"),
+    ],
+)
+def test_what_is_refused(more: dict[str, Any], message: str, rng: np.random.Generator) -> None:
+    with pytest.raises(InputError, match=message):
+        trained(problem(rng), **more)
+
+
+def test_labels_of_other_samples_are_refused(rng: np.random.Generator) -> None:
+    found = problem(rng)
+    vars(found)["labels"] = Labels(("a", "b"), np.arange(7) % 2)
+    with pytest.raises(InputError, match="labels of 7 samples; .* has 300"):
+        trained(found)
+
+
+def test_two_samples_alike_of_two_classes(rng: np.random.Generator) -> None:
+    """All duplicates: the decision is the mean of the labels, wherever it is asked for."""
+    X = np.zeros((6, 2))
+    data = memory_dataset(np.vstack([X, X]), np.arange(12) % 2)
+    labels = Labels(("a", "b"), np.array([0, 1, 1] * 4))
+    executor = LocalExecutor(1)
+    found = train_exact(data, labels, Hyperparameters(SquaredExponential((1.0, 1.0)), 0.1), executor, calibrate=False)
+    executor.close()
+    assert found.intercept[0] == pytest.approx(1.0 / 3.0)
+    assert np.abs(found.alpha.sum()) < 1e-12
+
+
+def test_the_rule_goes_by_the_tolerance(rng: np.random.Generator) -> None:
+    found = problem(rng)
+    vague = trained(found, solver=ConjugateGradient(None), tolerance=0.1)
+    close = trained(found, solver=ConjugateGradient(None), tolerance=1e-6)
+    assert vague.summary["iterations"] < close.summary["iterations"]
+    rule = DecisionError(0.1, 0.2, 1.0)
+    assert rule.error(vague.solution.progress) <= 0.1 < rule.error(vague.solution.history[0])
+    assert rule.left(close.solution.progress) <= 1e-4
