@@ -72,7 +72,13 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
     return PredictJob(variance=variance_given(options), **{name: options[name] for name in own})
 
 
-@click.command(epilog=examples("dkgp evaluate pred.zarr test.zarr", "dkgp evaluate pred.zarr test.zarr --plot fit.png"))
+@click.command(
+    epilog=examples(
+        "dkgp evaluate pred.zarr test.zarr",
+        "dkgp evaluate pred.zarr test.zarr --plot fit.png",
+        "dkgp evaluate classes.zarr test.zarr --abstain --plot classes.png",
+    )
+)
 @click.argument("prediction")
 @click.argument("dataset")
 @click.option(
@@ -81,9 +87,15 @@ def predict_job(options: dict[str, Any]) -> PredictJob:
     help="The targets are values of the function itself: compare them with variances without the noise.",
 )
 @click.option(
+    "--abstain",
+    is_flag=True,
+    help="Of classes: leave out the samples whose labels are not certified, and say how many these are.",
+)
+@click.option(
     "--plot",
     metavar="FILE",
-    help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg.",
+    help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg; of "
+    "classes the confusion, operating curves and how well probabilities are calibrated.",
 )
 @overwrite_option
 @runs()
@@ -93,6 +105,9 @@ def evaluate(reporter: Reporter, **options: Any) -> Document:
     With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps; of
     a sparse model's predictions how far from the exact model's they are at most, and which share of variances is proven
     wrong.
+
+    Of classes: error, balanced error, area under the curve, log loss, Brier score and calibration error, the confusion
+    matrix, and the share of labels that are certified. Labels are matched by the classes' names.
     """
     from dkgp.commands.evaluate import run_evaluate
 

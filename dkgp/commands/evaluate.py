@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.commands.reporting.class_plot import plot_classes
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_predictions
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
+from dkgp.errors import InputError
+from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
 
@@ -30,8 +33,11 @@ class EvaluateJob:
         Stores of the same samples, in the same order.
     noise_free
         Whether the targets are values of the function itself, without noise.
+    abstain
+        Of classes: whether labels that are not certified are left out, as no labels at all.
     plot
-        An image of predictions against the truth, and of the variances' calibration, where asked for.
+        An image of predictions against the truth, and of the variances' calibration, where asked for; of classes, of
+        confusion, operating curves and the probabilities' calibration.
     overwrite
         Whether the image may be replaced.
     """
@@ -39,21 +45,28 @@ class EvaluateJob:
     prediction: str
     dataset: str
     noise_free: bool = False
+    abstain: bool = False
     plot: str | None = None
     overwrite: bool = False
 
 
 def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
-    """Evaluate; return rmse (GBCD paper, equation 16) and what else the prediction store allows.
+    """Evaluate; return rmse (GBCD paper, equation 16), or the error of classes, and what else the store allows.
 
     Raises
     ------
     InputError
-        The stores do not belong together, or the dataset has no targets.
+        The stores do not belong together, or the dataset has no targets; a label that the model does not know.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     prediction = open_prediction(job.prediction)
     dataset = open_dataset(job.dataset)
+    if holds_classes(prediction):
+        return _evaluate_classes(job, prediction, dataset, reporter)
+    if job.abstain:
+        raise InputError(
+            f"`abstain` is about labels, and '{prediction.url}' holds predictions of numbers; leave it out"
+        )
     method = METHODS.get(str(prediction.attributes.get("method")))
     if method is not None and method.caution is not None and "variance" in prediction.variables:
         reporter.warn(method.caution)
@@ -69,6 +82,29 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
             title += f", NLPD {document['nlpd']:.4g}"
         coverage = read_coverage(prediction, dataset, noise_free=job.noise_free)
         plot_predictions(job.plot, *read_pairs(prediction, dataset), coverage=coverage, title=title)
+        document["plot"] = job.plot
+    document["warnings"] = list(reporter.warnings)
+    return document
+
+
+def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:
+    if job.noise_free:
+        raise InputError(
+            f"`noise_free` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
+            "leave it out"
+        )
+    found = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
+    document: Document = {
+        "command": "evaluate",
+        "prediction": prediction.url,
+        "dataset": dataset.url,
+        **plain(found.metrics.to_json()),
+    }
+    if job.plot is not None:
+        title = f"{found.metrics.n:,} samples, error {found.metrics.error_rate:.2%}"
+        if found.metrics.abstained is not None:
+            title += f" of certified labels; {found.metrics.abstained:.2%} of all samples abstained from"
+        plot_classes(job.plot, found.metrics, found.curves, title=title)
         document["plot"] = job.plot
     document["warnings"] = list(reporter.warnings)
     return document

@@ -14,7 +14,15 @@ from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
-__all__ = ["CoverageCurve", "GapTally", "coverage_curve", "evaluate", "gap_figures", "outside_interval"]
+__all__ = [
+    "CoverageCurve",
+    "GapTally",
+    "check_belonging",
+    "coverage_curve",
+    "evaluate",
+    "gap_figures",
+    "outside_interval",
+]
 
 NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
@@ -137,7 +145,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     InputError
         Other samples or targets than were predicted.
     """
-    _check_belonging(prediction, dataset)
+    check_belonging(prediction, dataset)
     names = tuple(prediction.target_names)
     # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
     scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
@@ -204,7 +212,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
 
     Raises `InputError`: other samples or targets than were predicted, or predictions without variances.
     """
-    _check_belonging(prediction, dataset)
+    check_belonging(prediction, dataset)
     variances = _Variances.of(prediction, noise_free)
     if variances is None:
         raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
@@ -221,7 +229,8 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     return CoverageCurve(levels, observed, prediction.n_samples, tuple(prediction.target_names))
 
 
-def _check_belonging(prediction: Prediction, dataset: Dataset) -> None:
+def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
+    """Make sure that the prediction was made for these samples and targets; `InputError` where it was not."""
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to compare with; evaluate needs the true values")
     if dataset.n_samples != prediction.n_samples:

@@ -58,6 +58,10 @@ class Reliability:
         """Expected calibration error: mean over samples of |claimed - observed| of their bins."""
         return float(np.sum(self.counts * np.abs(self.claimed - self.observed)) / max(1, int(self.counts.sum())))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the bins in JSON."""
+        return {name: getattr(self, name).tolist() for name in ("claimed", "observed", "counts")}
+
 
 @dataclass(frozen=True)
 class ClassMetrics:
@@ -135,6 +139,7 @@ class ClassMetrics:
             **{f"certified_{name}": getattr(self, f"certified_{name}") for name in certified},
             "uncertified_error_rate": self.uncertified_error_rate,
             "abstained": self.abstained,
+            "reliability": None if self.reliability is None else self.reliability.to_json(),
         }
 
 

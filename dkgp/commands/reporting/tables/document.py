@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.tables.classes import evaluated_class_tables
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
 from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
@@ -142,6 +143,8 @@ def _gaps(mean: float | None, largest: float | None) -> str:
 
 
 def _evaluate(document: Document) -> list[RenderableType]:
+    if "confusion" in document:
+        return evaluated_class_tables(document)
     rows = [
         ("samples", f"{document['n']:,}"),
         ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),

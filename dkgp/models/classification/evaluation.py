@@ -1,0 +1,150 @@
+"""A prediction store of classes against the true labels: figures, and the curves that are drawn of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data import Dataset, Prediction
+from dkgp.errors import InputError
+from dkgp.models.classification.metrics import ClassMetrics, ClassTally, mean_area, operating_curve
+from dkgp.models.metrics import check_belonging
+
+__all__ = ["ClassEvaluation", "OperatingCurve", "evaluate_classes", "holds_classes"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Decisions that are held at once, for the areas under the curves.
+MOST_DECISIONS = 2**25
+MOST_POINTS = 2000
+
+
+@dataclass(frozen=True)
+class OperatingCurve:
+    """Shares of false and of true alarms at all thresholds on the decisions for one class; `name` is the class's."""
+
+    name: str
+    false: FloatArray
+    true: FloatArray
+
+
+@dataclass(frozen=True)
+class ClassEvaluation:
+    """Figures of a prediction store, and the curves that were asked for."""
+
+    metrics: ClassMetrics
+    curves: tuple[OperatingCurve, ...]
+
+
+def holds_classes(prediction: Prediction) -> bool:
+    """True if these are predictions of classes rather than of numbers."""
+    return "class" in prediction.variables
+
+
+def evaluate_classes(
+    prediction: Prediction, dataset: Dataset, *, abstain: bool = False, curves: bool = False
+) -> ClassEvaluation:
+    """Compare a prediction store of classes with the labels of a dataset, matched by the classes' names.
+
+    Labels and probabilities are read chunk by chunk; decisions, for the areas under the curves, as many columns at a
+    time as 2^25 numbers have room for.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        With the variable `class`.
+    dataset : Dataset
+        The test set that was predicted, with labels.
+    abstain
+        Whether only certified labels count.
+    curves
+        Whether the receivers' operating curves are wanted, of 2,000 points at most.
+
+    Returns
+    -------
+    ClassEvaluation
+
+    Raises
+    ------
+    InputError
+        Other samples or labels than were predicted, a label that is none of the model's, or no certificates to abstain
+        by.
+    """
+    if not holds_classes(prediction):
+        raise InputError(f"'{prediction.url}' holds no classes; it has {', '.join(prediction.variables)}")
+    if prediction.classes is None:
+        raise InputError(f"'{prediction.url}' does not name its classes; predict again")
+    check_belonging(prediction, dataset)
+    if abstain and "certified" not in prediction.variables:
+        raise InputError(
+            f"`abstain` leaves out labels that are not certified, and '{prediction.url}' has no certificates; predict "
+            "with an exact model, whose labels are, or evaluate all labels"
+        )
+    truth = dataset.as_seen_by(
+        dataset.raw_feature_names, dataset.target_names, dataset.standardisation, prediction.classes
+    )
+    tally = ClassTally(prediction.classes, abstain)
+    codes = np.empty(prediction.n_samples, dtype=np.int64)
+    kept = np.ones(prediction.n_samples, dtype=bool)
+    for start, stop in prediction.row_chunks():
+        codes[start:stop] = truth.labels(start, stop)
+        certified = _column(prediction, "certified", start, stop)
+        tally.add(
+            codes[start:stop],
+            prediction.read("class", start, stop)[:, 0].astype(np.int64),
+            probabilities=_values(prediction, "probability", start, stop),
+            certified=None if certified is None else certified > 0.5,
+        )
+        if abstain and certified is not None:
+            kept[start:stop] = certified > 0.5
+    if "decision" not in prediction.variables or not kept.any():
+        return ClassEvaluation(tally.metrics(), ())
+    column = _decision_columns(prediction, kept)
+    chosen, t = codes[kept], prediction.read("decision", 0, 1).shape[1]
+    metrics = tally.metrics(mean_area(chosen, column, t))
+    return ClassEvaluation(metrics, _curves(chosen, column, t, prediction.classes) if curves else ())
+
+
+def _values(prediction: Prediction, name: str, start: int, stop: int) -> FloatArray | None:
+    return prediction.read(name, start, stop) if name in prediction.variables else None
+
+
+def _column(prediction: Prediction, name: str, start: int, stop: int) -> FloatArray | None:
+    values = _values(prediction, name, start, stop)
+    return None if values is None else values[:, 0]
+
+
+def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callable[[int], FloatArray]:
+    """Return a function that reads one machine's decisions, (kept samples,), with its neighbours' where they fit."""
+    group = max(1, MOST_DECISIONS // prediction.n_samples)
+    held: dict[int, FloatArray] = {}
+
+    def column(number: int) -> FloatArray:
+        first = number - number % group
+        if first not in held:
+            held.clear()
+            chunks = prediction.row_chunks()
+            read = [prediction.read("decision", *chunk)[kept[slice(*chunk)], first : first + group] for chunk in chunks]
+            held[first] = np.concatenate(read)
+        return held[first][:, number - first]
+
+    return column
+
+
+def _curves(
+    codes: IntArray, column: Callable[[int], FloatArray], t: int, classes: tuple[str, ...]
+) -> tuple[OperatingCurve, ...]:
+    found = []
+    for number in range(t):
+        own = 1 if t == 1 else number
+        positive = codes == own
+        if not 0 < np.count_nonzero(positive) < len(codes):
+            continue
+        false, true = operating_curve(column(number), positive)
+        shown = np.unique(np.linspace(0, len(false) - 1, min(len(false), MOST_POINTS)).round().astype(np.int64))
+        found.append(OperatingCurve(classes[own], false[shown], true[shown]))
+    return tuple(found)
