@@ -92,30 +92,18 @@ def evaluate_classes(
     kept = np.ones(prediction.n_samples, dtype=bool)
     for start, stop in prediction.row_chunks():
         codes[start:stop] = truth.labels(start, stop)
-        certified = _column(prediction, "certified", start, stop)
-        tally.add(
-            codes[start:stop],
-            prediction.read("class", start, stop)[:, 0].astype(np.int64),
-            probabilities=_values(prediction, "probability", start, stop),
-            certified=None if certified is None else certified > 0.5,
-        )
+        certified = prediction.certified(start, stop) if "certified" in prediction.variables else None
+        probabilities = prediction.read("probability", start, stop) if "probability" in prediction.variables else None
+        given = prediction.labels(start, stop)
+        tally.add(codes[start:stop], given, probabilities=probabilities, certified=certified)
         if abstain and certified is not None:
-            kept[start:stop] = certified > 0.5
+            kept[start:stop] = certified
     if "decision" not in prediction.variables or not kept.any():
         return ClassEvaluation(tally.metrics(), ())
     column = _decision_columns(prediction, kept)
     chosen, t = codes[kept], prediction.read("decision", 0, 1).shape[1]
     metrics = tally.metrics(mean_area(chosen, column, t))
     return ClassEvaluation(metrics, _curves(chosen, column, t, prediction.classes) if curves else ())
-
-
-def _values(prediction: Prediction, name: str, start: int, stop: int) -> FloatArray | None:
-    return prediction.read(name, start, stop) if name in prediction.variables else None
-
-
-def _column(prediction: Prediction, name: str, start: int, stop: int) -> FloatArray | None:
-    values = _values(prediction, name, start, stop)
-    return None if values is None else values[:, 0]
 
 
 def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callable[[int], FloatArray]:
