@@ -17,7 +17,7 @@ from dkgp.models.classification.fixed_size.steps import DEPENDENT, advance
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["Path", "PathModel", "candidate_draws"]
+__all__ = ["Path", "PathModel", "candidate_draws", "path_bytes"]
 
 FIRST_ROOM = 64
 
@@ -154,6 +154,11 @@ def _grown(values: NDArray[Any], shape: tuple[int, ...], kept: int) -> NDArray[A
     new = np.zeros(shape, dtype=values.dtype)
     new[(slice(kept), *(slice(values.shape[axis]) for axis in range(1, values.ndim)))] = values[:kept]
     return new
+
+
+def path_bytes(size: int, cardinality: int, outputs: int) -> int:
+    """Bytes of a path at its end."""
+    return 8 * (cardinality * (size + 2 * cardinality + 3 * outputs) + size * (outputs + 3))
 
 
 def candidate_draws(size: int, steps: int, candidates: int | None, seed: int) -> IndexArray | None:

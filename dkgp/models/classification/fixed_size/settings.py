@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
+from dkgp.models.classification.fixed_size.memory import FixedSizeMemory, plan_fixed_size
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop
+from dkgp.models.classification.prototypes import PROTOTYPES
 
 __all__ = ["INTERCEPTS", "SEARCHES", "FixedSizeSettings"]
 
@@ -24,7 +27,7 @@ class FixedSizeSettings:
     pool : int, default 2000
         Prototypes that the pursuit chooses from, M at most.
     prototypes : str, default "k-centre"
-        The pool's choice.
+        The pool's choice: one of `dkgp.models.classification.prototypes.PROTOTYPES`.
     max_basis : int, optional
         k_m, the largest cardinality; the pool's by default.
     candidates : int, optional
@@ -64,6 +67,7 @@ class FixedSizeSettings:
     def __post_init__(self) -> None:
         for name, known in (
             ("search", SEARCHES),
+            ("prototypes", PROTOTYPES),
             ("cardinality", tuple(CARDINALITY_RULES)),
             ("intercept", INTERCEPTS),
         ):
@@ -81,6 +85,35 @@ class FixedSizeSettings:
                     f"`noise_variances` must be positive and finite, one at least; got {self.noise_variances}"
                 )
         self.rule()
+
+    def memory(
+        self,
+        n: int,
+        d: int,
+        t: int,
+        executor: BlockExecutor,
+        cache_bytes: int,
+        width: int | None = None,
+        *,
+        together: int = 3,
+        budget_bytes: int | None = None,
+    ) -> FixedSizeMemory:
+        """Project what training takes; see `plan_fixed_size`."""
+        return plan_fixed_size(
+            n,
+            d,
+            t,
+            pool=self.pool,
+            max_basis=self.max_basis,
+            folds=self.folds,
+            together=1 if self.search == "none" else together,
+            threads=executor.threads_per_process,
+            shares_process=executor.shares_memory,
+            cache_bytes=cache_bytes,
+            width=width,
+            copies=1 + (self.intercept == "selected"),
+            budget_bytes=budget_bytes,
+        )
 
     def rule(self) -> Stop | None:
         """Rule (38), where there is one."""

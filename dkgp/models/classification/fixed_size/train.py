@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from dkgp.models.classification.fixed_size.start import scaled, start_kernel
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.validation import validate_noise
 from dkgp.models.classification.labels import Labels, decided, stratified_folds
-from dkgp.models.sparse.bases import blind_basis
+from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
@@ -43,7 +44,7 @@ from dkgp.operators.inputs import centre_of
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.checkpointing import Checkpoints
 
-__all__ = ["TrainedFixedSize", "train_fixed_size"]
+__all__ = ["TrainedFixedSize", "described", "train_fixed_size"]
 
 # Kernels whose Grams are summed in one pass.
 TOGETHER = 3
@@ -198,8 +199,7 @@ def train_fixed_size(
     if noise_variance is None and white > 0.0:
         noise_variance = white
     state: _State | None = None
-    described = _described(settings, given, noise_variance, search)
-    checkpoints = Checkpoints(checkpointing, described, dict)
+    checkpoints = Checkpoints(checkpointing, described(settings, given, noise_variance, weights, search), dict)
 
     def heed(progress: Progress | None) -> None:
         if interrupted is not None and interrupted():
@@ -224,9 +224,9 @@ def train_fixed_size(
         if found is not None:
             prototypes, indices = found.arrays["prototypes"], found.arrays.get("indices")
         else:
-            size = min(settings.pool, dataset.n_samples)
-            basis = blind_basis(operator, settings.prototypes, size, settings.seed)
-            prototypes, indices = basis.inputs, basis.indices
+            indices, prototypes = choose_prototypes(
+                settings.prototypes, operator, settings.pool, settings.seed, targets=targets.signs
+            )
         lap("prototypes")
         own = search if search is not None else _search(settings, noise_variance)
         state = _State(start, started_by, prototypes, indices, own, settings.folds)
@@ -302,15 +302,18 @@ def _check(dataset: Dataset, labels: Labels, noise_variance: float | None, weigh
             raise InputError("weights must be finite and not negative, and some of them positive")
 
 
-def _described(
-    settings: FixedSizeSettings, kernel: Kernel | None, noise_variance: float | None, search: Search | None
+def described(
+    settings: FixedSizeSettings,
+    kernel: Kernel | None = None,
+    noise_variance: float | None = None,
+    weights: FloatArray | None = None,
+    search: Search | None = None,
 ) -> dict[str, Any]:
     """Everything that determines what is trained, beside data and labels, in plain JSON types."""
-    plain = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()
-    }  # fmt: skip
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    digest = None if weights is None else sha256(np.ascontiguousarray(weights, dtype="<f8").tobytes()).hexdigest()
     given = {"kernel": None if kernel is None else kernel.to_json(), "noise_variance": noise_variance}
-    return {**plain, **given, "own_search": None if search is None else search.name}
+    return {**plain, **given, "weights": digest, "own_search": None if search is None else search.name}
 
 
 def _search(settings: FixedSizeSettings, noise_variance: float | None) -> Search | None:
