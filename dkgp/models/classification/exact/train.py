@@ -40,7 +40,7 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKerne
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.registry import build_solver
 
-__all__ = ["DECISION_TOLERANCE", "TrainedExact", "solver_for_labels", "train_exact"]
+__all__ = ["DECISION_TOLERANCE", "TrainedExact", "belonging", "solver_for_labels", "train_exact"]
 
 # By default decisions are within so much of the exact ones, of margins at -1 and 1.
 DECISION_TOLERANCE = 1e-3
@@ -109,7 +109,7 @@ def train_exact(
     *,
     solver: Solver | None = None,
     tolerance: float = DECISION_TOLERANCE,
-    stopping: StoppingRule | None = None,
+    limits: StoppingRule | None = None,
     weights: FloatArray | None = None,
     fit_intercept: bool = True,
     initial: ArrayLike | None = None,
@@ -137,8 +137,8 @@ def train_exact(
         By default what suits the problem, as "auto" of the command line.
     tolerance : float
         Stop where decisions are within about this of the exact ones; see `DecisionError`.
-    stopping : StoppingRule, optional
-        Another rule instead, or besides by `DecisionError(...) | MaxPasses(...)`.
+    limits : StoppingRule, optional
+        Rules at which it stops too, such as `MaxPasses(50)`.
     weights : (n,) float64, optional
         Of each sample's squared error, positive.
     fit_intercept : bool
@@ -192,11 +192,11 @@ def train_exact(
             operator,
             right,
             solver=solver,
-            stopping=rule if stopping is None else stopping,
+            stopping=rule if limits is None else rule | limits,
             initial=initial,
             callback=callback,
             within=within,
-            checkpointing=_belonging(checkpointing, labels, weights, fit_intercept),
+            checkpointing=belonging(checkpointing, labels, weights, fit_intercept),
             interrupted=interrupted,
         )
         errors, share = operator.row_errors(), operator.kept_share
@@ -291,10 +291,10 @@ def _noise(noise_variance: float, weights: FloatArray | None, n: int) -> Noise:
     return np.asarray(noise_variance / values)
 
 
-def _belonging(
+def belonging(
     checkpointing: Checkpointing | None, labels: Labels, weights: FloatArray | None, fit_intercept: bool
 ) -> Checkpointing | None:
-    """Checkpoints that belong to these labels and weights too."""
+    """Checkpoints that belong to these labels and weights too; None where there are to be none."""
     if checkpointing is None:
         return None
     own = {

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dkgp.kernels import Kernel, Matern12, Matern52, SquaredExponential, parse_kernel
 from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
-from dkgp.solvers import Cholesky, ConjugateGradient, GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations
+from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations
 from tests.models.classification.exact.problems import LabelProblem
 
-EARLY: dict[str, Any] = {"solver": ConjugateGradient(None), "stopping": MaxIterations(2)}
-LATE: dict[str, Any] = {"solver": Cholesky(), "stopping": GradientInfNorm(1e-12) | MaxIterations(1)}
+EARLY: dict[str, Any] = {"solver": ConjugateGradient(None), "tolerance": 1e-300, "limits": MaxIterations(2)}
+LATE: dict[str, Any] = {"solver": Cholesky(), "tolerance": 1e-300, "limits": MaxIterations(1)}
 
 
 def attacks() -> dict[str, LabelProblem]:
@@ -110,8 +110,12 @@ def test_random_problems(data: st.DataObject) -> None:
         st.sampled_from(
             [
                 LATE,
-                {"solver": ConjugateGradient(None), "stopping": MaxIterations(rounds)},
-                {"solver": GreedyBlockCoordinateDescent(block_size=3), "stopping": MaxIterations(rounds)},
+                {"solver": ConjugateGradient(None), "tolerance": 1e-300, "limits": MaxIterations(rounds)},
+                {
+                    "solver": GreedyBlockCoordinateDescent(block_size=3),
+                    "tolerance": 1e-300,
+                    "limits": MaxIterations(rounds),
+                },
             ]
         )
     )
@@ -134,9 +138,9 @@ def test_random_problems(data: st.DataObject) -> None:
     ("gamma", "noise", "ends"),
     [
         (0.3, 0.1, {}),
-        (0.3, 0.1, {"stopping": MaxIterations(2), "solver": GreedyBlockCoordinateDescent()}),
-        (0.3, 1e-6, {"stopping": MaxIterations(20), "solver": ConjugateGradient(None)}),
-        (1e-3, 1e-4, {"stopping": MaxIterations(5), "solver": ConjugateGradient(None)}),
+        (0.3, 0.1, {"tolerance": 1e-300, "limits": MaxIterations(2), "solver": GreedyBlockCoordinateDescent()}),
+        (0.3, 1e-6, {"tolerance": 1e-300, "limits": MaxIterations(20), "solver": ConjugateGradient(None)}),
+        (1e-3, 1e-4, {"tolerance": 1e-300, "limits": MaxIterations(5), "solver": ConjugateGradient(None)}),
     ],
 )
 @pytest.mark.parametrize("n_classes", [2, 3])

@@ -1,0 +1,104 @@
+"""Kernel and regularisation of an LS-SVM by the marginal likelihood: Gaussian process regression on labels -1 and 1.
+
+The LS-SVM's decision, its intercept apart, is the posterior mean of a Gaussian process on the signs with noise s2 =
+1/gamma_K, so that the likelihood of a subset gives a length scale to every feature and s2 in one search by gradients,
+where cross-validation on a grid affords one length scale for all. The intercept is taken out by centring the signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.models.classification.labels import Labels
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.tuning.likelihood_search import ProgressCallback
+from dkgp.models.tuning.priors import LogNormal
+from dkgp.models.tuning.subsets import require_finite
+from dkgp.models.tuning.tune import draw_subset, tune
+
+__all__ = ["tune_labels"]
+
+
+def tune_labels(
+    dataset: Dataset,
+    labels: Labels,
+    *,
+    subset: int = 2000,
+    seed: int = 0,
+    kernel: Kernel | str | None = None,
+    isotropic: bool = False,
+    learn_variance: bool = False,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    priors: Mapping[str, LogNormal | str] | None = None,
+    tolerance: float = 1e-3,
+    max_evaluations: int = 100,
+    progress: ProgressCallback | None = None,
+) -> Hyperparameters:
+    """Find kernel and s2 = 1/gamma_K by the marginal likelihood of the signs of a random subset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Of which the subset's standardised inputs are read.
+    labels : Labels
+        Several classes have a column of signs each, which share the hyperparameters.
+    subset, seed, kernel, bounds, fixed, priors, progress
+        As for `dkgp.models.tuning.tune.tune_dataset`; the subset is drawn as there.
+    isotropic : bool
+        One length scale for all features, of the squared exponential unless `kernel` is given.
+    learn_variance : bool
+        Whether the kernel's amplitude is free. Decisions depend on its ratio to s2 alone.
+    tolerance, max_evaluations
+        As there, but for defaults: decisions do not change with the last digits.
+
+    Returns
+    -------
+    Hyperparameters
+        In the dataset's standardised inputs.
+
+    Raises
+    ------
+    InputError
+        Labels of another number of samples, a subset with one class only, inputs with NaN or infinity; settings out of
+        range.
+    NumericalError
+        The kernel matrix was not positive definite at any starting point.
+    """
+    n = dataset.n_samples
+    if labels.n_samples != n:
+        raise InputError(f"there are labels of {labels.n_samples:,} samples; '{dataset.url}' has {n:,}")
+    if isotropic and kernel is None:
+        kernel = "rbf(isotropic=True)"
+    chosen = draw_subset(n, subset, seed)
+    signs = labels.subset(chosen).signs()
+    if not np.ptp(signs, axis=0).any():
+        raise InputError(
+            f"a subset of {len(chosen):,} samples has one class only, so that nothing can be tuned on it; take a "
+            "larger `subset`, or another seed"
+        )
+    inputs = dataset.input_rows(chosen)
+    require_finite("inputs", inputs, "the subset's row")
+    found: Hyperparameters = tune(
+        inputs,
+        signs - signs.mean(axis=0),
+        feature_names=dataset.feature_names,
+        **_given(kernel=kernel, bounds=bounds, fixed=fixed, priors=priors, progress=progress),
+        subset=len(chosen),
+        seed=seed,
+        learn_variance=learn_variance,
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+    )
+    return replace(found, n_samples=n)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,45 @@
+"""Hyperparameters of labels: the marginal likelihood of centred signs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkgp.data import Dataset
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.errors import InputError
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.labels import Labels
+from dkgp.models.tuning.tune import tune
+
+
+def labelled(rng: np.random.Generator, n: int = 200) -> tuple[Dataset, Labels]:
+    X = rng.standard_normal((n, 3))
+    codes = (np.sin(2.0 * X[:, 0]) + 0.2 * rng.standard_normal(n) > 0.0).astype(np.int64)
+    return memory_dataset(X, codes.astype(np.float64)), Labels(("no", "yes"), codes)
+
+
+def test_as_tuning_on_centred_signs(rng: np.random.Generator) -> None:
+    data, labels = labelled(rng)
+    found = tune_labels(data, labels)
+    signs = labels.signs()
+    expected = tune(data.inputs(0, 200), signs - signs.mean(), tolerance=1e-3, max_evaluations=100)
+    assert found.kernel.to_json() == expected.kernel.to_json()
+    assert found.noise_variance == expected.noise_variance
+    assert found.gamma[0] > 5.0 * max(found.gamma[1:])
+
+
+def test_a_subset_of_many_samples(rng: np.random.Generator) -> None:
+    data, labels = labelled(rng, 400)
+    found = tune_labels(data, labels, subset=100, seed=3, isotropic=True)
+    assert (found.subset_size, found.n_samples) == (100, 400)
+    assert len(set(found.gamma)) == 1
+
+
+def test_what_is_refused(rng: np.random.Generator) -> None:
+    data, labels = labelled(rng)
+    with pytest.raises(InputError, match="labels of 5 samples; .* has 200"):
+        tune_labels(data, labels.subset(np.arange(5)))
+    rare = Labels(("no", "yes"), (np.arange(200) == 7).astype(np.int64))
+    with pytest.raises(InputError, match="has one class only"):
+        tune_labels(data, rare, subset=10, seed=0)
