@@ -36,6 +36,7 @@ def _formats() -> dict[str, str]:
     epilog=examples(
         "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
         "dkgp ingest 'part-*.parquet' train.zarr --target 0 --features age,height,weight",
+        "dkgp ingest DATA.csv train.zarr --labels species --test-fraction 0.2 --test-out test.zarr",
         "dkgp ingest DATA.npz train.zarr --target y --test-mask test_mask:0 --test-out test.zarr",
     ),
 )
@@ -50,10 +51,20 @@ def _formats() -> dict[str, str]:
     "sources of named arrays. May be given several times. Without one: inputs to be predicted at.",
 )
 @click.option(
+    "--labels",
+    metavar="NAME",
+    help="Instead of a target, the column of labels to classify by: text or numbers, two classes or more.",
+)
+@click.option(
     "--features", multiple=True, metavar="NAMES", help="Feature columns, separated by commas.  [default: all others]"
 )
 @click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store.")
 @click.option("--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples.")
+@click.option(
+    "--stratify/--no-stratify",
+    default=None,
+    help="Whether --test-fraction takes the same share of every class.  [default: with --labels]",
+)
 @click.option("--test-out", metavar="STORE", help="Where the test samples go.")
 @declared_options(_format_options)
 @click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")

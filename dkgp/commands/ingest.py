@@ -22,10 +22,12 @@ class IngestJob:
     sources: tuple[str, ...]
     out: str
     targets: tuple[str, ...] = ()
+    labels: str | None = None
     features: tuple[str, ...] | None = None
     test_fraction: float | None = None
     test_out: str | None = None
     test_mask: str | None = None
+    stratify: bool | None = None
     seed: int = 0
     chunk_rows: int | None = None
     overwrite: bool = False
@@ -33,16 +35,18 @@ class IngestJob:
 
 
 def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
-    """Ingest; return what was written: urls, n, n_train, n_test, d, p, names, fingerprint, seconds, warnings."""
+    """Ingest; return what was written: urls, n, n_train, n_test, d, p, names, classes, fingerprint, seconds, ..."""
     with reporter.work("ingest") as progress, behind():
         report = ingest(
             job.sources,
             job.out,
             target=list(job.targets) or None,
+            labels=job.labels,
             features=None if job.features is None else list(job.features),
             test_fraction=job.test_fraction,
             test_out=job.test_out,
             test_mask=job.test_mask,
+            stratify=job.stratify,
             seed=job.seed,
             overwrite=job.overwrite,
             chunk_rows=job.chunk_rows,

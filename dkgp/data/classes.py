@@ -67,6 +67,8 @@ def _text_name(text: str) -> str:
     # Control characters and halves of surrogate pairs; blanks within a name are fine.
     if odd := [mark for mark in name if unicodedata.category(mark) in ("Cc", "Cs")]:
         raise InputError(f"the label {name[:40]!r} holds the control character {odd[0]!r}; rename that class")
+    if "\ufffd" in name:
+        raise InputError(f"the label '{name[:40]}' was not written in UTF-8; convert the text first (iconv)")
     return name
 
 

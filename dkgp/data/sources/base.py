@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = [
     "ConcatenatedSource",
     "Source",
     "block_rows",
+    "column_values",
     "find_columns",
     "numbers",
     "row_places",
@@ -38,11 +39,14 @@ class Column:
     """One column of a source.
 
     `name` is what the user calls it; `array` and `index` are where the source finds it ("" for a table's columns).
+    `encode`, if there is one, makes numbers of its values, as labels need: called with values as they were read, the
+    places of their rows, and True where the source tells no types (`column_values`).
     """
 
     name: str
     array: str
     index: int
+    encode: Callable[..., FloatArray] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class ConcatenatedSource(Source):
 def _counterpart(part: Source, column: Column) -> Column:
     for other in part.columns:
         if other.name == column.name and other.array == column.array:
-            return other
+            return replace(other, encode=column.encode)
     raise InputError(f"'{part.url}' has no column '{column.name}'; all sources need the same columns.")
 
 
@@ -195,6 +199,11 @@ def block_rows(n_columns: int, multiple_of: int = 1) -> int:
     """Rows of a block of about `BLOCK_BYTES`, a multiple of the chunk length where the source has chunks."""
     rows = max(BLOCK_BYTES // (8 * max(n_columns, 1)), 1)
     return max(rows // multiple_of, 1) * multiple_of
+
+
+def column_values(values: NDArray[np.generic], column: Column, place: Callable[[int], str]) -> FloatArray:
+    """A column's values (rows,) as float64: as it encodes them, else as `numbers` does. Errors as there."""
+    return numbers(values, column.name, place) if column.encode is None else column.encode(values, place)
 
 
 def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str]) -> FloatArray:

@@ -105,6 +105,7 @@ class CsvSource(Source):
                 index_col=False,
                 sep=self._delimiter,
                 skipinitialspace=True,
+                dtype={column.index: object for column in columns if column.encode is not None},
                 **_EXACT,
                 encoding_errors="replace",
                 low_memory=False,
@@ -118,7 +119,11 @@ class CsvSource(Source):
             )
         values = np.empty((len(frame), len(columns)))
         for position, column in enumerate(columns):
-            values[:, position] = _numeric(frame[column.index], column.name, place)
+            found = frame[column.index]
+            if column.encode is not None:
+                values[:, position] = column.encode(found.to_numpy(dtype=object), place, untyped=True)
+            else:
+                values[:, position] = _numeric(found, column.name, place)
         return values
 
     def _audited(self, text: bytes, first_line: int) -> tuple[bytes, IntArray]:

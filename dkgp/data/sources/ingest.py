@@ -7,9 +7,9 @@ nothing has been written and nothing that was there has been replaced.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url, remove_tree
 from dkgp.data.sources.base import Block, Column, Source, find_columns
+from dkgp.data.sources.label_codes import LabelEncoder, settled_labels
 from dkgp.data.sources.open_source import expand_locations, open_source
+from dkgp.data.sources.repeats import DistinctInputs
 from dkgp.data.sources.split import check_split, mask_from_column, random_mask
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter, check_names
@@ -54,6 +56,7 @@ class IngestReport:
 
     def to_json(self) -> Json:
         """Plain numbers, text and lists."""
+        classes, counts = self.train.classes, self.train.class_counts
         return {
             "train": self.train.url,
             "test": None if self.test is None else self.test.url,
@@ -64,6 +67,8 @@ class IngestReport:
             "p": self.train.n_targets,
             "features": list(self.train.feature_names),
             "targets": list(self.train.target_names),
+            "classes": None if classes is None else list(classes),
+            "class_counts": None if counts is None else list(counts),
             "fingerprint": self.train.fingerprint,
             "seconds": self.seconds,
             "warnings": list(self.warnings),
@@ -74,11 +79,13 @@ def ingest(
     sources: Location | Sequence[Location],
     out: Location,
     *,
-    target: Selector | Sequence[Selector] | None,
+    target: Selector | Sequence[Selector] | None = None,
+    labels: Selector | None = None,
     features: Sequence[Selector] | None = None,
     test_fraction: float | None = None,
     test_out: Location | None = None,
     test_mask: str | NDArray[np.bool_] | None = None,
+    stratify: bool | None = None,
     seed: int = 0,
     overwrite: bool = False,
     chunk_rows: int | None = None,
@@ -89,7 +96,8 @@ def ingest(
 
     Formats, recognised by content: those of `dkgp.data.sources.formats`, such as CSV and other delimited text (gzip,
     bzip2, xz too), Parquet, NPY, NPZ, NetCDF, Zarr groups, dkgp datasets. Memory stays at some tens of MiB, plus a byte
-    per sample where there is a split; only NPZ (and remote NPY) arrays in Fortran order are read as a whole.
+    per sample where there is a split and two where there are labels; only NPZ (and remote NPY) arrays in Fortran order
+    are read as a whole.
 
     Parameters
     ----------
@@ -100,6 +108,9 @@ def ingest(
     target
         Names or indices of columns; the name of a matrix stands for all its columns, NAME:COLUMN for one of them.
         A number as text is an index where no column has that name. None for inputs to be predicted at.
+    labels
+        Instead of a target, the column of labels, text or numbers: the store then holds codes and the classes' names,
+        numbers in their order, all else in that of text. Blanks around a label are no part of it.
     features
         As `target`; by default all columns but the targets and the mask (of an NPZ: those of `X`).
     test_fraction, test_out
@@ -107,6 +118,8 @@ def ingest(
         the training samples.
     test_mask
         Instead of a fraction, the test samples: a column (NAME or NAME:COLUMN) of zeros and ones, or an array.
+    stratify
+        Whether the random split takes the same share of every class; by default it does where there are labels.
     seed
         Of the random split.
     overwrite
@@ -134,19 +147,24 @@ def ingest(
     """
     began = time.monotonic()
     _check_options(test_fraction, test_out, test_mask, out)
+    _check_label_options(target, labels, stratify, test_fraction)
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
         ensure_writable(url, overwrite, DATASET_KIND)
     places = expand_locations(sources)
     _check_not_reading_from(places, outputs)
     source = open_source(places, options)
-    selection = _select(source, target, features, test_mask if isinstance(test_mask, str) else None)
+    mask_column = test_mask if isinstance(test_mask, str) else None
+    selection = _select(source, target if labels is None else labels, features, mask_column, labels is not None)
     checked = _check_pass(source, selection, progress)
-    mask = _mask(checked, test_fraction, test_mask, seed)
+    found = None if selection.encoder is None else settled_labels(selection.encoder, checked.codes)
+    draw = random_mask if found is None or stratify is False else found.stratified
+    mask = _mask(checked, draw, test_fraction, test_mask, seed)
+    told = [] if found is None else [*found.check(mask), *checked.inputs.warnings()]
     train, test, messages = _write_pass(
         source, selection, mask, checked.n_samples, outputs, overwrite, chunk_rows, progress
     )
-    report_warnings = tuple(dict.fromkeys([*source.warnings, *messages]))
+    report_warnings = tuple(dict.fromkeys([*source.warnings, *told, *messages]))
     return IngestReport(train, test, checked.n_samples, time.monotonic() - began, report_warnings)
 
 
@@ -155,6 +173,7 @@ class _Selection:
     features: tuple[Column, ...]
     targets: tuple[Column, ...]
     mask: Column | None
+    encoder: LabelEncoder | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -165,6 +184,9 @@ class _Selection:
 class _Checked:
     n_samples: int = 0
     mask_blocks: list[BoolArray] = field(default_factory=list)
+    # Of labels only: their codes as they came, and which inputs there were.
+    codes: list[NDArray[np.int16]] = field(default_factory=list)
+    inputs: DistinctInputs = field(default_factory=DistinctInputs)
 
 
 def _check_options(
@@ -181,6 +203,20 @@ def _check_options(
         raise UsageError(f"The outputs for training and testing are the same place, '{out}'; choose two.")
 
 
+def _check_label_options(
+    target: Selector | Sequence[Selector] | None,
+    labels: Selector | None,
+    stratify: bool | None,
+    test_fraction: float | None,
+) -> None:
+    if labels is not None and target is not None and target != []:
+        raise UsageError("Got both a target and labels; a column of labels is given as `labels` alone.")
+    if stratify and labels is None:
+        raise UsageError("Got `stratify` without `labels`; only classes have shares. Leave it out, or name the labels.")
+    if stratify is not None and test_fraction is None:
+        raise UsageError("Got `stratify` without a random split; give `test_fraction`, or leave it out.")
+
+
 def _check_not_reading_from(sources: list[str], outputs: list[str]) -> None:
     for source in sources:
         for url in outputs:
@@ -193,9 +229,13 @@ def _select(
     target: Selector | Sequence[Selector] | None,
     features: Sequence[Selector] | None,
     mask: str | None,
+    labelled: bool = False,
 ) -> _Selection:
     wanted = [] if target is None else [target] if isinstance(target, str | int) else list(target)
-    targets = tuple(column for selector in wanted for column in find_columns(source, selector, "target"))
+    what = "column of labels" if labelled else "target"
+    targets = tuple(column for selector in wanted for column in find_columns(source, selector, what))
+    if labelled and len(targets) != 1:
+        raise InputError(f"The labels '{wanted[0]}' have {len(targets)} columns; choose one, as in '{wanted[0]}:0'.")
     mask_columns = find_columns(source, mask, "test mask") if mask is not None else ()
     if len(mask_columns) > 1:
         raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
@@ -219,11 +259,19 @@ def _select(
             f"{quoted([column.name for column in source.columns])}."
         )
     check_names([column.name for column in found], [column.name for column in targets])
-    return _Selection(found, targets, mask_columns[0] if mask_columns else None)
+    encoder = LabelEncoder(targets[0].name) if labelled else None
+    encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
+    return _Selection(found, encoded, mask_columns[0] if mask_columns else None, encoder)
 
 
 def _blocks(source: Source, selection: _Selection, phase: str, progress: ProgressCallback | None) -> Iterator[Block]:
+    encoder, n_rows = selection.encoder, 0 if selection.encoder is None else selection.encoder.rows_seen
     for block in source.blocks(selection.columns):
+        n_rows += len(block.values)
+        if encoder is not None and encoder.rows_seen < n_rows:
+            # A source that knows of no labels gave numbers; they are labels too.
+            column = len(selection.features)
+            block.values[:, column] = encoder(block.values[:, column], block.place)
         yield block
         if progress is not None:
             progress(Progress(phase, block.position, source.total, source.unit))
@@ -250,18 +298,34 @@ def _check_pass(source: Source, selection: _Selection, progress: ProgressCallbac
                 first_bad.setdefault(index, f"{_named(values[row, index])} in {block.place(row)}")
         if selection.mask is not None and not first_bad:
             checked.mask_blocks.append(mask_from_column(values[:, -1], selection.mask.name))
+        if selection.encoder is not None and not first_bad:
+            checked.codes.append(values[:, len(selection.features)].astype(np.int16))
+            checked.inputs.update(values[:, : len(selection.features)])
         if len(values):
             lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
     if first_bad:
         raise _not_finite(columns, bad_counts, first_bad)
     _check_enough(source, selection, checked.n_samples)
-    for index, column in enumerate(selection.targets, start=len(selection.features)):
-        if lowest[index] == highest[index]:
+    _check_constant(selection, lowest == highest, lowest, checked.n_samples)
+    return checked
+
+
+def _check_constant(selection: _Selection, constant: BoolArray, values: FloatArray, n_samples: int) -> None:
+    """`InputError` where there is nothing to learn, or nothing to learn it from (of labels: `LabelEncoder.settle`)."""
+    d = len(selection.features)
+    if selection.encoder is not None:
+        if constant[:d].all():
             raise InputError(
-                f"The target '{column.name}' is constant: all {checked.n_samples} samples hold {lowest[index]:g}. "
+                f"All {n_samples} samples have the same inputs, so that nothing tells the classes apart; choose other "
+                "features."
+            )
+        return
+    for index, column in enumerate(selection.targets, start=d):
+        if constant[index]:
+            raise InputError(
+                f"The target '{column.name}' is constant: all {n_samples} samples hold {values[index]:g}. "
                 "There is nothing to learn; choose another target."
             )
-    return checked
 
 
 def _check_enough(source: Source, selection: _Selection, n_samples: int) -> None:
@@ -289,10 +353,14 @@ def _not_finite(columns: Sequence[Column], counts: NDArray[np.int64], first: dic
 
 
 def _mask(
-    checked: _Checked, test_fraction: float | None, test_mask: str | NDArray[np.bool_] | None, seed: int
+    checked: _Checked,
+    draw: Callable[[int, float, int], BoolArray],
+    test_fraction: float | None,
+    test_mask: str | NDArray[np.bool_] | None,
+    seed: int,
 ) -> BoolArray | None:
     if test_fraction is not None:
-        mask = random_mask(checked.n_samples, test_fraction, seed)
+        mask = draw(checked.n_samples, test_fraction, seed)
     elif isinstance(test_mask, str):
         mask = np.concatenate(checked.mask_blocks)
     elif test_mask is not None:
@@ -318,11 +386,12 @@ def _write_pass(
 ) -> tuple[Dataset, Dataset | None, list[str]]:
     features = [column.name for column in selection.features]
     targets = [column.name for column in selection.targets]
+    classes = None if selection.encoder is None else selection.encoder.classes
     n_test = 0 if mask is None else int(mask.sum())
     sizes = [n_samples - n_test, n_test]
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(DatasetWriter.create(url, features, targets, chunk_rows, overwrite, size))
+            stack.enter_context(DatasetWriter.create(url, features, targets, chunk_rows, overwrite, size, classes))
             for url, size in zip(outputs, sizes, strict=False)
         ]
         start = 0

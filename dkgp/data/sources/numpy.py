@@ -17,7 +17,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import is_local, open_object, shown
-from dkgp.data.sources.base import Block, Column, Source, block_rows, numbers, row_places
+from dkgp.data.sources.base import Block, Column, Source, block_rows, column_values, row_places
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, StorageError
@@ -134,7 +134,7 @@ class NpySource(Source):
                 # One column at a time, so that a message names the right one.
                 values = np.empty((len(block), len(chosen)))
                 for position, column in enumerate(columns):
-                    values[:, position] = numbers(block[:, column.index], column.name, place)
+                    values[:, position] = column_values(block[:, column.index], column, place)
                 yield Block(values, place, start + len(block))
 
 
@@ -182,7 +182,7 @@ class NpzSource(Source):
                 parts = {name: stream.read(rows) for name, stream in streams.items()}
                 values: FloatArray = np.empty((min(rows, self.total - start), len(columns)))
                 for position, column in enumerate(columns):
-                    values[:, position] = numbers(parts[column.array][:, column.index], column.name, place)
+                    values[:, position] = column_values(parts[column.array][:, column.index], column, place)
                 yield Block(values, place, start + len(values))
 
     def _header(self, archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

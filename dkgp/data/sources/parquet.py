@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import open_object, shown
 from dkgp.data.sources.base import Block, Column, Source, block_rows, row_places, text_error
@@ -65,7 +66,10 @@ class ParquetSource(Source):
                     values: FloatArray = np.empty((batch.num_rows, len(columns)))
                     for position, column in enumerate(columns):
                         found = batch.column(batch.schema.get_field_index(column.name))
-                        values[:, position] = _numeric(pyarrow, found, column.name, place)
+                        if column.encode is not None:
+                            values[:, position] = column.encode(_objects(found), place)
+                        else:
+                            values[:, position] = _numeric(pyarrow, found, column.name, place)
                     start += batch.num_rows
                     yield Block(values, place, start)
         except StorageError:
@@ -90,6 +94,14 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
         if entry.is_valid:
             raise text_error(name, str(entry.as_py()), place(row))
     return np.full(len(values), np.nan)
+
+
+def _objects(values: Any) -> NDArray[Any]:
+    # Filled one by one: NumPy would make a matrix of rows that are lists.
+    entries = values.to_pylist()
+    found = np.empty(len(entries), dtype=object)
+    found[:] = entries
+    return found
 
 
 FORMATS.add(

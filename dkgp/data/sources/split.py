@@ -1,14 +1,18 @@
-"""Test samples, split off: drawn at random, or as a mask says."""
+"""Test samples, split off: drawn at random, the same share of every class or not, or as a mask says."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES
-from dkgp.data.types import BoolArray, FloatArray
+from dkgp.data.types import BoolArray, FloatArray, quoted
 from dkgp.errors import InputError
 
-__all__ = ["check_split", "mask_from_column", "random_mask"]
+__all__ = ["check_classes_split", "check_split", "mask_from_column", "random_mask", "stratified_mask"]
 
 
 def random_mask(n_samples: int, test_fraction: float, seed: int) -> BoolArray:
@@ -16,10 +20,7 @@ def random_mask(n_samples: int, test_fraction: float, seed: int) -> BoolArray:
 
     It depends on n, the fraction and the seed alone, not on how the samples are read or stored.
     """
-    if not 0 < test_fraction < 1:
-        raise InputError(f"The test fraction must lie between 0 and 1, both excluded; got {test_fraction}.")
-    if seed < 0:
-        raise InputError(f"The seed must not be negative; got {seed}.")
+    _check_draw(test_fraction, seed)
     n_test = max(1, round(n_samples * test_fraction))
     mask = np.zeros(n_samples, dtype=bool)
     generator = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(3, 0)))
@@ -28,6 +29,56 @@ def random_mask(n_samples: int, test_fraction: float, seed: int) -> BoolArray:
     else:
         mask[:] = True
     return mask
+
+
+def stratified_mask(
+    codes: NDArray[np.integer[Any]], classes: Sequence[str], test_fraction: float, seed: int
+) -> BoolArray:
+    """A random test mask, shape (n,), that takes the same share of every class.
+
+    Of round(n test_fraction) test samples each class has its share, rounded down; those left over go to the largest
+    remainders. Every class that has samples keeps at least one for training. The mask depends on the labels, the
+    fraction and the seed alone.
+
+    Raises `InputError` where there is no class of two samples, of which one could be taken.
+    """
+    _check_draw(test_fraction, seed)
+    counts = np.bincount(codes, minlength=len(classes))
+    most = np.maximum(counts - 1, 0)
+    wanted = min(max(1, round(len(codes) * test_fraction)), int(most.sum()))
+    if wanted < 1:
+        raise InputError(
+            f"Each of the {int((counts > 0).sum())} classes has one sample only; none can be split off for testing."
+        )
+    exact = counts * test_fraction
+    n_test = np.minimum(np.floor(exact).astype(np.int64), most)
+    by_remainder = np.argsort(-(exact - np.floor(exact)), kind="stable")
+    # Rounds, as after the first some classes may have no more to give.
+    while (missing := wanted - int(n_test.sum())) > 0:
+        n_test[by_remainder[n_test[by_remainder] < most[by_remainder]][:missing]] += 1
+    mask = np.zeros(len(codes), dtype=bool)
+    generator = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(3, 1)))
+    for code, count in enumerate(n_test):
+        mask[generator.permutation(np.flatnonzero(codes == code))[:count]] = True
+    return mask
+
+
+def check_classes_split(mask: BoolArray, codes: NDArray[np.integer[Any]], classes: Sequence[str]) -> None:
+    """`InputError` where a mask leaves a class without a training sample."""
+    counts = np.bincount(codes[~mask], minlength=len(classes))
+    unseen = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if unseen:
+        raise InputError(
+            f"All samples of the class{'es' if len(unseen) > 1 else ''} {quoted(unseen)} are test samples, so that "
+            "nothing could be learned of it. Choose another split, or leave them out."
+        )
+
+
+def _check_draw(test_fraction: float, seed: int) -> None:
+    if not 0 < test_fraction < 1:
+        raise InputError(f"The test fraction must lie between 0 and 1, both excluded; got {test_fraction}.")
+    if seed < 0:
+        raise InputError(f"The seed must not be negative; got {seed}.")
 
 
 def mask_from_column(values: FloatArray, name: str) -> BoolArray:

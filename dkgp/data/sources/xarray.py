@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import zarr
 
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.sources.base import Block, Column, Source, block_rows, numbers, row_places
+from dkgp.data.sources.base import Block, Column, Source, block_rows, column_values, row_places
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
@@ -79,7 +79,7 @@ class _VariablesSource(Source):
             values: FloatArray = np.empty((stop - start, len(columns)))
             for position, column in enumerate(columns):
                 part = parts[column.array]
-                values[:, position] = numbers(part if part.ndim == 1 else part[:, column.index], column.name, place)
+                values[:, position] = column_values(part if part.ndim == 1 else part[:, column.index], column, place)
             yield Block(values, place, stop)
 
 
@@ -209,8 +209,17 @@ class DatasetSource(_VariablesSource):
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
             parts = {_INPUTS: dataset.raw_inputs(start, stop), "y": dataset.targets(start, stop, standardised=False)}
-            values = np.stack([parts[column.array][:, column.index] for column in columns], axis=1)
-            yield Block(values, row_places(self.url, start), stop)
+            place = row_places(self.url, start)
+            values = np.stack([self._values(parts[column.array], column, place) for column in columns], axis=1)
+            yield Block(values, place, stop)
+
+    def _values(self, part: FloatArray, column: Column, place: Callable[[int], str]) -> FloatArray:
+        """Numbers as they are stored, also of labels, unless the column is asked for as labels: then by their names."""
+        found = part[:, column.index]
+        if column.encode is None:
+            return found
+        names = self._dataset.classes if column.array == "y" else None
+        return column.encode(found if names is None else np.array(names, dtype=object)[found.astype(np.int64)], place)
 
 
 def open_zarr_source(url: str) -> Source:
