@@ -6,6 +6,7 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
+from dkgp.cli.classify.command import classify
 from dkgp.cli.demo import demo
 from dkgp.cli.ingest import ingest
 from dkgp.cli.options import examples
@@ -41,7 +42,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (ingest, tune, plan, train, sparse, predict, evaluate, info, demo, bench, warm_up)
+HERE = (ingest, tune, plan, train, sparse, classify, predict, evaluate, info, demo, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

@@ -42,6 +42,7 @@ from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import resuming
 
 __all__ = [
+    "CheckpointedJob",
     "TrainingJob",
     "checkpointing_of",
     "difference",
@@ -55,16 +56,8 @@ __all__ = [
 ]
 
 
-class TrainingJob(Protocol):
-    """A job that trains with hyperparameters that are given, and saves checkpoints."""
-
-    @property
-    def dataset(self) -> str:
-        """Dataset store."""
-
-    @property
-    def hyper(self) -> str:
-        """Hyperparameter file."""
+class CheckpointedJob(Protocol):
+    """A job that trains, and saves checkpoints."""
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -83,6 +76,18 @@ class TrainingJob(Protocol):
         """True to go on from what is there."""
 
 
+class TrainingJob(CheckpointedJob, Protocol):
+    """A job that trains with hyperparameters that are given."""
+
+    @property
+    def dataset(self) -> str:
+        """Dataset store."""
+
+    @property
+    def hyper(self) -> str:
+        """Hyperparameter file."""
+
+
 def opened(job: TrainingJob) -> tuple[Dataset, Hyperparameters]:
     """Open a job's data and hyperparameters; `InputError` where there is nothing to train on."""
     dataset = open_dataset(job.dataset)
@@ -92,21 +97,22 @@ def opened(job: TrainingJob) -> tuple[Dataset, Hyperparameters]:
     return dataset, found
 
 
-def memory_budget(job: TrainingJob) -> tuple[int, int]:
+def memory_budget(job: CheckpointedJob) -> tuple[int, int]:
     """Bytes that this process holds, and what the processes on this machine may take."""
     resident_bytes = int(psutil.Process().memory_info().rss)
     return resident_bytes, job.memory_limit_bytes or resident_bytes + available_bytes()
 
 
 def checkpointing_of(
-    job: TrainingJob, identity: dict[str, Any], solver: dict[str, Any], reporter: Reporter
+    job: CheckpointedJob, identity: dict[str, Any], solver: dict[str, Any] | None, reporter: Reporter
 ) -> Checkpointing:
     """Check the place of a job's checkpoints, and what is there: one to go on from, or one to be replaced.
 
     Parameters
     ----------
     identity, solver : dict
-        The run's and its solver's settings, as checkpoints hold them.
+        The run's and its solver's settings, as checkpoints hold them; without the latter, what determines the run is
+        in the former, and a checkpoint may hold more.
 
     Raises
     ------
@@ -132,8 +138,12 @@ def checkpointing_of(
         return checkpointing
     for name in latest.skipped:
         reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
-    for name, expected in {"identity": identity, "solver": solver}.items():
-        _require_same(url, latest.metadata.get(name), expected)
+    if solver is None:
+        held = dict(latest.metadata.get("identity") or {})
+        _require_same(url, {name: value for name, value in held.items() if name in identity}, identity)
+    else:
+        for name, expected in {"identity": identity, "solver": solver}.items():
+            _require_same(url, latest.metadata.get(name), expected)
     reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
     differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
     if differences is not None:

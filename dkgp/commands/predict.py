@@ -11,7 +11,7 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.signals import interruptible
-from dkgp.data import ClassifierRecord, SparseRecord, ensure_writable, open_any_model, open_dataset
+from dkgp.data import SparseRecord, ensure_writable, open_any_model, open_dataset
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, UsageError
@@ -104,8 +104,6 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     elif not exists(job.out):
         reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
     model = open_any_model(job.model)
-    if isinstance(model, ClassifierRecord):
-        raise InputError(f"'{job.model}' is a classifier; predictions of classes are made by `dkgp.models.prediction`")
     dataset = open_dataset(job.dataset)
     with PeakMemory() as memory:
         with (
@@ -130,6 +128,8 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
             )
         peak_bytes = memory.bytes
     figures = summary.to_json()
+    if summary.classes is None:
+        figures.pop("classes")
     if job.variance is not None and summary.variance is not None:
         if isinstance(model, SparseRecord):
             figures["variance"] = _sparse_variance_figures(summary.variance, summary.n_samples, reporter)

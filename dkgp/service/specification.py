@@ -16,6 +16,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.service.reading import adapter, fields_of, naming, read, shown
 
 if TYPE_CHECKING:
+    from dkgp.commands.classify import ClassifyJob
     from dkgp.commands.evaluate import EvaluateJob
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.documents import Document
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
 
-    Job: TypeAlias = TrainJob | SparseJob | TuneJob | PredictJob | EvaluateJob
+    Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob
 
 __all__ = [
     "COMMANDS",
@@ -37,7 +38,7 @@ __all__ = [
     "run_job",
 ]
 
-COMMANDS: tuple[str, ...] = ("train", "sparse", "tune", "predict", "evaluate")
+COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
@@ -59,6 +60,14 @@ _PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
         "dataset": "read",
         "hyper": "read",
         "given_basis": "read",
+        "out": "write",
+        "checkpoint": "write",
+        "plot": "write",
+        "log_json": "write",
+    },
+    "classify": {
+        "dataset": "read",
+        "hyper": "read",
         "out": "write",
         "checkpoint": "write",
         "plot": "write",
@@ -216,7 +225,12 @@ def _check_sparse(job: SparseJob) -> None:
     _check_training(job)
 
 
-def _check_training(job: TrainJob | SparseJob) -> None:
+def _check_classify(job: ClassifyJob) -> None:
+    job.check()
+    _check_training(job)
+
+
+def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
     """The ranges of what every run that trains a model has."""
     from dkgp.data.remote.storage import is_local
 
@@ -270,6 +284,7 @@ def _check_plot(path: str | None) -> None:
 _RANGES: dict[str, Callable[[Any], None]] = {
     "train": _check_train,
     "sparse": _check_sparse,
+    "classify": _check_classify,
     "tune": _check_tune,
     "predict": _check_predict,
     "evaluate": _check_evaluate,

@@ -28,7 +28,7 @@ ALL = dict(commands(main))
 
 
 def test_the_commands_of_this_release() -> None:
-    here = {"ingest", "tune", "plan", "train", "sparse", "predict", "evaluate", "info", "demo", "bench", "warm-up"}
+    here = {"ingest", "tune", "plan", "train", "sparse", "classify", "predict", "evaluate", "info", "demo", "bench", "warm-up"}
     as_jobs = {"serve", "submit", "jobs", "status", "logs", "cancel", "resume", "wait"}
     assert {names[0] for names in ALL} == here | as_jobs
     below = {
@@ -36,7 +36,7 @@ def test_the_commands_of_this_release() -> None:
     }
     measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth"}
     assert below["bench"] == measures | {"papers", "solvers", "sparse", "classify"}
-    assert below["submit"] == {"train", "sparse", "tune", "predict", "evaluate"}
+    assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.progress import SilentReporter
@@ -17,6 +18,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.errors import InputError, StoreError, UsageError
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.service.specification import (
@@ -33,9 +35,11 @@ TUNE = {"dataset": "/d.zarr", "out": "/h.json"}
 PREDICT = {"model": "/m.zarr", "dataset": "/d.zarr", "out": "/p.zarr"}
 EVALUATE = {"prediction": "/p.zarr", "dataset": "/d.zarr"}
 SPARSE = {"dataset": "/d.zarr", "hyper": "/h.json", "out": "/s.zarr"}
+CLASSIFY = {"dataset": "/d.zarr", "out": "/c.zarr"}
 SMALLEST: dict[str, dict[str, Any]] = {
     "train": TRAIN,
     "sparse": SPARSE,
+    "classify": CLASSIFY,
     "tune": TUNE,
     "predict": PREDICT,
     "evaluate": EVALUATE,
@@ -60,6 +64,11 @@ def test_nested_options_become_their_dataclasses() -> None:
     assert sparse == SparseJob(**SPARSE, settings=SparseSettings("sggp", gap=0.02, per_round=1), basis_size=50)
     assert options_from_job(sparse) == {**SPARSE, "settings": settings, "basis_size": 50}
     assert job_from_options("sparse", {**SPARSE, "basis_size": "auto", "target_distance": 0.1}).basis_size == "auto"
+    settings = {"pool": 50, "stop": [5, 0.01], "noise_variances": [0.1, 1.0]}
+    classify = job_from_options("classify", {**CLASSIFY, "settings": settings, "class_weight": ["a=2"]})
+    expected = FixedSizeSettings(pool=50, stop=(5, 0.01), noise_variances=(0.1, 1.0))
+    assert classify == ClassifyJob(**CLASSIFY, settings=expected, class_weight=("a=2",))
+    assert options_from_job(classify) == {**CLASSIFY, "settings": settings, "class_weight": ["a=2"]}
     # Variances with every default are not the same as none.
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
     assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
@@ -129,7 +138,7 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("train", {**TRAIN, "solver": {"exhaustive": True, "solver": "bcdc"}}, "belongs to the solver gbcd"),
         ("train", {**TRAIN, "plot": "/a.png", "log_json": "/a.png"}, "same file"),
         ("tune", {**TUNE, "subset": None}, "subset: .*got None"),
-        ("fit", TRAIN, "train, sparse, tune, predict, evaluate"),
+        ("fit", TRAIN, "train, sparse, classify, tune, predict, evaluate"),
         ("tune", [], "JSON object"),
         ("tune", {**TUNE, "seed": {1, 2}}, "seed: expected JSON"),
         ("sparse", {**SPARSE, "basis_size": "many"}, "basis_size: .*expected 'auto'"),
@@ -137,6 +146,11 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("sparse", {**SPARSE, "settings": {"per_round": 3}}, "`per_round` belongs to a greedy basis"),
         ("sparse", {**SPARSE, "given_basis": "/b.npy", "basis_size": 5}, "leave out `basis_size`"),
         ("sparse", {**SPARSE, "plot": "/b.png"}, "`plot` shows a basis as it grows"),
+        ("classify", {**CLASSIFY, "method": "svm"}, "method: .*'fixed-size' or 'exact'"),
+        ("classify", {**CLASSIFY, "given_noise": True}, "`given_noise` is that of `hyper`"),
+        ("classify", {**CLASSIFY, "by_reference": True}, "`by_reference` belongs to `method` exact"),
+        ("classify", {**CLASSIFY, "method": "exact", "settings": {"pool": 3}}, "`pool` belongs to `method` fixed-size"),
+        ("classify", {**CLASSIFY, "class_weight": ["balanced", "a=2"]}, "leave out the others, or balanced"),
     ],
 )
 def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, words: str) -> None:
@@ -161,6 +175,12 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         ("sparse", {**SPARSE, "settings": {"gap": 0.1}}, "settings: .*greedy basis"),
         ("sparse", {**SPARSE, "settings": {"method": "sggp", "candidates": 0}}, "`candidates` must be at least 1"),
         ("sparse", {**SPARSE, "basis_size": 0}, "`basis_size` must be at least 1; got 0"),
+        ("classify", {**CLASSIFY, "settings": {"search": "best"}}, "settings: `search` must be one of profile"),
+        ("classify", {**CLASSIFY, "settings": {"prototypes": "best"}}, "prototypes.*best"),
+        ("classify", {**CLASSIFY, "settings": {"seed": -1}}, "seed"),
+        ("classify", {**CLASSIFY, "tolerance": 0.0}, "`tolerance` must be positive and finite; got 0"),
+        ("classify", {**CLASSIFY, "class_weight": ["a=-1"]}, "`class_weight` must be positive and finite; got -1"),
+        ("classify", {**CLASSIFY, "checkpoint_seconds": -1.0}, "checkpoint_seconds"),
         ("sparse", {**SPARSE, "target_distance": -1.0}, "`target_distance` must be positive"),
         ("sparse", {**SPARSE, "checkpoint_seconds": -1.0}, "checkpoint_seconds"),
         ("sparse", {**SPARSE, "memory_limit_bytes": 0}, "memory_limit_bytes"),
@@ -203,6 +223,9 @@ def test_paths_are_absolute_in_one_spelling_with_the_checkpoints_default_place()
     sparse = {path.field: (path.url, path.access) for path in job_paths("sparse", {**SPARSE, "given_basis": "/b.npy"})}
     assert sparse["given_basis"] == ("/b.npy", "read")
     assert sparse["checkpoint"] == ("/s.zarr.checkpoint", "write")
+    classify = {path.field: (path.url, path.access) for path in job_paths("classify", {**CLASSIFY, "hyper": "/h.json"})}
+    assert classify["hyper"] == ("/h.json", "read")
+    assert classify["checkpoint"] == ("/c.zarr.checkpoint", "write")
 
 
 def test_a_factor_that_is_kept_is_written_to_the_model() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.classify.command import classify, classify_job
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import CLUSTER_NAMES, examples
 from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
@@ -30,6 +31,7 @@ __all__ = ["PATH_NAMES", "SUBMITTABLE", "submit"]
 SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = {
     "train": (train, train_job),
     "sparse": (sparse, sparse_job),
+    "classify": (classify, classify_job),
     "tune": (tune, tune_job),
     "predict": (predict, predict_job),
     "evaluate": (evaluate, evaluate_job),

@@ -21,9 +21,9 @@ from dkgp.errors import UsageError
 __all__ = ["CLUSTERED", "CLUSTER_OPTIONS", "OWN_SETTINGS", "RESUMABLE", "batch_script", "submit_batch_script"]
 
 # Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
-RESUMABLE = ("predict", "sparse", "train", "tune")
-CHECKPOINTED = ("predict", "sparse", "train")
-CLUSTERED = ("predict", "sparse", "train", "tune")
+RESUMABLE = ("classify", "predict", "sparse", "train", "tune")
+CHECKPOINTED = ("classify", "predict", "sparse", "train")
+CLUSTERED = ("classify", "predict", "sparse", "train", "tune")
 
 # Read by the script, not by SLURM, with their defaults.
 OWN_SETTINGS: Mapping[str, str] = {"max-requeues": "50", "setup": "", "interface": ""}

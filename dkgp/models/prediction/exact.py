@@ -81,6 +81,7 @@ def exact_rounds(
 
 
 class _Means:
+    classes: tuple[str, ...] | None = None
     variables: tuple[str, ...] = MEANS
     depth = 1
     region_rows: int | None = None
@@ -119,6 +120,7 @@ class _Means:
 
 
 class _MeansAndVariances:
+    classes: tuple[str, ...] | None = None
     variables: tuple[str, ...] = VARIANCES
 
     def __init__(self, means: _Means, run: VarianceRun, model: ModelRecord) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data import Dataset, ModelRecord, PredictionWriter, SparseRecord, exists
+from dkgp.data import AnyModel, ClassifierRecord, Dataset, PredictionWriter, SparseRecord, exists
 from dkgp.errors import InputError
+from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds
 from dkgp.models.prediction.streaming import Rounds, stream
@@ -31,23 +32,27 @@ class PredictSummary:
     n_samples, n_support : int
         Test samples, and those that a mean is a sum over: all of the training set's, or a sparse model's basis.
     seconds : float
-    largest_mean_error_bound : float
-        In the targets' own units; the largest over samples and targets.
+    largest_mean_error_bound : float or None
+        In the targets' own units; the largest over samples and targets. None of a classifier.
     url : str
     variance : dict, optional
         With variances: `VarianceRun.summary`, or of a sparse model method, latent, and the share of samples `outside`,
         whose own variance is proven wrong; gaps are those of the whole store, `computed` counts this run's samples.
     assumes : str, optional
         What the bounds take on trust; see `Certificate`.
+    classes : dict, optional
+        Of a classifier: method, samples of each class by name (`counts`), of certified ones, and the largest error of a
+        decision (`largest_decision_error_bound`); both None where nothing is proven.
     """
 
     n_samples: int
     n_support: int
     seconds: float
-    largest_mean_error_bound: float
+    largest_mean_error_bound: float | None
     url: str
     variance: dict[str, Any] | None = None
     assumes: str | None = None
+    classes: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -55,7 +60,7 @@ class PredictSummary:
 
 
 def predict(
-    model: ModelRecord | SparseRecord,
+    model: AnyModel,
     dataset: Dataset,
     url: str,
     executor: BlockExecutor,
@@ -70,9 +75,12 @@ def predict(
 ) -> PredictSummary:
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
+    A classifier predicts decisions, classes and probabilities instead; an exact one with proven bounds of decisions,
+    and which classes they certify.
+
     Parameters
     ----------
-    model : ModelRecord or SparseRecord
+    model : ModelRecord, SparseRecord or ClassifierRecord
     dataset : Dataset
         Test inputs; its features are matched to the model's by name and mapped by the model's standardisation.
     url : str
@@ -102,21 +110,30 @@ def predict(
     ------
     InputError
         The test store lacks a feature of the model or has a NaN, or the store to resume was made from something else;
-        settings of variances that a sparse model has no use for.
+        settings of variances that a sparse model has no use for, any of a classifier.
     StoreError
         The model's support inputs cannot be read.
     MemoryBudgetError
         Variances, or a sparse model, do not fit in their working memory.
     """
     started = time.perf_counter()
-    test = dataset.as_seen_by(model.feature_names, model.target_names, model.standardisation)
+    of_classes = isinstance(model, ClassifierRecord)
+    if of_classes and variance is not None:
+        raise InputError(
+            f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. Probabilities tell how "
+            "sure a class is, and the bounds of an exact one's decisions what of them is proven"
+        )
+    names = () if of_classes else model.target_names
+    test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
     version = f"{model.fingerprint}-{time.time_ns():x}"
     writer = PredictionWriter.open_to_resume(url) if resume and exists(url) else None
     try:
         with single_threaded_blas():
             rounds: Rounds
-            if isinstance(model, SparseRecord):
+            if isinstance(model, ClassifierRecord):
+                rounds = class_rounds(model, test, executor, version, note)
+            elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
                 stored = None if writer is None else writer.attributes.get("variance")
@@ -130,9 +147,15 @@ def predict(
             }
             if writer is None:
                 rows = rounds.region_rows if chunk_rows is None else chunk_rows
-                names = model.target_names
                 writer = PredictionWriter.create(
-                    url, dataset.n_samples, names, rounds.variables, rows, attributes, overwrite
+                    url,
+                    dataset.n_samples,
+                    model.target_names,
+                    rounds.variables,
+                    rows,
+                    attributes,
+                    overwrite,
+                    rounds.classes,
                 )
             elif writer.attributes != attributes:
                 raise InputError(
@@ -144,9 +167,11 @@ def predict(
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
     figures = rounds.summary(seconds, streamed)
-    return PredictSummary(
-        dataset.n_samples, rounds.n_support, seconds, streamed.bound, str(url), figures, rounds.assumes
-    )
+    about = (dataset.n_samples, rounds.n_support, seconds)
+    if figures is not None and of_classes:
+        figures["largest_decision_error_bound"] = streamed.bound
+        return PredictSummary(*about, None, str(url), None, rounds.assumes, figures)
+    return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
 
 
 def _require_finite(test: Dataset) -> None:

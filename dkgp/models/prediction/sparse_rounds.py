@@ -125,6 +125,7 @@ class SparseRounds:
         The model does not fit in a worker's memory.
     """
 
+    classes: tuple[str, ...] | None = None
     depth = 2
     region_rows: int | None = None
 

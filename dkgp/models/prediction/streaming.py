@@ -42,6 +42,8 @@ class Rounds(Protocol):
         Training samples that a mean is a sum over.
     assumes : str or None
         What bounds take on trust.
+    classes : tuple of str or None
+        Names of the classes, of a classifier.
     """
 
     variables: tuple[str, ...]
@@ -50,6 +52,7 @@ class Rounds(Protocol):
     region_rows: int | None
     n_support: int
     assumes: str | None
+    classes: tuple[str, ...] | None
 
     def prepare(self) -> str | None:
         """Make what all regions take; say what was done."""
@@ -61,29 +64,41 @@ class Rounds(Protocol):
         """Join its results: each variable (rows, p), in the targets' own units."""
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
-        """Figures of the variances of all that is stored; None without variances."""
+        """Figures of the variances, or the classes, of all that is stored; None without either."""
 
 
 @dataclass(frozen=True)
 class Region:
     """The record of a region that is stored: the largest error of a mean, how wide intervals are, and what is outside.
 
-    `outside` counts samples whose own variance is proven wrong.
+    `outside` counts samples whose own variance is proven wrong. Of a classifier `counts` are the samples of each class,
+    and of certified ones; the error is a decision's, None without a bound.
     """
 
-    bound: float
+    bound: float | None
     gaps: GapTally | None
     outside: int = 0
+    counts: tuple[int, ...] = ()
+    certified: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, FloatArray], attributes: Mapping[str, Any]) -> Region:
         """Take in a region's values, with the store's attributes."""
+        if "class" in values:
+            return cls._of_classes(values, len(attributes["classes"]))
         bound = float(np.max(values["mean_error_bound"]))
         if "variance" not in attributes:
             return cls(bound, None)
         variance, lower, upper = (values[name] for name in ("variance", "variance_lower", "variance_upper"))
         gaps = GapTally.of(lower, upper, attributes["variance"]["gap"])
         return cls(bound, gaps, outside_interval(variance, lower, upper))
+
+    @classmethod
+    def _of_classes(cls, values: Mapping[str, FloatArray], n_classes: int) -> Region:
+        counts = np.bincount(np.asarray(values["class"]).reshape(-1).astype(np.intp), minlength=n_classes)
+        bound = float(np.max(values["decision_error_bound"])) if "decision_error_bound" in values else None
+        certified = int(np.sum(values["certified"])) if "certified" in values else None
+        return cls(bound, None, counts=tuple(counts.tolist()), certified=certified)
 
 
 @dataclass(frozen=True)
@@ -94,9 +109,20 @@ class Streamed:
     computed: int
 
     @property
-    def bound(self) -> float:
-        """The largest error of a mean."""
-        return max(region.bound for region in self.regions)
+    def bound(self) -> float | None:
+        """The largest error of a mean, or a decision; None without a bound."""
+        return max((region.bound for region in self.regions if region.bound is not None), default=None)
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each class, of a classifier."""
+        return [sum(counts) for counts in zip(*(region.counts for region in self.regions), strict=True)]
+
+    @property
+    def certified(self) -> int | None:
+        """Samples whose class is proven to be the exact solution's; None where nothing is proven."""
+        known = [region.certified for region in self.regions if region.certified is not None]
+        return sum(known) if known else None
 
     @property
     def outside(self) -> int:

@@ -49,7 +49,7 @@ class JobRecord:
     id : str
         12 hexadecimal digits.
     command : str
-        "train", "sparse", "tune", "predict" or "evaluate".
+        "train", "sparse", "classify", "tune", "predict" or "evaluate".
     options : dict
         As `dkgp.service.specification` reads them; defaults left out.
     state : str

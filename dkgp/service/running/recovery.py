@@ -27,6 +27,7 @@ from dkgp.data.remote.storage import (
 from dkgp.errors import CheckpointError, DkgpError, StoreError
 
 if TYPE_CHECKING:
+    from dkgp.commands.classify import ClassifyJob
     from dkgp.commands.evaluate import EvaluateJob
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.progress import Reporter
@@ -35,25 +36,33 @@ if TYPE_CHECKING:
     from dkgp.commands.tune import TuneJob
     from dkgp.service.specification import Job
 
-T = TypeVar("T", "TrainJob", "SparseJob")
+T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
 
 __all__ = ["Traces", "going_on", "keep_document", "kept_document"]
 
 # What tells one version of an object from the next, under the names that the file systems give it.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
 
-# What lies directly in the store of a model, a sparse model or a prediction.
+# What lies directly in the store of a model, a sparse model, a classifier or a prediction.
 _STORE_NAMES = {
     "zarr.json",
     "dkgp-manifest.json",
     "dkgp-claim.json",
     "alpha",
+    "certified",
+    "class",
+    "class_name",
+    "decision",
+    "decision_error_bound",
     "inputs",
     "indices",
+    "intercept",
     "lower",
     "mean",
     "mean_error_bound",
     "normal",
+    "ones",
+    "probability",
     "prototypes",
     "variance",
     "variance_lower",
@@ -70,7 +79,7 @@ class Traces:
     ----------
     folder : Path
         The job's own.
-    job : TrainJob, SparseJob, TuneJob, PredictJob or EvaluateJob
+    job : TrainJob, SparseJob, ClassifyJob, TuneJob, PredictJob or EvaluateJob
         With its options as they were submitted.
     generation : int
         How often the user has resumed the job.
@@ -142,6 +151,12 @@ def _sparse(job: SparseJob, traces: Traces, reporter: Reporter) -> Job | Documen
     return _trained(job, traces, reporter, finished_sparse)
 
 
+def _classify(job: ClassifyJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    from dkgp.commands.classify import finished_classify
+
+    return _trained(job, traces, reporter, finished_classify)
+
+
 def _trained(
     job: T, traces: Traces, reporter: Reporter, finished: Callable[[T, Reporter], Document | None]
 ) -> T | Document:
@@ -178,6 +193,7 @@ def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Doc
 _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
     "train": _train,
     "sparse": _sparse,
+    "classify": _classify,
     "tune": _tune,
     "predict": _predict,
     "evaluate": _evaluate,

@@ -139,7 +139,7 @@ def create_app(service: Service) -> "ASGIApp":
     app = FastAPI(
         title="dkgp jobs",
         version=dkgp.__version__,
-        description="Exact Gaussian process regression: train, sparse, tune, predict and evaluate as jobs.",
+        description="Gaussian process regression, exact and sparse, and classification: commands as jobs.",
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,

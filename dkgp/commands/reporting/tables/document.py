@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.classes import evaluated_class_tables
+from dkgp.commands.reporting.tables.classify import classifier_info_tables, classify_tables, predicted_class_rows
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
 from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
@@ -29,6 +30,7 @@ def tables(document: Document) -> list[RenderableType]:
         "plan": plan_tables,
         "train": _train,
         "sparse": sparse_tables,
+        "classify": classify_tables,
         "predict": _predict,
         "evaluate": _evaluate,
         "info": _info,
@@ -101,13 +103,19 @@ def _predict(document: Document) -> list[RenderableType]:
     rows = [
         ("predictions", document["out"]),
         ("samples", f"{document['n_samples']:,}"),
-        ("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)"),
+        *_predicted_means(document),
         *assumed_rows(document),
     ]
     if document.get("variance") is not None:
         rows += _predicted_variance_rows(document["variance"])
     rows.append(("seconds", f"{document['seconds']:.2f}"))
     return [table_of("Predicted", rows)]
+
+
+def _predicted_means(document: Document) -> Rows:
+    if document.get("classes") is not None:
+        return predicted_class_rows(document["classes"], document["n_samples"])
+    return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)")]
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:
@@ -215,6 +223,8 @@ def _demo(document: Document) -> list[RenderableType]:
 def _info(document: Document) -> list[RenderableType]:
     if document["kind"] == "sparse model":
         return sparse_info_tables(document)
+    if document["kind"] == "classifier":
+        return classifier_info_tables(document)
     rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
     if "kernel" in document:
         names = document.get("feature_names") or document.get("features") or ()

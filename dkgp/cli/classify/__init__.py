@@ -1,0 +1,1 @@
+"""`dkgp classify` on the command line."""

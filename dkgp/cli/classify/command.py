@@ -1,0 +1,73 @@
+"""`dkgp classify`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.classify.options import exact_options, fixed_size_options, fixed_size_settings, label_options
+from dkgp.cli.declared import DeclaredCommand
+from dkgp.cli.options import (
+    checkpoint_options,
+    cluster_from,
+    cluster_options,
+    examples,
+    memory_limit_option,
+    overwrite_option,
+    record_options,
+    seed_option,
+)
+from dkgp.cli.running import runs
+
+if TYPE_CHECKING:
+    from dkgp.commands.classify import ClassifyJob
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = ["classify", "classify_job"]
+
+
+@click.command(
+    cls=DeclaredCommand,
+    epilog=examples(
+        "dkgp classify train.zarr --out model.zarr",
+        "dkgp classify train.zarr --out model.zarr --class-weight balanced --plot path.png",
+        "dkgp classify train.zarr --out model.zarr --pool 3000 --prototypes entropy --search annealing --isotropic",
+        "dkgp classify train.zarr --out model.zarr --method exact --hyper hyper.json --resume",
+    ),
+)
+@click.argument("dataset")
+@click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
+@label_options
+@fixed_size_options
+@exact_options
+@memory_limit_option
+@checkpoint_options
+@record_options
+@cluster_options
+@seed_option
+@overwrite_option
+@runs(must_converge=True)
+def classify(reporter: Reporter, **options: Any) -> Document:
+    """Train a least-squares support vector machine on the labels of the store DATASET.
+
+    A fixed-size one finds kernel, noise and prototypes by cross-validation, in about ten passes over the data, and
+    predicts without them. An exact one is solved for on all samples, so that its labels can be certified. Either gives
+    probabilities, calibrated on samples that it was not fitted to. --resume goes on with what a run that was
+    interrupted or killed has saved, to the same bits.
+    """
+    from dkgp.commands.classify import run_classify
+
+    cluster = cluster_from(options)
+    return run_classify(replace(classify_job(options), cluster=cluster), reporter)
+
+
+def classify_job(options: dict[str, Any]) -> ClassifyJob:
+    """Return the job that the command's options describe, but for the cluster's."""
+    from dkgp.commands.classify import ClassifyJob
+
+    rest = dict(options)
+    settings = fixed_size_settings(rest)
+    return ClassifyJob(settings=settings, **rest)

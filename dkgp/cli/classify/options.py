@@ -1,0 +1,179 @@
+"""Options of a classifier, as decorators by group, and the settings that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dkgp.cli.declared import click_option, click_type, declared_options
+from dkgp.cli.options import together
+from dkgp.registry import Option
+
+if TYPE_CHECKING:
+    from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+
+__all__ = ["exact_options", "fixed_size_options", "fixed_size_settings", "label_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Read numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of numbers such as 0.01,0.1,1.") from None
+
+
+def stop_rule(text: str) -> tuple[int, float] | None:
+    """Read STEPS,SHARE, or none."""
+    if text.strip().lower() == "none":
+        return None
+    steps, _, share = text.partition(",")
+    try:
+        return int(steps), float(share)
+    except ValueError:
+        raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
+
+
+def _prototypes_option() -> list[click.Option]:
+    from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
+
+    text = "How the pool is chosen among the samples; greedy alone looks at the labels."
+    return [click_option(Option("prototypes", text, default=DEFAULT_PROTOTYPES, choices=PROTOTYPES))]
+
+
+def _solver_option() -> list[click.Option]:
+    from dkgp.solvers.registry import AUTO, solver_names
+
+    text = "Of an exact one: who solves for it, as for `dkgp train`."
+    return [click_option(Option("solver", text, default=AUTO, choices=(AUTO, *solver_names())))]
+
+
+def label_options(function: F) -> F:
+    """What is learned, and how samples count."""
+    return together(
+        click.option(
+            "--method",
+            type=click.Choice(["fixed-size", "exact"]),
+            default="fixed-size",
+            show_default=True,
+            help="fixed-size: a sum over a few prototypes, chosen by sparse conjugate directions pursuit; exact: the "
+            "LS-SVM of all samples, each decision within a proven bound.",
+        ),
+        click.option(
+            "--hyper",
+            metavar="FILE",
+            help="Hyperparameters to start from, as `dkgp tune` writes them.  [default: found from the labels]",
+        ),
+        click.option(
+            "--given-noise",
+            is_flag=True,
+            help="Take the noise variance of --hyper as it is. Without it, a fixed-size one has its own, by "
+            "cross-validation.",
+        ),
+        click.option(
+            "--class-weight",
+            multiple=True,
+            metavar="balanced|NAME=W",
+            help="What a sample of a class counts: all classes the same together, or each by name; repeatable.",
+        ),
+        click.option(
+            "--intercept",
+            type=click.Choice(["first", "selected", "none"]),
+            default="first",
+            show_default=True,
+            help="first: before any prototype; selected: competing with them; none.",
+        ),
+        click.option(
+            "--isotropic",
+            is_flag=True,
+            help="One length scale for all features, where hyperparameters are found.",
+        ),
+        click.option(
+            "--no-probability",
+            "probability",
+            flag_value=False,
+            type=bool,
+            default=True,
+            help="Decisions and classes alone, without the map to probabilities.",
+        ),
+    )(function)
+
+
+def fixed_size_options(function: F) -> F:
+    """The pool, the search and the cardinality of a fixed-size classifier."""
+    return together(
+        click.option(
+            "--pool", type=int, default=2000, show_default=True, metavar="M", help="Prototypes to choose among."
+        ),
+        declared_options(_prototypes_option),
+        click.option(
+            "--max-basis", type=int, metavar="K", help="Choose so many prototypes at most.  [default: the pool]"
+        ),
+        click.option(
+            "--candidates",
+            type=int,
+            metavar="RHO",
+            help="Look at so many of the pool, drawn at random, in each step; 59 in the paper.  [default: all]",
+        ),
+        click.option("--folds", type=int, default=10, show_default=True, help="Of cross-validation, stratified."),
+        click.option(
+            "--search",
+            type=click.Choice(["profile", "annealing", "none"]),
+            default="profile",
+            show_default=True,
+            help="For the scale of the kernel's length scales. profile: a line search; annealing: coupled simulated "
+            "annealing and Nelder-Mead, the paper's; none: the kernel as it starts.",
+        ),
+        click.option(
+            "--noise-variances",
+            type=click_type(numbers),
+            metavar="S2,...",
+            help="Noise variances 1 / gamma to choose among.  [default: decades, finer about the best]",
+        ),
+        click.option(
+            "--cardinality",
+            type=click.Choice(["tenth", "best", "one-standard-error"]),
+            default="tenth",
+            show_default=True,
+            help="How many prototypes: the fewest within a tenth of the folds' standard deviation of the least score; "
+            "those of the least score; the fewest within one standard error.",
+        ),
+        click.option(
+            "--stop",
+            type=click_type(stop_rule),
+            default="10,0.001",
+            show_default=True,
+            metavar="STEPS,SHARE|none",
+            help="End a path once so many steps improved the score by less than this share.",
+        ),
+    )(function)
+
+
+def exact_options(function: F) -> F:
+    """The solve of an exact classifier."""
+    return together(
+        declared_options(_solver_option),
+        click.option(
+            "--tol",
+            "tolerance",
+            type=float,
+            default=1e-3,
+            show_default=True,
+            help="Of an exact one: solve until decisions are about so near to the exact ones, whose margins are at -1 "
+            "and 1.",
+        ),
+        click.option(
+            "--by-reference", is_flag=True, help="Let an exact one refer to DATASET instead of copying its inputs."
+        ),
+    )(function)
+
+
+def fixed_size_settings(options: dict[str, Any]) -> FixedSizeSettings:
+    """Take the settings of a fixed-size classifier out of a command's options."""
+    from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+
+    return FixedSizeSettings(**{name: options.pop(name) for name in FixedSizeSettings.__dataclass_fields__})

@@ -1,0 +1,8 @@
+"""`dkgp classify`: a dataset store of labels to a classifier, of a few prototypes or of all samples."""
+
+from __future__ import annotations
+
+from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.classify.run import finished_classify, run_classify
+
+__all__ = ["ClassifyJob", "finished_classify", "run_classify"]

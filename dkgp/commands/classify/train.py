@@ -1,0 +1,237 @@
+"""Training by either method within a command: memory, progress, records and interruption around the model's work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.own_work import has_checkpoint, memory_budget
+from dkgp.commands.reporting.progress import Reporter, SolveProgress
+from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.signals import interruptible
+from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.stores.model_store import about_model
+from dkgp.errors import InterruptedRunError
+from dkgp.kernels import Kernel, fold_white
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.exact.stopping import DecisionError
+from dkgp.models.classification.exact.train import TrainedExact, solver_for_labels, train_exact
+from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.labels import Labels
+from dkgp.models.memory import plan_within
+from dkgp.models.warm_up import compiling_bytes
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.solvers import Checkpointing, Solver
+from dkgp.solvers.registry import AUTO, build_solver, solver_memory
+
+__all__ = ["Prepared", "train_one"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that could be checked without computing."""
+
+    dataset: Dataset
+    labels: Labels
+    hyperparameters: Hyperparameters | None
+    weights: FloatArray | None
+    checkpointing: Checkpointing
+
+
+def train_one(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter) -> ClassifierRecord:
+    """Train by the job's method; return the model as it is to be stored.
+
+    Raises
+    ------
+    MemoryBudgetError
+        It is projected to take more than there is.
+    InterruptedRunError
+        A signal asked for the end; the message says how to go on.
+    """
+    if not job.resume:
+        prepared.checkpointing.store.clear()
+    train = _exact if job.is_exact else _fixed_size
+    try:
+        return train(job, prepared, executor, reporter)
+    except InterruptedRunError as error:
+        store = prepared.checkpointing.store
+        if not has_checkpoint(store):
+            raise
+        kept = "" if error.checkpoint is not None else f"; what is done is saved in {store.url}"
+        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and --resume", store.url) from None
+
+
+def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter) -> ClassifierRecord:
+    found = prepared.hyperparameters
+    kernel = noise_variance = None
+    if found is not None:
+        kernel, noise = fold_white(found.kernel, found.noise_variance)
+        noise_variance = noise if job.given_noise else None
+    with (
+        RecordLog(job.log_json, resume=job.resume) as log,
+        reporter.work("classify") as show,
+        interruptible(reporter.warn) as interruption,
+    ):
+
+        def after_evaluation(record: dict[str, Any]) -> None:
+            reporter.note(
+                f"pass {record['pass']}: scale {record['scale']:.4g}, noise variance {record['noise_variance']:.3g}: "
+                f"score {record['score']:.5g} with {record['cardinality']:,} prototypes"
+            )
+            log.write({"iteration": record["pass"], **record})
+
+        trained = train_fixed_size(
+            prepared.dataset,
+            prepared.labels,
+            job.settings,
+            executor,
+            kernel=kernel,
+            noise_variance=noise_variance,
+            weights=prepared.weights,
+            checkpointing=prepared.checkpointing,
+            callback=after_evaluation,
+            within=show,
+            interrupted=interruption,
+        )
+    return fixed_size_record(trained, prepared, job)
+
+
+def fixed_size_record(trained: TrainedFixedSize, prepared: Prepared, job: ClassifyJob) -> ClassifierRecord:
+    """The model as it is stored."""
+    model, labels = trained.model, prepared.labels
+    summary = {**trained.summary, "counts": labels.counts().tolist(), "converged": True}
+    about = about_model(
+        prepared.dataset,
+        kernel=model.kernel.to_json(),
+        noise_variance=model.noise_variance,
+        history=trained.history,
+        summary=summary,
+    )
+    return ClassifierRecord(
+        **about,
+        form="fixed-size",
+        classes=labels.classes,
+        intercept=model.intercept,
+        prototypes=model.prototypes,
+        weights=model.weights,
+        indices=trained.indices,
+        class_weights=_class_weights(prepared),
+        calibration=None if trained.calibration is None else trained.calibration.to_json(),
+        path=[dict(record) for record in trained.path],
+    )
+
+
+def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter) -> ClassifierRecord:
+    dataset, labels, found = prepared.dataset, prepared.labels, prepared.hyperparameters
+    if found is None:
+        reporter.note("finding hyperparameters by the marginal likelihood of a subset's labels")
+        with interruptible(reporter.warn):
+            found = tune_labels(dataset, labels, seed=job.settings.seed)
+    kernel, noise = fold_white(found.kernel, found.noise_variance)
+    least = noise if prepared.weights is None else noise / float(prepared.weights.max())
+    rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept)
+    solver, chosen = _solver(job, prepared, kernel, least, rule, executor)
+    if chosen:
+        reporter.note(f"the solver is {solver.name}: {chosen['auto']['reason']}")
+    inputs_bytes = _planned(job, prepared, kernel, solver, executor)
+    with (
+        RecordLog(job.log_json, resume=job.resume) as log,
+        reporter.solve("classify", rule.gradient_tolerance(dataset.n_samples)) as show,
+        interruptible(reporter.warn) as interruption,
+    ):
+
+        def after_round(progress: SolveProgress) -> None:
+            show(progress)
+            log.write(progress.to_json())
+
+        trained = train_exact(
+            dataset,
+            labels,
+            found,
+            executor,
+            solver=solver,
+            tolerance=job.tolerance,
+            weights=prepared.weights,
+            fit_intercept=job.fit_intercept,
+            callback=after_round,
+            within=show,
+            checkpointing=prepared.checkpointing,
+            interrupted=interruption,
+            coordinator_input_bytes=inputs_bytes,
+            calibrate=job.settings.probability,
+            seed=job.settings.seed,
+        )
+    summary = {**trained.summary, **chosen, "gradient_tolerance": rule.gradient_tolerance(dataset.n_samples)}
+    return exact_record(trained, prepared, summary)
+
+
+def exact_record(trained: TrainedExact, prepared: Prepared, summary: dict[str, Any]) -> ClassifierRecord:
+    """The model as it is stored."""
+    record = trained.record()
+    own = {name: record.pop(name) for name in ("kernel", "noise_variance", "history", "certificate")}
+    about = about_model(prepared.dataset, **own, summary=summary)
+    arrays = {name: record[name] for name in ("alpha", "ones", "intercept", "classes", "calibration")}
+    return ClassifierRecord(**about, form="exact", class_weights=_class_weights(prepared), **arrays)
+
+
+def _solver(
+    job: ClassifyJob,
+    prepared: Prepared,
+    kernel: Kernel,
+    noise_variance: float,
+    rule: DecisionError,
+    executor: BlockExecutor,
+) -> tuple[Solver, dict[str, Any]]:
+    if job.solver != AUTO:
+        return build_solver(job.solver, {}, seed=job.settings.seed), {}
+    n, columns = prepared.dataset.n_samples, prepared.labels.n_outputs + job.fit_intercept
+    return solver_for_labels(
+        prepared.dataset,
+        kernel,
+        noise_variance,
+        columns,
+        rule.gradient_tolerance(n),
+        executor,
+        job.settings.seed,
+        memory_budget(job)[1],
+    )
+
+
+def _planned(job: ClassifyJob, prepared: Prepared, kernel: Kernel, solver: Solver, executor: BlockExecutor) -> int:
+    """Bytes of inputs that the coordinator may hold; `MemoryBudgetError` where the solve does not fit."""
+    dataset, width = prepared.dataset, feature_width(kernel)
+    resident, budget = memory_budget(job)
+    plan = plan_within(
+        budget,
+        dataset.n_samples,
+        dataset.n_features,
+        prepared.labels.n_outputs + job.fit_intercept,
+        solver_memory(solver, dataset.n_samples, width),
+        resident_bytes=resident - prepared.checkpointing.held_bytes + compiling_bytes(kernel),
+        shares_process=executor.shares_memory,
+        overlaps=executor.overlaps,
+        cache_bytes=job.cluster.cache_bytes,
+        width=width,
+    )
+    return DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0
+
+
+def _largest(dataset: Dataset, kernel: Kernel) -> float:
+    """The largest k(x, x) among the samples."""
+    if kernel.stationary:
+        return float(kernel.diagonal(dataset.inputs(0, 1))[0])
+    return max(float(kernel.diagonal(dataset.inputs(*rows)).max()) for rows in dataset.row_chunks())
+
+
+def _class_weights(prepared: Prepared) -> dict[str, float] | None:
+    """What a sample of each class counts, of mean one over the samples."""
+    if prepared.weights is None:
+        return None
+    labels = prepared.labels
+    first = {name: int((labels.codes == code).argmax()) for code, name in enumerate(labels.classes)}
+    return {name: float(prepared.weights[row]) for name, row in first.items()}
