@@ -28,7 +28,20 @@ ALL = dict(commands(main))
 
 
 def test_the_commands_of_this_release() -> None:
-    here = {"ingest", "tune", "plan", "train", "sparse", "classify", "predict", "evaluate", "info", "demo", "bench", "warm-up"}
+    here = {
+        "ingest",
+        "tune",
+        "plan",
+        "train",
+        "sparse",
+        "classify",
+        "predict",
+        "evaluate",
+        "info",
+        "demo",
+        "bench",
+        "warm-up",
+    }
     as_jobs = {"serve", "submit", "jobs", "status", "logs", "cancel", "resume", "wait"}
     assert {names[0] for names in ALL} == here | as_jobs
     below = {

@@ -167,6 +167,10 @@ def exact_options(function: F) -> F:
             "and 1.",
         ),
         click.option(
+            "--max-passes", type=float, help="Of an exact one: stop after so many passes over the kernel's columns."
+        ),
+        click.option("--max-seconds", type=float, help="Of an exact one: stop after so many seconds."),
+        click.option(
             "--by-reference", is_flag=True, help="Let an exact one refer to DATASET instead of copying its inputs."
         ),
     )(function)

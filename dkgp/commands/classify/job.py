@@ -52,8 +52,9 @@ class ClassifyJob:
         `probability` and `seed` count.
     class_weight
         "balanced" alone, or "NAME=W" for classes of a weight other than one.
-    solver, tolerance
-        Of an exact one: a solver's name or "auto", and how near decisions are to be to the exact ones.
+    solver, tolerance, max_passes, max_seconds
+        Of an exact one: a solver's name or "auto", how near decisions are to be to the exact ones, and effort after
+        which to stop short of that.
     by_reference
         Let an exact one refer to the dataset store instead of copying its inputs.
     cluster
@@ -77,6 +78,8 @@ class ClassifyJob:
     class_weight: tuple[str, ...] = ()
     solver: str = AUTO
     tolerance: float = DECISION_TOLERANCE
+    max_passes: float | None = None
+    max_seconds: float | None = None
     by_reference: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     checkpoint: str | None = None
@@ -151,6 +154,10 @@ class ClassifyJob:
             raise InputError(f"`solver` must be one of {', '.join((AUTO, *solver_names()))}; got '{self.solver}'")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
             raise InputError(f"`tolerance` must be positive and finite; got {self.tolerance}")
+        for name in ("max_passes", "max_seconds"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0.0:
+                raise InputError(f"`{name}` must be positive; got {limit}")
         if self.given_noise and self.hyper is None:
             raise UsageError("`given_noise` is that of `hyper`; give it, or leave `given_noise` out")
         if self.given_noise and self.settings.noise_variances is not None:
@@ -158,6 +165,8 @@ class ClassifyJob:
         other = {
             "solver": self.solver != AUTO,
             "tolerance": self.tolerance != DECISION_TOLERANCE,
+            "max_passes": self.max_passes is not None,
+            "max_seconds": self.max_seconds is not None,
             "by_reference": self.by_reference,
         }
         if self.is_exact:

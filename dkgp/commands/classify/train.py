@@ -14,10 +14,11 @@ from dkgp.commands.signals import interruptible
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.data.stores.model_store import about_model
 from dkgp.errors import InterruptedRunError
-from dkgp.kernels import Kernel, fold_white
+from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.stopping import DecisionError
 from dkgp.models.classification.exact.train import TrainedExact, solver_for_labels, train_exact
+from dkgp.models.classification.fixed_size.memory import FixedSizeMemory
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
@@ -25,8 +26,8 @@ from dkgp.models.memory import plan_within
 from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.solvers import Checkpointing, Solver
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.solvers import Checkpointing, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_memory
 
 __all__ = ["Prepared", "train_one"]
@@ -72,6 +73,7 @@ def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, r
     if found is not None:
         kernel, noise = fold_white(found.kernel, found.noise_variance)
         noise_variance = noise if job.given_noise else None
+    together, inputs_bytes = _planned_pool(job, prepared, kernel, executor)
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
         reporter.work("classify") as show,
@@ -93,10 +95,12 @@ def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, r
             kernel=kernel,
             noise_variance=noise_variance,
             weights=prepared.weights,
+            together=together,
             checkpointing=prepared.checkpointing,
             callback=after_evaluation,
             within=show,
             interrupted=interruption,
+            coordinator_input_bytes=inputs_bytes,
         )
     return fixed_size_record(trained, prepared, job)
 
@@ -131,7 +135,7 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
     if found is None:
         reporter.note("finding hyperparameters by the marginal likelihood of a subset's labels")
         with interruptible(reporter.warn):
-            found = tune_labels(dataset, labels, seed=job.settings.seed)
+            found = tune_labels(dataset, labels, seed=job.settings.seed, isotropic=job.settings.isotropic)
     kernel, noise = fold_white(found.kernel, found.noise_variance)
     least = noise if prepared.weights is None else noise / float(prepared.weights.max())
     rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept)
@@ -156,6 +160,7 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
             executor,
             solver=solver,
             tolerance=job.tolerance,
+            limits=_limits(job),
             weights=prepared.weights,
             fit_intercept=job.fit_intercept,
             callback=after_round,
@@ -200,6 +205,42 @@ def _solver(
         job.settings.seed,
         memory_budget(job)[1],
     )
+
+
+def _limits(job: ClassifyJob) -> StoppingRule | None:
+    """Effort after which a solve stops short."""
+    limits: list[StoppingRule] = []
+    if job.max_passes is not None:
+        limits.append(MaxPasses(job.max_passes))
+    if job.max_seconds is not None:
+        limits.append(MaxSeconds(job.max_seconds))
+    return limits[0] | limits[1] if len(limits) == 2 else limits[0] if limits else None
+
+
+def _planned_pool(
+    job: ClassifyJob, prepared: Prepared, kernel: Kernel | None, executor: BlockExecutor
+) -> tuple[int, int]:
+    """Kernels that go together in a pass, and bytes of inputs that the coordinator may hold.
+
+    Raises `MemoryBudgetError` where a pool does not fit, one kernel at a time.
+    """
+    dataset = prepared.dataset
+    n, d = dataset.n_samples, dataset.n_features
+    expected = SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel
+    width = feature_width(expected)
+    resident, budget = memory_budget(job)
+    resident += compiling_bytes(expected) - prepared.checkpointing.held_bytes
+    inputs = coordinator_input_bytes_needed(n, d, width)
+
+    def plan(free: int) -> FixedSizeMemory:
+        outputs, cache = prepared.labels.n_outputs, job.cluster.cache_bytes
+        return job.settings.memory(n, d, outputs, executor, cache, width, budget_bytes=free)
+
+    found = plan(budget - resident - inputs)
+    if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + found.coordinator_bytes + inputs > budget:
+        inputs, found = 0, plan(budget - resident)
+    found.require(budget, resident)
+    return found.together, inputs
 
 
 def _planned(job: ClassifyJob, prepared: Prepared, kernel: Kernel, solver: Solver, executor: BlockExecutor) -> int:
