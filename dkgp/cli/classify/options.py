@@ -53,7 +53,7 @@ def _solver_option() -> list[click.Option]:
 
 
 def label_options(function: F) -> F:
-    """What is learned, and how samples count."""
+    """Method, hyperparameters, and how samples count."""
     return together(
         click.option(
             "--method",

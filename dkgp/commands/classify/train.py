@@ -270,7 +270,7 @@ def _largest(dataset: Dataset, kernel: Kernel) -> float:
 
 
 def _class_weights(prepared: Prepared) -> dict[str, float] | None:
-    """What a sample of each class counts, of mean one over the samples."""
+    """Weight of a sample of each class, of mean one over the samples."""
     if prepared.weights is None:
         return None
     labels = prepared.labels
