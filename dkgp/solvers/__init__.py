@@ -14,6 +14,12 @@ from dkgp.solvers.conjugate.kernel_cg import KernelConjugateGradient, ParameterC
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.driver import Solution
 from dkgp.solvers.linear_system import solve
+from dkgp.solvers.pursuit.engine import pursue
+from dkgp.solvers.pursuit.kernel import KernelSystem
+from dkgp.solvers.pursuit.path import PursuitPath
+from dkgp.solvers.pursuit.rows import RowSystem
+from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.systems import GramSystem
 from dkgp.solvers.smo import SequentialMinimalOptimization
 from dkgp.solvers.stopping import (
     DualityGap,
@@ -38,9 +44,11 @@ __all__ = [
     "FactorPreconditioning",
     "GradientInfNorm",
     "GradientSelection",
+    "GramSystem",
     "GreedyBlockCoordinateDescent",
     "GreedySelection",
     "KernelConjugateGradient",
+    "KernelSystem",
     "MaxIterations",
     "MaxPasses",
     "MaxSeconds",
@@ -48,7 +56,10 @@ __all__ = [
     "ObjectiveGap",
     "ParameterConjugateGradient",
     "Progress",
+    "PursuitPath",
+    "PursuitSettings",
     "RelativeResidual",
+    "RowSystem",
     "Selection",
     "SequentialMinimalOptimization",
     "Solution",
@@ -57,5 +68,6 @@ __all__ = [
     "StoppingRule",
     "TiledCholesky",
     "choose_solver",
+    "pursue",
     "solve",
 ]

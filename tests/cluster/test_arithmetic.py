@@ -39,8 +39,8 @@ PORTABLE = {
     "mean_task", "means_task", "sparse_mean_task", "decision_task",
     "digest_task", "verify_task",
     "echo_task", "resident_task",
-    "farthest_task", "lloyd_task",
     "fold_columns_task",
+    "farthest_task", "lloyd_task", "row_moments_task",
     "counted_task",  # runs another one, whose mark counts
 }  # fmt: skip
 MARKED = {
@@ -50,6 +50,7 @@ MARKED = {
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
     "contract_task", "tree_task", "slopes_task",
     "fold_gram_task", "triangle_task",
+    "row_project_task", "row_columns_task", "row_candidates_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
 }  # fmt: skip
 

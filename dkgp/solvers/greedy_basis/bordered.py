@@ -52,6 +52,11 @@ class BorderedFactor:
         return system
 
     @property
+    def lower(self) -> FloatArray:
+        """L, where its lower triangle is read; A's entries lie above: (k, k)."""
+        return self._lower[: self.size, : self.size]
+
+    @property
     def half(self) -> FloatArray:
         """Eta by target: (p, k)."""
         return self._half[:, : self.size]

@@ -1,0 +1,1 @@
+"""Sparse conjugate directions pursuit: a path of solutions of A w = b with one more nonzero number each."""

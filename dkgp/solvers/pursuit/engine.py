@@ -1,0 +1,368 @@
+"""Sparse conjugate directions pursuit (SCDP), of all regressors or of random draws of them (SCDPP).
+
+Algorithm 3 of the paper keeps directions p^(k), conjugate and with k nonzero numbers, and the triangle B = P A_SS that
+the next one is found by (18). Here A_SS = L L' grows by rows: P = L^-T but for the directions' lengths, B = L' but for
+those of its rows, a pivot that rounding has eaten is seen, and g = A w - b is found anew from the columns that are kept
+rather than by recursion. Algorithm 3's line for s^(k+1) reads g before the step; (19) and the text mean the gradient
+after it, which is what is taken here.
+
+References
+----------
+P. Karsmakers, K. Pelckmans, K. De Brabanter, H. Van hamme, J. A. K. Suykens, Sparse conjugate directions pursuit with
+application to fixed-size kernel models, Machine Learning 85 (2011).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import CheckpointError, InputError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.block_descent.selection import best_in_groups
+from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
+from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT, BorderedFactor
+from dkgp.solvers.greedy_basis.scores import score
+from dkgp.solvers.pursuit.path import PursuitPath
+from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings, drawn, stagnates
+from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, columns_that_fit, right_hand_sides
+from dkgp.solvers.stopping import StopReason
+
+__all__ = ["Judge", "Pursuit", "pursue"]
+
+Judge = Callable[[PursuitPath], float]
+"""A score of the path so far, such as an error in cross-validation; the smaller the better"""
+
+# Rounds in a row of which all that was chosen is of the path's span: the rank is reached, or so.
+MOST_EMPTY = 5
+# A gradient of this many units of b's largest entry is rounding.
+SOLVED_UNITS = 8.0
+# Of |y|^2: a residual below is found from residuals, since the difference of squares says nothing of it.
+DIFFERENCE_SHARE = 1e-10
+
+
+class Pursuit:
+    """A pursuit under way.
+
+    Parameters
+    ----------
+    system : PursuitSystem
+    rhs : (r, t) float64
+        What the system's right-hand sides b are projections of. The t columns share one order: a choice is the best by
+        the sum of their scores.
+    settings : PursuitSettings
+    judge : callable, optional
+
+    Attributes
+    ----------
+    iteration : int
+        Rounds done.
+    history : list of PursuitProgress
+    """
+
+    def __init__(
+        self, system: PursuitSystem, rhs: FloatArray, settings: PursuitSettings, judge: Judge | None = None
+    ) -> None:
+        self._system, self._rhs, self._judge = system, rhs, judge
+        self.settings = settings
+        self._most = settings.most(system.size)
+        self._all = settings.candidates is None
+        if self._all:
+            self._most = columns_that_fit(system.size, self._most, settings.memory_bytes, settings.size is not None)
+        self._b = system.project(rhs)
+        if not np.isfinite(self._b).all():
+            raise InputError("the right-hand sides overflow; scale the targets down")
+        self._square = system.square(rhs)
+        if settings.residual is not None and self._square is None:
+            raise InputError("`residual` needs to know |y|^2: give the system its `square`, or its rows")
+        if settings.stagnation is not None and self._square is None and judge is None:
+            raise InputError(
+                "`stagnation` needs scores: give the system its `square`, or something to judge the path by"
+            )
+        targets = self._b.shape[1]
+        self._factor = BorderedFactor(self._most, targets)
+        self._order: list[int] = []
+        self._out = np.zeros(system.size, dtype=bool)  # chosen, or of the path's span
+        self._diagonal = system.diagonal() if settings.score != "gradient" and self._all else None
+        # Rows: columns of A; and L^-1 of them, where scores take it.
+        self._columns = np.empty((self._most if self._all else 0, system.size))
+        self._solved = np.empty((self._most if self._all and settings.score == "refit" else 0, system.size))
+        self._left = self._b.copy() if self._all else None  # b - A w
+        self.iteration, self._empty = 0, 0
+        self._scores: list[float] = []
+        self._misfits: dict[int, float] = {}
+        self.history: list[PursuitProgress] = []
+
+    @property
+    def order(self) -> IndexArray:
+        """The path so far."""
+        return np.asarray(self._order, dtype=np.intp)
+
+    def advance(self) -> int:
+        """One round; return how many regressors joined the path."""
+        began = time.perf_counter()
+        with single_threaded_blas():
+            wanted = min(self.settings.per_round, self._most - self._factor.size)
+            given = self.settings.first if self.iteration == 0 else ()
+            gained = self._of_all(wanted, given) if self._all else self._of_draws(wanted, given)
+        self.iteration += 1
+        self._empty = 0 if gained else self._empty + 1
+        self._record(time.perf_counter() - began)
+        return gained
+
+    # ------------------------------------------------------------------------------------------------ rounds
+
+    def _of_all(self, wanted: int, given: tuple[int, ...]) -> int:
+        assert self._left is not None
+        picked = np.asarray(given, dtype=np.intp)
+        if not len(picked):
+            values = np.where(self._out, -1.0, self._values())
+            picked = np.argsort(-values, kind="stable")[:wanted].astype(np.intp)
+            picked = picked[values[picked] > 0.0]
+        if not len(picked):
+            return 0
+        columns = self._system.columns(picked)
+        joined = self._append(picked, columns[self.order], columns[picked], self._left[picked])
+        if not len(joined):
+            return 0
+        before = self._factor.size - len(joined)
+        for number, place in enumerate(joined, before):
+            self._columns[number] = columns[:, place]
+            if self._diagonal is not None and self.settings.score == "refit":
+                lower = self._factor.lower[number]
+                row = self._columns[number] - lower[:number] @ self._solved[:number]
+                self._solved[number] = row / lower[number]
+        k = self._factor.size
+        self._left = self._b - self._columns[:k].T @ self._factor.solution()
+        return len(joined)
+
+    def _values(self) -> FloatArray:
+        """Scores of all regressors."""
+        assert self._left is not None
+        if self._diagonal is None:
+            return score("gradient", self._left, self._left, self._b[:, 0], None)
+        left = None
+        if self.settings.score == "refit":
+            left = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self._factor.size],) * 2)
+            left = np.where(left > LEAST_PIVOT * self._diagonal, left, 0.0)
+        return score(self.settings.score, self._left, self._left, self._diagonal, left)
+
+    def _of_draws(self, wanted: int, given: tuple[int, ...]) -> int:
+        settings, groups = self.settings, 1 if given else wanted
+        assert settings.candidates is not None
+        candidates = (
+            np.asarray(given, dtype=np.intp)
+            if given
+            else drawn(settings.seed, self.iteration, wanted, settings.candidates, self._out)
+        )
+        if not len(candidates):
+            self._empty = MOST_EMPTY
+            return 0
+        pool, order = np.unique(candidates), self.order
+        found = self._system.candidates(self._rhs, pool, order, self._factor.solution())
+        picked = candidates
+        if not given:
+            diagonal = np.diagonal(found.inner)
+            left = self._factor.schur(found.between, diagonal) if settings.score == "refit" else None
+            values = score(settings.score, found.gradient, found.gradient, diagonal, left)
+            values = np.where(values > 0.0, values, -1.0)[np.searchsorted(pool, candidates)]
+            picked = best_in_groups(values, candidates, groups, self._out.copy())
+        places = np.searchsorted(pool, picked)
+        inner = found.inner[np.ix_(places, places)]
+        return len(self._append(picked, found.between[:, places], inner, found.gradient[places]))
+
+    def _append(self, picked: IndexArray, between: FloatArray, inner: FloatArray, gradient: FloatArray) -> list[int]:
+        """Have the factor take what it can; which of `picked` that is."""
+        if not (np.isfinite(inner).all() and np.isfinite(between).all()):
+            raise InputError(
+                "the system's columns overflow, or are not numbers; leave out or scale down such regressors"
+            )
+        joined = self._factor.append(between, inner, gradient)
+        self._out[picked] = True
+        self._order += picked[joined].tolist()
+        return joined
+
+    def _record(self, seconds: float) -> None:
+        k = self._factor.size
+        residual = self._residual()
+        steepest = None
+        if self._left is not None:
+            left = np.abs(self._left[~self._out])
+            steepest = float(left.max()) if left.size else 0.0
+        judged = None
+        if self._judge is not None:
+            judged = float(self._judge(self.path(None)))
+        if judged is not None or residual is not None:
+            self._scores.append(judged if judged is not None else float(residual or 0.0))
+        objective = -0.5 * float(np.sum(self._factor.half**2))
+        seconds += self.history[-1].seconds if self.history else 0.0
+        self.history.append(
+            PursuitProgress(self.iteration, k, objective, residual, steepest, judged, round(seconds, 6))
+        )
+
+    def _residual(self) -> float | None:
+        """Squared residual: a difference of squares, or from residuals where that difference says too little."""
+        if self._square is None:
+            return None
+        square, limit = float(self._square.sum()), self.settings.residual
+        difference = square - float(np.sum(self._factor.half**2))
+        if limit is not None and difference <= max(limit, DIFFERENCE_SHARE * square):
+            with single_threaded_blas():
+                exact = self._system.misfit(self._rhs, self.order, self._factor.solution())
+            if exact is not None:
+                self._misfits[self._factor.size] = exact
+                return exact
+        return max(difference, 0.0)
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def stops(self) -> StopReason | None:
+        """Return the reason to stop, if there is one."""
+        settings, k = self.settings, self._factor.size
+        if k < len(settings.first) and self.iteration == 0:
+            return None
+        last = self.history[-1] if self.history else None
+        residual = self._residual() if last is None else last.residual
+        if settings.residual is not None and residual is not None and residual <= settings.residual:
+            return StopReason("residual", True, f"squared residual {residual:.3g} <= {settings.residual:.3g} by {k:,}")
+        if k == self._system.size:
+            return StopReason("size", True, f"all {k:,} regressors chosen")
+        if self._left is not None:
+            left = np.abs(self._left[~self._out])
+            steepest = float(left.max()) if left.size else 0.0
+            floor = SOLVED_UNITS * float(np.finfo(float).eps) * float(np.abs(self._b).max(initial=0.0))
+            if steepest <= (settings.tolerance or 0.0):
+                return StopReason("gradient", True, f"max |g| = {steepest:.3g} of all that is not chosen, by {k:,}")
+            if steepest <= floor:
+                return StopReason("solved", True, f"max |g| = {steepest:.3g} is rounding: solved by {k:,} regressors")
+        if settings.stagnation is not None and stagnates(self._scores, *settings.stagnation):
+            window, share = settings.stagnation
+            return StopReason("stagnation", True, f"the score changes by less than {share:g} of it in {window} steps")
+        if k >= self._most:
+            asked = settings.residual is None and settings.tolerance is None and settings.stagnation is None
+            advice = "" if asked else "allow more nonzero numbers, or ask for less"
+            return StopReason("size", asked, f"{k:,} regressors chosen", advice)
+        if self._empty >= MOST_EMPTY or self._out.all():
+            return StopReason("dependent", True, f"no regressor has anything to add to {k:,} that float64 could tell")
+        return None
+
+    def path(self, reason: StopReason | None) -> PursuitPath:
+        """Return the path so far."""
+        found = self._factor.arrays()
+        reason = StopReason("under way", False, "") if reason is None else reason
+        return PursuitPath(
+            self._system.size,
+            self.order,
+            np.tril(found["lower"]),
+            found["half"].copy(),
+            self._square,
+            reason,
+            list(self.history),
+            dict(self._misfits),
+        )
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint: the columns too, which a pass over data would bring back in other bits."""
+        return {
+            "order": self.order,
+            "out": np.flatnonzero(self._out),
+            "columns": self._columns[: self._factor.size],
+            **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types."""
+        return {
+            "iteration": self.iteration,
+            "empty": self._empty,
+            "scores": self._scores,
+            "misfits": {str(size): value for size, value in self._misfits.items()},
+            "history": [record.to_json() for record in self.history],
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same system and right-hand sides: to the same bits."""
+        k = len(arrays["order"])
+        if k > self._most:
+            raise CheckpointError(
+                f"the checkpoint is of a path of {k:,} regressors; {self._most:,} were asked for. Allow as many, or "
+                "start afresh without `resume`"
+            )
+        self._order = arrays["order"].tolist()
+        self._out[arrays["out"]] = True
+        self._factor.restore(*(arrays[f"factor_{name}"] for name in ("lower", "diagonal", "half")))
+        if self._all:
+            self._columns[:k] = arrays["columns"]
+            for number in range(k if self.settings.score == "refit" else 0):
+                lower = self._factor.lower[number]
+                row = self._columns[number] - lower[:number] @ self._solved[:number]
+                self._solved[number] = row / lower[number]
+            with single_threaded_blas():
+                self._left = self._b - self._columns[:k].T @ self._factor.solution()
+        self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
+        self._scores = list(metadata["scores"])
+        self._misfits = {int(size): float(value) for size, value in metadata["misfits"].items()}
+        self.history = [PursuitProgress(**record) for record in metadata["history"]]
+
+
+def pursue(
+    system: PursuitSystem | ArrayLike,
+    rhs: ArrayLike,
+    settings: PursuitSettings | None = None,
+    *,
+    judge: Judge | None = None,
+    callback: Callable[[PursuitProgress], None] | None = None,
+    checkpointing: Checkpointing | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> PursuitPath:
+    """Solve A w = b with ever more nonzero numbers, each the one of the largest gradient; return the whole path.
+
+    Parameters
+    ----------
+    system : PursuitSystem or (D, D) array_like
+        A, given (`GramSystem`), as X'X of rows that are read block by block (`RowSystem`), or of a kernel and a pool of
+        prototypes (`KernelSystem`).
+    rhs : (r,) or (r, t) array_like
+        b of a given A (r = D); the targets y of rows or samples. Several columns share one order.
+    settings : PursuitSettings, optional
+    judge : callable, optional
+        Scores the path so far, once a round; for `stagnation`.
+    callback : callable, optional
+        Called after every round.
+    checkpointing, interrupted
+        See `dkgp.solvers.solve`. A path that is resumed ends in the same bits.
+
+    Raises
+    ------
+    InputError
+        What is not finite, of unfit shape, or contradicts itself.
+    MemoryBudgetError
+        The path's columns take more than they may.
+    CheckpointError
+        The checkpoint belongs to another run.
+    InterruptedRunError
+        As was wished; the rounds so far are saved where there are checkpoints.
+    """
+    settings = PursuitSettings() if settings is None else settings
+    checkpoints = Checkpoints(checkpointing, settings.identity(), dict)
+    interruption = Interruption(interrupted, checkpoints)
+    pursuit = Pursuit(as_system(system, settings.memory_bytes), right_hand_sides(rhs), settings, judge)
+    found = checkpoints.latest()
+    if found is not None:
+        pursuit.restore(found.arrays, found.metadata["state"])
+    while (reason := pursuit.stops()) is None:
+        interruption.heed(pursuit)
+        pursuit.advance()
+        if callback is not None:
+            callback(pursuit.history[-1])
+        checkpoints.save_if_due(pursuit)
+    if checkpointing is not None and checkpoints.saved_iteration != pursuit.iteration:
+        checkpoints.save(pursuit)
+    return pursuit.path(reason)

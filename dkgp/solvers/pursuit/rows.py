@@ -1,0 +1,292 @@
+"""A = X'X and b = X'y of rows that are read block by block: a pass for each product, and A never formed.
+
+Sums over the rows are added up on the workers, in a tree that the shape of X alone determines: the same bits for any
+number of workers. A pass brings the columns X'X_S of what was chosen, or, for random draws C, no more than X_C'r,
+X_S'X_C and X_C'X_C with r = y - X_S w.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.cross.runs import MOST_RUNS, RunSums, added
+from dkgp.operators.inputs import ArrayInputs, InputSource
+from dkgp.solvers.pursuit.systems import CandidateProducts
+
+__all__ = [
+    "RowSystem",
+    "row_candidates_task",
+    "row_columns_task",
+    "row_moments_task",
+    "row_project_task",
+]
+
+# Numbers of a block: 16 MiB; a task holds one at a time, or finds it in its worker's cache.
+BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**21, 16, 8192
+LEAST_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of X as a worker keeps them."""
+
+    values: FloatArray
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
+class RowView:
+    """X as tasks see it: rows of a source, shifted and scaled by column; small on the wire.
+
+    Attributes
+    ----------
+    run_id : str
+        Of what workers keep.
+    source : InputSource
+    shift, scale : (D,) float64 or None
+        Columns are (x - shift) * scale.
+    """
+
+    run_id: str
+    source: InputSource
+    shift: FloatArray | None
+    scale: FloatArray | None
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block: by the shape of X alone."""
+        n, d = self.source.n_samples, self.source.n_features
+        rows = min(BLOCK_NUMBERS // d, -(-n // LEAST_BLOCKS))
+        return int(np.clip(rows, FEWEST_ROWS, MOST_ROWS))
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.source.n_samples // self.block_rows)
+
+    def block(self, number: int) -> FloatArray:
+        """A block's rows, from this worker's cache or read anew."""
+        start = number * self.block_rows
+        stop = min(start + self.block_rows, self.source.n_samples)
+
+        def build() -> RowBlock:
+            values = self.source.inputs(start, stop)
+            if self.shift is not None:
+                values = values - self.shift
+            return RowBlock(values if self.scale is None else values * self.scale)
+
+        if self.shift is None and self.scale is None and isinstance(self.source, ArrayInputs):
+            return self.source.inputs(start, stop)  # in this process's memory already
+        return worker_cache().get((self.run_id, number, "regressors"), build).values
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """Neighbouring blocks, a leaf's work, and the rows of y that are theirs."""
+
+    blocks: list[int]
+    rows: FloatArray | None
+
+    def pieces(self, view: RowView) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Rows of X, and of y where there is one, block by block."""
+        done = 0
+        for number in self.blocks:
+            values = view.block(number)
+            own = np.zeros((len(values), 0)) if self.rows is None else self.rows[done : done + len(values)]
+            done += len(values)
+            yield values, own
+
+
+def row_moments_task(view: RowView, runs: list[RowRun]) -> list[RunSums]:
+    """Sums of each column of X, and a number that is finite where all of them are."""
+    found = []
+    for run in runs:
+        sums, check = np.zeros(view.source.n_features), np.zeros(1)
+        for values, _ in run.pieces(view):
+            sums += values.sum(axis=0)
+            check += np.abs(values).max(initial=0.0)
+        found.append(RunSums((sums, check)))
+    return found
+
+
+@needs_one_arithmetic
+def row_project_task(view: RowView, runs: list[RowRun]) -> list[RunSums]:
+    """X'V, and the squared length of each column of X."""
+    found = []
+    for run in runs:
+        assert run.rows is not None
+        d = view.source.n_features
+        projected, squares = np.zeros((d, run.rows.shape[1])), np.zeros(d)
+        for values, own in run.pieces(view):
+            projected += values.T @ own
+            squares += np.einsum("ij,ij->j", values, values)
+        found.append(RunSums((projected, squares)))
+    return found
+
+
+@needs_one_arithmetic
+def row_columns_task(view: RowView, which: IndexArray, runs: list[RowRun]) -> list[RunSums]:
+    """X'X_S for the columns S = `which`: (D, c)."""
+    found = []
+    for run in runs:
+        total = np.zeros((view.source.n_features, len(which)))
+        for values, _ in run.pieces(view):
+            total += values.T @ values[:, which]
+        found.append(RunSums((total,)))
+    return found
+
+
+@needs_one_arithmetic
+def row_candidates_task(
+    view: RowView, which: IndexArray, chosen: IndexArray, weights: FloatArray, runs: list[RowRun]
+) -> list[RunSums]:
+    """X_C'r, X_S'X_C, X_C'X_C and r'r for C = `which`, S = `chosen`, r = y - X_S w."""
+    found = []
+    for run in runs:
+        q, k, t = len(which), len(chosen), weights.shape[1]
+        gradient, between, inner, misfit = np.zeros((q, t)), np.zeros((k, q)), np.zeros((q, q)), np.zeros(t)
+        for values, own in run.pieces(view):
+            basis, new = values[:, chosen], values[:, which]
+            left = own - basis @ weights
+            gradient += new.T @ left
+            between += basis.T @ new
+            inner += new.T @ new
+            misfit += np.einsum("it,it->t", left, left)
+        found.append(RunSums((gradient, between, inner, misfit)))
+    return found
+
+
+class RowSystem:
+    """X'X and X'y by products over row blocks.
+
+    Parameters
+    ----------
+    source : InputSource
+        The rows of X, (n, D): `ArrayInputs` of an array in memory, a `Dataset`, or anything that reads a range of rows.
+    executor : BlockExecutor
+        Reads the rows and adds up.
+    shift, scale : (D,) array_like, optional
+        The regressors are (x - shift) * scale.
+
+    Attributes
+    ----------
+    n, size : int
+        Rows, and regressors D.
+    passes : int
+        Times that all rows were gone through.
+
+    Raises
+    ------
+    InputError
+        A shift or scale of another length.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        executor: BlockExecutor,
+        *,
+        shift: FloatArray | None = None,
+        scale: FloatArray | None = None,
+    ) -> None:
+        self.n, self.size = int(source.n_samples), int(source.n_features)
+        for name, given in (("shift", shift), ("scale", scale)):
+            if given is not None and np.shape(given) != (self.size,):
+                raise InputError(f"`{name}` has shape {np.shape(given)}; expected ({self.size},)")
+        self._view = RowView(f"rows-{uuid.uuid4().hex[:12]}", source, shift, scale)
+        self._executor = executor
+        self._squares: FloatArray | None = None
+        self.passes = 0
+        executor.require_one_arithmetic()
+
+    def means(self) -> FloatArray:
+        """Mean of each column: (D,).
+
+        Raises
+        ------
+        InputError
+            X is not finite.
+        """
+        sums, check = self._sum("pmoments", row_moments_task, ())
+        if not np.isfinite(check).all() or not np.isfinite(sums).all():
+            where = np.flatnonzero(~np.isfinite(sums))
+            named = f" in column {where[0]}" if len(where) else ""
+            raise InputError(f"X has numbers that are not finite, or too large{named}; leave out such rows")
+        return np.asarray(sums / self.n)
+
+    def project(self, rhs: FloatArray) -> FloatArray:
+        """X'y."""
+        if len(rhs) != self.n:
+            raise InputError(f"expected targets of shape ({self.n:,}, t), a row for each of X; got {rhs.shape}")
+        projected, self._squares = self._sum("pproject", row_project_task, (), rhs)
+        if not np.isfinite(self._squares).all():
+            raise InputError(
+                f"column {np.flatnonzero(~np.isfinite(self._squares))[0]} of X is not finite, or overflows; leave out "
+                "rows that are not numbers, or scale the column down"
+            )
+        return np.asarray(projected)
+
+    def square(self, rhs: FloatArray) -> FloatArray | None:
+        """|y|^2."""
+        return np.asarray(np.einsum("it,it->t", rhs, rhs))
+
+    def diagonal(self) -> FloatArray:
+        """Squared lengths of X's columns; known once there was a projection."""
+        if self._squares is None:
+            self.project(np.zeros((self.n, 1)))
+        assert self._squares is not None
+        return self._squares
+
+    def columns(self, which: IndexArray) -> FloatArray:
+        """X'X_S: one pass."""
+        (columns,) = self._sum("pcolumns", row_columns_task, (which,))
+        return np.asarray(columns)
+
+    def candidates(
+        self, rhs: FloatArray, which: IndexArray, chosen: IndexArray, weights: FloatArray
+    ) -> CandidateProducts:
+        """One pass, which multiplies candidates and path alone."""
+        gradient, between, inner, _ = self._sum("pcandidates", row_candidates_task, (which, chosen, weights), rhs)
+        return CandidateProducts(gradient, between, inner)
+
+    def misfit(self, rhs: FloatArray, chosen: IndexArray, weights: FloatArray) -> float | None:
+        """|y - X_S w|^2: one pass."""
+        nobody = np.empty(0, dtype=np.intp)
+        *_, misfit = self._sum("pcandidates", row_candidates_task, (nobody, chosen, weights), rhs)
+        return float(misfit.sum())
+
+    def close(self) -> None:
+        """Forget the rows that this process keeps; other workers' caches give way to what is used."""
+        worker_cache().discard_run(self._view.run_id)
+
+    def _sum(
+        self,
+        name: str,
+        task: Callable[..., list[RunSums]],
+        arguments: tuple[Any, ...],
+        rhs: FloatArray | None = None,
+    ) -> tuple[FloatArray, ...]:
+        view, rows = self._view, self._view.block_rows
+        groups = [
+            [RowRun(blocks, None if rhs is None else rhs[blocks[0] * rows : (blocks[-1] + 1) * rows])]
+            for blocks in split_evenly(range(view.n_blocks), MOST_RUNS)
+        ]
+        self.passes += 1
+        with single_threaded_blas():
+            result: RunSums = self._executor.submit_sum(name, task, (view, *arguments), groups, added).result()
+        return result.sums
