@@ -21,6 +21,7 @@ from dkgp.data import (
     CheckpointStore,
     ClassifierRecord,
     ModelRecord,
+    Prediction,
     SparseRecord,
     open_any_model,
     open_dataset,
@@ -112,6 +113,11 @@ def _dataset(url: str) -> Document:
             name for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True) if not kept
         ],
         "targets": dataset.target_names,
+        **(
+            {}
+            if dataset.classes is None
+            else {"classes": dict(zip(dataset.classes, dataset.class_counts or (), strict=True))}
+        ),
         "chunk_rows": dataset.chunk_rows,
         "fingerprint": dataset.fingerprint,
         "stored_bytes": _bytes(url),
@@ -209,10 +215,26 @@ def _prediction(url: str) -> Document:
         "n": prediction.n_samples,
         "targets": prediction.target_names,
         "variables": prediction.variables,
+        **_decided(prediction),
         "chunk_rows": prediction.chunk_rows,
         "attributes": prediction.attributes,
         "stored_bytes": _bytes(url),
     }
+
+
+def _decided(prediction: Prediction) -> Document:
+    """Samples predicted to be of each class, and the share of them that is proven; of classes only."""
+    if prediction.classes is None:
+        return {}
+    found: Document = {"classes": prediction.classes}
+    chunks = prediction.row_chunks()
+    if "class" in prediction.variables:
+        counts = sum(np.bincount(prediction.labels(*rows), minlength=len(prediction.classes)) for rows in chunks)
+        found["classes"] = dict(zip(prediction.classes, np.asarray(counts).tolist(), strict=True))
+    if "certified" in prediction.variables:
+        certified = sum(int(prediction.certified(*rows).sum()) for rows in chunks)
+        found["certified_share"] = certified / prediction.n_samples
+    return found
 
 
 def _checkpoint(url: str) -> Document:

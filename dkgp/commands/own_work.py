@@ -33,6 +33,7 @@ from dkgp.data import (
 from dkgp.data.remote.storage import exists, is_local, join, read_object
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.sparse.sparse_store import SparseRecord
+from dkgp.data.types import quoted
 from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.sparse.start import start_from_sparse
@@ -95,6 +96,16 @@ def opened(job: TrainingJob) -> tuple[Dataset, Hyperparameters]:
         raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
     found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
     return dataset, found
+
+
+def warn_of_labels(dataset: Dataset, reporter: Reporter) -> None:
+    """Say that a regression on labels is one on their codes."""
+    if dataset.classes is not None:
+        reporter.warn(
+            f"'{dataset.target_names[0]}' is a label of the {len(dataset.classes)} classes "
+            f"{quoted(dataset.classes)}; this regression takes their codes, 0 to {len(dataset.classes) - 1}, for "
+            "numbers. To tell the classes apart, run dkgp classify"
+        )
 
 
 def memory_budget(job: CheckpointedJob) -> tuple[int, int]:

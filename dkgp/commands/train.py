@@ -16,6 +16,7 @@ from dkgp.commands.own_work import (
     opened,
     remove_checkpoint,
     warm_start,
+    warn_of_labels,
 )
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
@@ -145,6 +146,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """
     with PeakMemory() as memory:
         dataset, found = opened(job)
+        warn_of_labels(dataset, reporter)
         asked = job
         job, choice = _decided(asked, dataset, found, reporter)
         if job.resume:

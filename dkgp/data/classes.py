@@ -16,7 +16,7 @@ import numpy as np
 from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 
-__all__ = ["MOST_CLASSES", "check_classes", "class_name", "codes_of_numbers", "codes_of_targets"]
+__all__ = ["MOST_CLASSES", "check_classes", "class_name", "codes_of_numbers", "codes_of_targets", "signs_of"]
 
 # One decision function for each, or that many probabilities for each sample; more is a number to predict, or a key.
 MOST_CLASSES = 1000
@@ -110,6 +110,16 @@ def codes_of_targets(targets: FloatArray, n_classes: int, where: str) -> IntArra
             f"The label in row {row} of {where} is {targets[row]:g}; expected a class's number, 0 to {n_classes - 1}."
         )
     return codes.astype(np.int64)
+
+
+def signs_of(codes: IntArray, n_classes: int) -> FloatArray:
+    """Signs that decision functions are fitted to, (n, t): +1 for the class, -1 for the others.
+
+    One column for two classes, +1 for the second; else one for each class.
+    """
+    if n_classes == 2:
+        return np.where(codes == 1, 1.0, -1.0)[:, None]
+    return np.where(codes[:, None] == np.arange(n_classes), 1.0, -1.0)
 
 
 def code_map(own: Sequence[str], classes: Sequence[str], counts: Sequence[int] | None, where: str) -> IntArray:

@@ -18,6 +18,7 @@ from dkgp.commands.own_work import (
     memory_budget,
     opened,
     remove_checkpoint,
+    warn_of_labels,
 )
 from dkgp.commands.reporting.basis_plot import plot_basis
 from dkgp.commands.reporting.documents import Document, plain
@@ -91,6 +92,7 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
     with PeakMemory() as memory:
         job.check()
         dataset, found = opened(job)
+        warn_of_labels(dataset, reporter)
         given = None if job.given_basis is None else read_given_basis(job.given_basis, dataset)
         job = _sized(job, dataset, given, reporter)
         if job.resume:

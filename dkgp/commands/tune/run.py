@@ -64,6 +64,9 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
+    if dataset.classes is not None:
+        dataset = dataset.as_signs()
+        reporter.note("the target is a label: tuned is the regression on the signs of its classes, for classification")
     start = None if job.start is None else read_hyperparameters(job.start, feature_names=dataset.feature_names)
     signature = _signature(job, dataset, start)
     earlier = _earlier(job, signature, reporter) if job.resume else None

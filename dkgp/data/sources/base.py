@@ -242,7 +242,7 @@ def text_error(name: str, text: str, place: str) -> InputError:
     shown = text if len(text) <= 40 else text[:37] + "..."
     return InputError(
         f"The column '{name}' holds the text '{shown}' in {place}; expected a number. "
-        "Leave the column out, or turn it into numbers first."
+        "Leave the column out, turn it into numbers first, or take it as `labels` if it names classes."
     )
 
 

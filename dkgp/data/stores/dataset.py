@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names
+from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.manifest import check_complete, read_manifest
@@ -74,6 +74,8 @@ class Dataset:
         self._target_columns: IntArray | None = None
         # How a read turns targets into codes of another training set's classes: by own code (-1: none), or by name.
         self._recoding: IntArray | Literal["by name"] | None = None
+        # Of how many classes a read turns codes into signs; None where it does not.
+        self._signs: int | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -142,7 +144,8 @@ class Dataset:
         """Targets of the samples [start, stop), shape (stop - start, p) float64. Errors as for `inputs`."""
         if self._target_array is None:
             return np.empty((stop - start, 0))
-        raw = self._target_array.read(start, stop).reshape(stop - start, -1)
+        raw = self._target_array.read(start, stop)
+        raw = raw[:, None] if raw.ndim == 1 else raw
         if self._target_columns is not None:
             raw = raw[:, self._target_columns]
         raw = self._recoded(raw)
@@ -252,7 +255,40 @@ class Dataset:
         p = self.n_targets
         self.standardisation = dataclasses.replace(self.standardisation, target_mean=np.zeros(p), target_std=np.ones(p))
 
+    def as_signs(self) -> Dataset:
+        """The same data for a regression on its labels: t targets of -1 and 1, as `dkgp.data.classes.signs_of`.
+
+        Reads that standardise centre them, which takes the place of an intercept, and leave their scale.
+
+        Raises
+        ------
+        InputError
+            The data set has no labels, or of one class only.
+        """
+        self.labels(0, 0)
+        classes = self.classes or ()
+        counts = self.class_counts or np.bincount(self.all_labels(), minlength=len(classes))
+        shares = np.array(counts, dtype=np.float64) / self.n_samples
+        if (shares == 1.0).any():
+            raise InputError(f"'{self.url}' has samples of one class only, '{classes[int(np.argmax(shares))]}'.")
+        other = copy.copy(self)
+        if len(classes) > 2:
+            other.target_names = classes
+        other.classes, other.class_counts, other._signs = None, None, len(classes)
+        mean = 2.0 * (shares[1:] if len(classes) == 2 else shares) - 1.0
+        other.standardisation = dataclasses.replace(
+            self.standardisation, target_mean=mean, target_std=np.ones(len(mean))
+        )
+        return other
+
     def _recoded(self, raw: FloatArray) -> FloatArray:
+        """Codes as they are stored in the form that reads give: among other classes, or as signs."""
+        codes = self._among_other_classes(raw)
+        if self._signs is None:
+            return codes
+        return signs_of(codes_of_targets(codes[:, 0], self._signs, f"'{self.url}'"), self._signs)
+
+    def _among_other_classes(self, raw: FloatArray) -> FloatArray:
         if self._recoding is None or self.classes is None:
             return raw
         if isinstance(self._recoding, str):

@@ -129,7 +129,7 @@ class AssembledDataset(Dataset):
         self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
         self.standard_inputs, self.standard_targets = _row_array(inputs), _row_array(targets)
         self.classes, self.class_counts = classes, None
-        self._input_columns = self._target_columns = self._recoding = None
+        self._input_columns = self._target_columns = self._recoding = self._signs = None
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """As `Dataset.inputs`."""
@@ -141,7 +141,12 @@ class AssembledDataset(Dataset):
 
     def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """As `Dataset.targets`."""
-        values = self.standard_targets.read(start, stop).reshape(stop - start, -1)
+        values = self.standard_targets.read(start, stop)
+        values = values[:, None] if values.ndim == 1 else values
+        if self._signs is not None:
+            # Codes are their own standardised form, so these are in the units of the source.
+            values = self._recoded(values)
+            return self.standardisation.targets(values) if standardised else values
         return values if standardised else self.standardisation.targets_back(values)
 
     def _input_units(self, rows: FloatArray, standardised: bool) -> FloatArray:

@@ -365,7 +365,8 @@ class Prediction(_Planned):
         if name not in self._arrays:
             raise InputError(f"'{self.url}' has no variable '{name}'; it has {', '.join(self.variables)}.")
         end = self.n_samples if stop is None else stop
-        return self._arrays[name].read(start, end).reshape(end - start, -1)
+        values = self._arrays[name].read(start, end)
+        return values[:, None] if values.ndim == 1 else values
 
     def labels(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Codes of the classes decided for, into `classes`, (rows,) of [start, stop). Errors as for `read`."""

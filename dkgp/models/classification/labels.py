@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.data import Dataset
-from dkgp.data.classes import check_classes, class_name
+from dkgp.data.classes import check_classes, class_name, signs_of
 from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 
@@ -69,7 +69,7 @@ class Labels:
 
     def signs(self) -> FloatArray:
         """The values that decision functions are fitted to, (n, t): +1 for the class, -1 for the others."""
-        return _signs(self.codes, self.n_classes)
+        return signs_of(self.codes, self.n_classes)
 
     def counts(self) -> IntArray:
         """Samples of each class, (C,)."""
@@ -78,12 +78,6 @@ class Labels:
     def subset(self, indices: IntArray) -> Labels:
         """The labels at `indices`, of the same classes."""
         return Labels(self.classes, self.codes[indices])
-
-
-def _signs(codes: IntArray, n_classes: int) -> FloatArray:
-    if n_classes == 2:
-        return np.where(codes == 1, 1.0, -1.0)[:, None]
-    return np.where(codes[:, None] == np.arange(n_classes), 1.0, -1.0)
 
 
 def decided(decisions: FloatArray) -> IntArray:

@@ -151,3 +151,32 @@ def test_one_class_among_the_samples(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one class only, 'b', in all 3 training samples"):
         dataset_from_arrays(tmp_path / "r.zarr", np.arange(6.0).reshape(3, 2), [1, 1, 1], classes=("a", "b"))
     assert not (tmp_path / "r.zarr").exists()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("stored", [False, True])
+def test_signs_are_centred_columns(
+    tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray], n_classes: int, stored: bool
+) -> None:
+    X, codes = labelled[0], labelled[1] % n_classes
+    names = CLASSES[:n_classes]
+    if stored:
+        dataset = dataset_from_arrays(tmp_path / "l.zarr", X, codes, classes=names, chunk_rows=40)
+    else:
+        dataset = memory_dataset(X, codes, classes=names)
+    signs = dataset.as_signs()
+    columns = [1] if n_classes == 2 else list(range(n_classes))
+    expected = np.array([[1.0 if code == column else -1.0 for column in columns] for code in codes])
+    assert signs.classes is None
+    assert signs.target_names == (dataset.target_names if n_classes == 2 else names)
+    np.testing.assert_array_equal(signs.all_targets(standardised=False), expected)
+    np.testing.assert_allclose(signs.targets(30, 60), expected[30:60] - expected.mean(axis=0), atol=1e-15)
+    np.testing.assert_array_equal(signs.inputs(0, 90), dataset.inputs(0, 90))
+    assert dataset.classes == names  # itself is as it was
+    with pytest.raises(InputError, match="has no labels"):
+        signs.as_signs()
+
+
+def test_signs_of_one_class(labelled: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(InputError, match="one class only, 'b'"):
+        memory_dataset(labelled[0], np.ones(90), classes=("a", "b")).as_signs()

@@ -40,6 +40,10 @@ def tables(document: Document) -> list[RenderableType]:
     return layout[document["command"]](document)
 
 
+# Lines of one row: of a classification, there may be a thousand classes.
+_MOST_LINES = 20
+
+
 def _names(names: list[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -52,6 +56,9 @@ def _ingest(document: Document) -> list[RenderableType]:
         ("targets", _names(document["targets"]) or "none"),
         ("seconds", f"{document['seconds']:.2f}"),
     ]
+    if document["classes"] is not None:
+        counted = zip(document["classes"], document["class_counts"], strict=True)
+        rows.insert(3, ("classes", _names([f"{name} ({count:,})" for name, count in counted])))
     if document["test"] is not None:
         rows.insert(1, ("test store", f"{document['test']}: {document['n_test']:,} samples"))
     return [table_of("Ingested", rows)]
@@ -273,7 +280,10 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, list):
         return _names([str(item) for item in value])
     if isinstance(value, dict):
-        return "\n".join(f"{key}: {figure(item)}" for key, item in value.items())
+        lines = [f"{key}: {figure(item)}" for key, item in value.items()]
+        return "\n".join(
+            [*lines[:_MOST_LINES], *([f"and {len(lines) - _MOST_LINES} more"] * (len(lines) > _MOST_LINES))]
+        )
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -1,0 +1,133 @@
+"""Labels on the command line: ingested, described, tuned on, and warned of where a regression would take them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from dkgp.data import PredictionWriter, dataset_from_arrays, open_dataset
+from dkgp.data.stores.prediction_store import CLASS_VARIABLES
+from tests.cli.conftest import document_of, refused
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def table(tmp_path: Path, rng: np.random.Generator) -> Path:
+    X = rng.normal(size=(120, 2))
+    kind = np.where(X[:, 0] > 0.3, "rot, „dunkel“", np.where(X[:, 1] > 0, "blau", "grün"))
+    lines = ["a,b,kind", *(f'{a!r},{b!r},"{name}"' for (a, b), name in zip(X.tolist(), kind, strict=True))]
+    (tmp_path / "data.csv").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path / "data.csv"
+
+
+def test_ingested_and_described(run: Command, table: Path, tmp_path: Path) -> None:
+    train, test = tmp_path / "train.zarr", tmp_path / "test.zarr"
+    command = ("ingest", table, train, "--labels", "kind", "--test-fraction", 0.25, "--test-out", test)
+    ingested = document_of(run(*command, "--json"))
+    assert ingested["classes"] == ["blau", "grün", "rot, „dunkel“"]
+    dataset = open_dataset(train)
+    assert ingested["class_counts"] == list(dataset.class_counts or ())
+    shown = run(*command, "--overwrite").stdout
+    assert f"rot, „dunkel“ ({ingested['class_counts'][2]})" in shown
+    described = document_of(run("info", test, "--json"))
+    assert list(described["classes"]) == ingested["classes"]
+    assert sum(described["classes"].values()) == 30
+    assert "grün: " in run("info", test).stdout
+    plain = document_of(run("ingest", table, train, "--features", "a,b", "--overwrite", "--json"))
+    assert (plain["classes"], plain["class_counts"]) == (None, None)
+    assert "classes" not in document_of(run("info", train, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "exit_code"),
+    [
+        (("--labels", "kind", "--target", "a"), ("both a target and labels", "--labels"), 2),
+        (("--target", "a", "--features", "b", "--stratify"), ("--stratify", "--labels"), 2),
+        (("--labels", "kind", "--no-stratify"), ("--test-fraction",), 2),
+        (("--labels", "none"), ("no column of labels 'none'", "'kind'"), 3),
+        (("--labels", "kind", "--features", "a,kind"), ("'kind' is among the features",), 3),
+        (("--target", "kind"), ("holds the text", "line 2", "--labels"), 3),
+    ],
+)
+def test_refusals(
+    run: Command, table: Path, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...], exit_code: int
+) -> None:
+    refused(run("ingest", table, tmp_path / "train.zarr", *options), *words, exit_code=exit_code)
+    assert not (tmp_path / "train.zarr").exists()
+
+
+def test_regressions_say_that_a_label_is_one(run: Command, table: Path, tmp_path: Path) -> None:
+    train, hyper = tmp_path / "train.zarr", tmp_path / "hyper.json"
+    document_of(run("ingest", table, train, "--labels", "kind", "--json"))
+    tuned = run("tune", train, "--out", hyper, "--subset", 60, "--json")
+    assert document_of(tuned)["warnings"] == []
+    assert "signs of its classes" in " ".join(tuned.stderr.split())
+    trained = document_of(run("train", train, "--hyper", hyper, "--out", tmp_path / "model.zarr", "--json"))
+    (warning,) = [message for message in trained["warnings"] if "label" in message]
+    assert "3 classes 'blau', 'grün', 'rot, „dunkel“'" in warning
+    assert "dkgp classify" in warning
+    sparse = ("sparse", train, "--hyper", hyper, "--out", tmp_path / "sparse.zarr", "--basis-size", 10, "--json")
+    assert any("dkgp classify" in message for message in document_of(run(*sparse))["warnings"])
+
+
+def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 25, ["y"], CLASS_VARIABLES, 10, classes=["no", "yes"])
+    codes = np.arange(25) % 5 == 0
+    half = np.full(25, 0.5)
+    writer.write(
+        0,
+        decision=np.where(codes, 1.0, -1.0),
+        decision_error_bound=half,
+        probability=np.column_stack([half, half]),
+        certified=codes,
+        **{"class": codes},
+    )
+    writer.commit()
+    described = document_of(run("info", tmp_path / "p.zarr", "--json"))
+    assert described["classes"] == {"no": 20, "yes": 5}
+    assert described["certified_share"] == 0.2
+    assert described["variables"] == list(CLASS_VARIABLES)
+
+
+KILLED = """
+import os, signal, sys
+from dkgp.data import ingest
+
+def kill(progress):
+    if progress.phase == "write":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ingest(sys.argv[1], sys.argv[2], labels="kind", test_fraction=0.2, test_out=sys.argv[3], progress=kill)
+"""
+
+
+@pytest.mark.faults
+def test_killed_while_it_writes(run: Command, table: Path, tmp_path: Path) -> None:
+    stores = tmp_path / "train.zarr", tmp_path / "test.zarr"
+    done = subprocess.run([sys.executable, "-c", KILLED, table, *stores], env={**os.environ, "DKGP_NO_WARM_UP": "1"})
+    assert done.returncode == -signal.SIGKILL
+    for store in stores:
+        refused(run("info", store), "incomplete", "Write it again")
+    command: tuple[Any, ...] = ("ingest", table, stores[0], "--labels", "kind", "--test-fraction", 0.2)
+    again = document_of(run(*command, "--test-out", stores[1], "--overwrite", "--json"))
+    assert again["n_train"] + again["n_test"] == 120
+    assert open_dataset(stores[1]).classes == open_dataset(stores[0]).classes
+
+
+def test_a_store_that_is_there_survives_bad_labels(run: Command, table: Path, tmp_path: Path) -> None:
+    kept = dataset_from_arrays(tmp_path / "train.zarr", np.eye(3), np.arange(3.0))
+    table.write_text(table.read_text(encoding="utf-8") + '\n0.5,0.5,""\n', encoding="utf-8")
+    refused(
+        run("ingest", table, tmp_path / "train.zarr", "--labels", "kind", "--overwrite"), "missing value", "line 122"
+    )
+    assert open_dataset(tmp_path / "train.zarr").fingerprint == kept.fingerprint
