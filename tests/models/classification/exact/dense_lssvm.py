@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, SquaredExponential
 from tests.models.exact_gp import entry, mp, numbers
 
 
@@ -49,3 +50,33 @@ def digits_decisions(
         ]
         for x in tests
     ]
+
+
+def refined_decisions(
+    X: np.ndarray, signs: np.ndarray, T: np.ndarray, kernel: SquaredExponential, noise: float | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decisions of a few thousand samples, and their change in the last of a few refinements: (r, t) both.
+
+    A Cholesky factor in float64, and residuals in the C library's long double, whose entries are too: where it
+    converges, its digits are more than float64 has.
+    """
+    n, long = len(X), np.longdouble
+    scaled, tests = (rows.astype(long) * np.sqrt(np.asarray(kernel.gamma, long)) for rows in (X, T))
+
+    def entries(rows: np.ndarray) -> np.ndarray:
+        square = np.zeros((len(rows), n), long)
+        for feature in range(X.shape[1]):
+            square += (rows[:, feature, None] - scaled[None, :, feature]) ** 2
+        return np.asarray(long(kernel.variance) * np.exp(-square))
+
+    matrix = entries(scaled)
+    matrix[np.diag_indices(n)] += np.broadcast_to(np.asarray(noise, long), (n,))
+    factor = scipy.linalg.cho_factor(matrix.astype(np.float64), lower=True)
+    right = np.column_stack([signs, np.ones(n)]).astype(long)
+    cross, solved, before = entries(tests), np.zeros_like(right), np.zeros((len(T), signs.shape[1]), long)
+    for _ in range(8):
+        solved += scipy.linalg.cho_solve(factor, (right - matrix @ solved).astype(np.float64))
+        intercept = solved[:, :-1].sum(axis=0) / solved[:, -1].sum()
+        decisions = cross @ (solved[:, :-1] - solved[:, -1:] * intercept) + intercept
+        change, before = np.abs(decisions - before), decisions
+    return decisions.astype(np.float64), change.astype(np.float64)

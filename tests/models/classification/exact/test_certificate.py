@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -12,11 +13,21 @@ from hypothesis import strategies as st
 
 from dkgp.kernels import Kernel, Matern12, Matern52, SquaredExponential, parse_kernel
 from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
-from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations
+from dkgp.models.classification.labels import decided
+from dkgp.solvers import Cholesky, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent, MaxIterations
+from tests.models.classification.exact.dense_lssvm import refined_decisions
 from tests.models.classification.exact.problems import LabelProblem
 
 EARLY: dict[str, Any] = {"solver": ConjugateGradient(None), "tolerance": 1e-300, "limits": MaxIterations(2)}
 LATE: dict[str, Any] = {"solver": Cholesky(), "tolerance": 1e-300, "limits": MaxIterations(1)}
+
+ENDS: tuple[dict[str, Any], ...] = (
+    {"solver": Cholesky()},
+    {"solver": ConjugateGradient(None), "limits": MaxIterations(6)},
+    {"solver": ConjugateGradient(None), "tolerance": 1e-2, "limits": MaxIterations(60)},
+    {"solver": GreedyBlockCoordinateDescent(), "limits": MaxIterations(10)},
+    {"solver": ConjugateGradient(FactorPreconditioning()), "limits": MaxIterations(20)},
+)
 
 
 def attacks() -> dict[str, LabelProblem]:
@@ -155,6 +166,36 @@ def test_no_certified_label_is_wrong(
     errors, bounds, wrong = problem.dense_errors()
     assert (errors <= bounds + 1e-12 / noise).all()  # the dense solve's own rounding
     assert not wrong.any()
+
+
+@pytest.mark.slow
+def test_no_certified_label_of_thousands_of_samples_is_wrong() -> None:
+    """Ill-conditioned kernels, tiny noise, weights, duplicates of both classes, solves stopped early: counted."""
+    rng, counts = np.random.default_rng(0), np.zeros(4, dtype=np.int64)
+    for n, gamma, noise in itertools.product((1000, 3000), (1e-3, 0.3, 30.0), (1e-7, 1e-3, 0.1)):
+        X, T = rng.standard_normal((n, 3)), rng.standard_normal((1000, 3))
+        score = X[:, 0] + np.sin(2.0 * X[:, 1]) + 0.4 * rng.standard_normal(n)
+        for number, ends in enumerate(ENDS):
+            n_classes, inputs = 2 + number % 2, X.copy()
+            if number >= 2:
+                inputs[: n // 4] = inputs[n // 4 : 2 * (n // 4)]
+            codes = np.digitize(score, np.quantile(score, np.linspace(0, 1, n_classes + 1)[1:-1]))
+            weights = 10.0 ** rng.uniform(-2, 1, n) if number in (1, 4) else None
+            problem = LabelProblem(inputs, codes, T, SquaredExponential((gamma,) * 3), noise, weights, settings=ends)
+            standard, signs, tests, kernel, each, _ = problem.reference
+            assert isinstance(kernel, SquaredExponential)
+            exact, change = refined_decisions(standard, signs, tests, kernel, each)
+            decisions, bounds = problem.predicted
+            if not change.max() <= 1e-3 * bounds.min():
+                continue  # too ill-conditioned for the reference
+            certified = certified_labels(decisions, bounds)
+            wrong = certified & (decided(decisions) != decided(exact))
+            beyond = np.abs(decisions - exact) > bounds + change
+            counts += [len(T), certified.sum(), wrong.sum(), beyond.sum()]
+    print(f"\n{counts[0]:,} labels, {counts[1]:,} certified, {counts[2]} of them wrong, {counts[3]} beyond a bound")
+    assert counts[0] >= 50_000
+    assert counts[1] >= 10_000
+    assert counts[2] == counts[3] == 0
 
 
 def test_a_converged_solve_certifies_nearly_all_labels(rng: np.random.Generator) -> None:
