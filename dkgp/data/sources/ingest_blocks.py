@@ -26,6 +26,7 @@ def ingest_blocks(
     *,
     feature_names: Sequence[str],
     target_names: Sequence[str],
+    classes: Sequence[str] | None = None,
     scheduler: Any = None,
 ) -> Dataset:
     """Write arrays that need not fit in memory to a dataset store.
@@ -38,6 +39,8 @@ def ingest_blocks(
     y : (n,) or (n, p) dask or numpy array
     feature_names, target_names
         Distinct names.
+    classes
+        As for `DatasetWriter.create`: y are then codes into these names.
     scheduler : optional
         As for `dask.compute`, such as a `distributed.Client`.
 
@@ -51,7 +54,7 @@ def ingest_blocks(
     InputError
         As `DatasetWriter`: shapes, names, NaN or infinity, a constant target; nothing is left behind.
     """
-    with DatasetWriter.create(url, feature_names, target_names) as writer:
+    with DatasetWriter.create(url, feature_names, target_names, classes=classes) as writer:
         for inputs, targets in _blocks(X, y, scheduler):
             writer.append(inputs, targets)
         return writer.finish()

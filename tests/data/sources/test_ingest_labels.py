@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 
 from dkgp.data import Dataset, ingest, open_dataset
 from dkgp.data.classes import class_name
+from dkgp.data.sources.base import Block, Column, Source, row_places
+from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.label_codes import LabelEncoder
 from dkgp.errors import InputError, UsageError
 
@@ -150,6 +153,40 @@ def test_a_labelled_store_is_a_source(tmp_path: Path, rng: np.random.Generator) 
     as_numbers = ingest(tmp_path / "a.zarr", tmp_path / "n.zarr", target="kind").train
     assert as_numbers.classes is None
     np.testing.assert_array_equal(as_numbers.targets(0, N, standardised=False)[:, 0], first.all_labels())
+
+
+class _NumbersOnly(Source):
+    """A source that was written before there were labels: it gives numbers, whatever is asked of a column."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.url, self.groups, self.warnings, self.unit, self.total = "numbers", {}, [], "rows", len(values)
+        self._values = values
+        self.columns = self.positional = tuple(Column(name, "", index) for index, name in enumerate(("a", "kind")))
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        for start in range(0, self.total, 7):
+            rows = self._values[start : start + 7]
+            yield Block(rows[:, [column.index for column in columns]], row_places("numbers", start), start + len(rows))
+
+
+def test_a_source_that_knows_of_no_labels(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.column_stack([rng.normal(size=N), rng.permutation(np.arange(N) % 3) * 5.0])
+    (tmp_path / "x").write_text("x")
+    monkeypatch.setattr("dkgp.data.sources.ingest.open_source", lambda urls, options: _NumbersOnly(values))
+    found = ingest(tmp_path / "x", tmp_path / "out.zarr", labels="kind").train
+    assert found.classes == ("0", "5", "10")
+    assert [float(name) for name in _named(found)] == values[:, 1].tolist()
+
+
+def test_lazy_arrays(tmp_path: Path, rng: np.random.Generator) -> None:
+    X, codes = rng.normal(size=(N, 2)), np.arange(N) % 3
+    names = {"feature_names": ("a", "b"), "target_names": ("y",), "classes": ("u", "v", "w")}
+    lazy = da.from_array(X, chunks=(17, 2)), da.from_array(codes, chunks=17)
+    found = ingest_blocks(tmp_path / "out.zarr", *lazy, **names, scheduler="synchronous")  # type: ignore[arg-type]
+    assert found.classes == ("u", "v", "w")
+    np.testing.assert_array_equal(found.all_labels(), codes)
 
 
 @pytest.mark.parametrize("read_bytes", [64, 10**6])
