@@ -1,0 +1,261 @@
+"""`dkgp classify` from the command line: from labels to an evaluation, refusals before any work, finished runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
+from tests.cli.classify.conftest import labelled_csv
+from tests.cli.conftest import refused
+
+Command = Callable[..., Any]
+Labelled = Callable[[int], dict[str, Any]]
+
+SMALL = ("--pool", 40, "--folds", 4, "--cluster", "none")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "model.zarr"
+
+
+def classify(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
+    return ["classify", ingested["train"], "--out", out, "--json", *SMALL, *more]
+
+
+def exact(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
+    return ["classify", ingested["train"], "--out", out, "--json", "--cluster", "none", "--method", "exact", *more]
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("method", ["fixed-size", "exact"])
+def test_from_text_labels_to_an_evaluation(
+    labelled: Labelled, run: Command, document: Command, out: Path, n_classes: int, method: str
+) -> None:
+    ingested = labelled(n_classes)
+    command = classify(ingested, out) if method == "fixed-size" else exact(ingested, out)
+    trained = document(run(*command))
+    assert trained["converged"]
+    assert trained["classes"] == (["run", "sit"] if n_classes == 2 else ["run", "sit", "walk"])
+    assert sum(trained["counts"]) == trained["n"] == ingested["n_train"]
+    assert trained["probabilities"]
+    assert trained["warnings"] == []
+    pred = out.parent / "pred.zarr"
+    predicted = document(run("predict", out, ingested["test"], "--out", pred, "--cluster", "none", "--json"))
+    assert sum(predicted["classes"]["counts"].values()) == predicted["n_samples"] == ingested["n_test"]
+    found = document(run("evaluate", pred, ingested["test"], "--json"))
+    assert found["error_rate"] < 0.08 * n_classes
+
+    # The store as anybody may read it.
+    stored = xr.open_zarr(pred, consolidated=False)
+    n, t = ingested["n_test"], 1 if n_classes == 2 else n_classes
+    assert stored["probability"].dims == ("sample", "class_name")
+    assert list(stored["class_name"].values) == trained["classes"]
+    assert stored["class"].shape == (n,)
+    np.testing.assert_allclose(stored["probability"].sum("class_name"), 1.0, rtol=1e-12)
+    decisions = stored["decision"].values.reshape(n, t)
+    codes = (decisions[:, 0] >= 0).astype(int) if t == 1 else decisions.argmax(axis=1)
+    np.testing.assert_array_equal(stored["class"].values, codes)
+    truth = open_dataset(ingested["test"]).all_labels()
+    assert np.mean(codes != truth) == pytest.approx(found["error_rate"])
+    assert ("certified" in stored) == ("decision_error_bound" in stored) == (method == "exact")
+    if method == "exact":
+        assert predicted["classes"]["certified"] == int(stored["certified"].sum()) == n
+
+
+def test_the_defaults_of_a_fixed_size_one_say_what_they_found(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    plot, log = out.parent / "path.png", out.parent / "log.jsonl"
+    result = run(*classify(labelled(2), out, "--plot", plot, "--log-json", log))
+    found = document(result)
+    record = open_classifier(out)
+    assert record.form == "fixed-size"
+    assert record.n_support == found["cardinality"] <= found["pool"] == 40
+    assert [each["cardinality"] for each in found["path"]] == list(range(len(found["path"])))
+    assert found["path"] == record.path
+    # The prototypes are samples, by their numbers.
+    assert record.indices is not None
+    rows = open_dataset(labelled(2)["train"]).input_rows(record.indices)
+    np.testing.assert_array_equal(record.prototypes, rows)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert max(each["iteration"] for each in records) == found["passes"] <= 20
+    assert min(each["score"] for each in records) == found["score"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "score" in result.stderr
+    assert not Path(f"{out}.checkpoint").exists()
+    shown = " ".join(run("info", out).stdout.split())
+    assert f"fixed-size: {record.n_support} prototypes of 40 (k-centre)" in shown
+    assert "run" in shown
+    document(run("info", out, "--json"))
+
+
+def test_classes_that_weigh_more_are_found_more_often(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    ingested, counts = labelled(2), {}
+    for weight in ("run=0.02", "run=50"):
+        command = classify(
+            ingested, out, "--class-weight", weight, "--search", "none", "--overwrite", "--no-probability"
+        )
+        document(run(*command))
+        pred = out.parent / "pred.zarr"
+        made = run("predict", out, ingested["test"], "--out", pred, "--cluster", "none", "--json", "--overwrite")
+        assert "without calibration: no probabilities" in made.stderr
+        counts[weight] = document(made)["classes"]["counts"]["run"]
+        assert open_prediction(str(pred)).variables == ("decision", "class")
+        weights = open_classifier(out).class_weights
+        assert weights is not None
+        assert weights["run"] / weights["sit"] == pytest.approx(float(weight[4:]))
+    assert counts["run=50"] > 1.2 * counts["run=0.02"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        (("--folds", 200), "fewer than the 200 folds", 3),
+        (("--folds", 1), "--folds must be at least 2; got 1", 3),
+        (("--pool", 0), "--pool must be at least 1; got 0", 3),
+        (("--method", "svm"), "'svm' is not one of", 2),
+        (("--method", "exact", "--candidates", 3), "--candidates belongs to --method fixed-size", 2),
+        (("--tol", 0.1), "--tol belongs to --method exact", 2),
+        (("--max-passes", 0), "--max-passes must be positive", 3),
+        (("--by-reference",), "--by-reference belongs to --method exact", 2),
+        (("--given-noise",), "--given-noise is that of --hyper; give it", 2),
+        (("--class-weight", "dog=2"), "weight for the class 'dog'; the classes are 'run', 'sit'", 3),
+        (("--class-weight", "run"), "--class-weight is balanced, or NAME=WEIGHT such as yes=2.5; got 'run'", 2),
+        (("--class-weight", "run=2", "--class-weight", "run=3"), "has the class 'run' twice", 2),
+        (("--class-weight", "run=nan"), "--class-weight must be positive and finite", 3),
+        (("--noise-variances", "0.1,-1"), "--noise-variances must be positive and finite", 3),
+        (("--noise-variances", "few"), "no list of numbers", 2),
+        (("--stop", "many"), "'many' is no pair such as 10,0.001", 2),
+        (("--seed", -1), "--seed must not be negative", 3),
+        (("--plot", "p.jpeg"), ".png", 3),
+        (("--memory-limit", "1MiB"), "a pool of 40 prototypes and 4 folds is projected to need", 3),
+        (("--hyper", "nowhere.json"), "nowhere.json", 3),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    labelled: Labelled, run: Command, out: Path, options: tuple[object, ...], words: str, code: int
+) -> None:
+    command = [part for part in classify(labelled(2), out) if part not in SMALL] if "exact" in options else None
+    refused(run(*(command or classify(labelled(2), out)), *options), words, exit_code=code)
+    assert not list(out.parent.iterdir())
+
+
+def test_targets_that_are_no_labels_are_refused(rng: np.random.Generator, run: Command, out: Path) -> None:
+    X = rng.standard_normal((60, 2))
+    for y, words in (
+        (rng.standard_normal(60), "is a number such as"),
+        (rng.standard_normal((60, 2)), "has 2 targets"),
+        (None, "has no target; classification needs one column of labels"),
+    ):
+        train = out.parent / "train.zarr"
+        dataset_from_arrays(train, X, y, overwrite=True)
+        refused(run("classify", train, "--out", out, *SMALL), words)
+        assert [path.name for path in out.parent.iterdir()] == ["train.zarr"]
+
+
+def test_whole_numbers_are_labels_as_they_are(
+    rng: np.random.Generator, run: Command, document: Command, out: Path
+) -> None:
+    X = rng.standard_normal((200, 2))
+    y = np.where(X[:, 0] + 0.1 * rng.standard_normal(200) > 0, 1.0, -1.0)
+    train, pred = out.parent / "train.zarr", out.parent / "pred.zarr"
+    dataset_from_arrays(train, X, y)
+    found = document(run("classify", train, "--out", out, "--json", *SMALL))
+    assert found["classes"] == ["-1", "1"]
+    document(run("predict", out, train, "--out", pred, "--json", "--cluster", "none"))
+    assert document(run("evaluate", pred, train, "--json"))["error_rate"] < 0.1
+
+
+def test_a_rare_class_is_warned_of_unless_it_is_weighted(
+    rng: np.random.Generator, run: Command, document: Command, out: Path
+) -> None:
+    X = rng.standard_normal((300, 2))
+    y = (X[:, 0] > 1.6).astype(float)
+    dataset_from_arrays(out.parent / "train.zarr", X, y, classes=["common", "rare"])
+    command = ("classify", out.parent / "train.zarr", "--out", out, "--json", "--overwrite", *SMALL)
+    (warning,) = document(run(*command))["warnings"]
+    assert f"the class 'rare' has {int(y.sum())} of 300 samples" in warning
+    assert document(run(*command, "--class-weight", "balanced"))["warnings"] == []
+
+
+def test_predictions_of_a_classifier_have_no_variances(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    document(run(*classify(labelled(2), out)))
+    pred = out.parent / "pred.zarr"
+    refused(
+        run("predict", out, labelled(2)["test"], "--out", pred, "--variance"), "is a classifier, which has no variances"
+    )
+    assert not pred.exists()
+
+
+def test_a_label_that_the_model_does_not_know_is_named(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    document(run(*classify(labelled(2), out)))
+    other, pred = out.parent / "other.zarr", out.parent / "pred.zarr"
+    document(
+        run("ingest", labelled_csv(out.parent / "o.csv", ("sit", "fly"), 60, 0), other, "--labels", "species", "--json")
+    )
+    document(run("predict", out, other, "--out", pred, "--json", "--cluster", "none"))
+    refused(run("evaluate", pred, other), "'fly'")
+
+
+def test_a_finished_model_is_recognised_and_another_is_not(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    first = document(run(*classify(labelled(3), out)))
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    result = run(*classify(labelled(3), out, "--resume"))
+    done = document(result)
+    assert "was complete when an earlier run ended" in result.stderr
+    for name in ("score", "cardinality", "path", "kernel", "noise_variance", "intercept"):
+        assert done[name] == first[name]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    for other, word in ((("--seed", 1), "seed"), (("--class-weight", "balanced"), "class weight")):
+        refused(run(*classify(labelled(3), out, *other, "--resume")), f"is of a run with another {word}", "exists")
+    refused(run(*classify(labelled(3), out)), "exists")
+
+
+def test_a_kernel_that_is_given_is_kept(labelled: Labelled, run: Command, document: Command, out: Path) -> None:
+    ingested, hyper = labelled(2), out.parent / "hyper.json"
+    document(run("tune", ingested["train"], "--out", hyper, "--subset", 200, "--json"))
+    tuned = json.loads(hyper.read_text())
+    found = document(run(*classify(ingested, out, "--hyper", hyper, "--given-noise", "--search", "none")))
+    assert found["kernel"] == tuned["kernel"]
+    assert found["noise_variance"] == tuned["noise_variance"]
+    assert found["passes"] == 1
+    free = document(run(*classify(ingested, out, "--hyper", hyper, "--search", "none", "--overwrite")))
+    assert free["kernel"] == tuned["kernel"]
+    assert free["score"] <= found["score"]
+
+
+def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, run: Command, document: Command, out: Path) -> None:
+    options = ("--solver", "cg", "--tol", 1e-6)
+    short = document(run(*exact(labelled(2), out, *options, "--max-passes", 3)), 4)
+    assert not short["converged"]
+    assert short["checkpoint"] == f"{out}.checkpoint"
+    assert "not converged" in short["warnings"][0]
+    result = run(*exact(labelled(2), out, *options, "--resume", "--by-reference"))
+    done = document(result)
+    assert "resuming after round 3" in result.stderr
+    assert done["converged"]
+    assert max(done["decision_error"]) < 1e-5
+    record = open_classifier(out)
+    assert record.by_reference
+    assert record.reference == labelled(2)["train"]
+    whole = out.parent / "whole.zarr"
+    document(run(*exact(labelled(2), whole, *options)))
+    expected = open_classifier(whole)
+    for name in ("alpha", "ones", "intercept"):
+        assert getattr(record, name).tobytes() == getattr(expected, name).tobytes()

@@ -1,0 +1,164 @@
+"""Predictions of classifiers against the dense formulas; regions that are there are not computed again."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import (
+    ClassifierRecord,
+    Dataset,
+    PredictionWriter,
+    dataset_from_arrays,
+    open_classifier,
+    open_prediction,
+    save_classifier,
+)
+from dkgp.data.stores.model_store import about_model
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.calibration import Calibration
+from dkgp.models.classification.exact.train import train_exact
+from dkgp.models.classification.labels import labels_of
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
+
+K, TESTS, ROWS = 9, 700, 200
+GAMMA = np.array([0.3, 0.7, 0.1])
+KERNEL = SquaredExponential(gamma=tuple(GAMMA))
+
+
+def dense(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.exp(-(((a[:, None] - b[None]) ** 2) * GAMMA).sum(axis=2))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def train(rng: np.random.Generator, tmp_path: Path) -> Dataset:
+    X = rng.standard_normal((150, 3)) * (1.0, 20.0, 0.1) + (0.0, 5.0, 1.0)
+    return dataset_from_arrays(
+        tmp_path / "train.zarr", X, rng.integers(0, 3, 150).astype(float), classes=("a", "b", "c")
+    )
+
+
+@pytest.fixture
+def unseen(rng: np.random.Generator, tmp_path: Path, train: Dataset) -> Dataset:
+    X = rng.standard_normal((TESTS, 3)) * (1.0, 20.0, 0.1) + (0.0, 5.0, 1.0)
+    return dataset_from_arrays(tmp_path / "test.zarr", X, None, chunk_rows=ROWS)
+
+
+def fixed(train: Dataset, n_classes: int, seed: int = 0) -> ClassifierRecord:
+    rng, t = np.random.default_rng(seed), 1 if n_classes == 2 else n_classes
+    about = about_model(train, kernel=KERNEL.to_json(), noise_variance=0.1, summary={"converged": True})
+    return ClassifierRecord(
+        **about,
+        form="fixed-size",
+        classes=("a", "b", "c")[:n_classes],
+        prototypes=rng.standard_normal((K, 3)),
+        weights=rng.standard_normal((K, t)),
+        intercept=rng.standard_normal(t),
+        calibration=Calibration(slope=(2.0,) * t, offset=(0.3,) * t).to_json(),
+    )
+
+
+def predicted(record: ClassifierRecord, unseen: Dataset, folder: Path, **options: Any) -> dict[str, np.ndarray]:
+    save_classifier(folder / "model.zarr", record, overwrite=True)
+    with closing(LocalExecutor(2)) as executor:
+        predict(open_classifier(folder / "model.zarr"), unseen, str(folder / "pred.zarr"), executor, **options)
+    stored = open_prediction(str(folder / "pred.zarr"))
+    return {name: stored.read(name) for name in stored.variables}
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_fixed_size_ones_decisions_are_the_sums(
+    train: Dataset, unseen: Dataset, tmp_path: Path, n_classes: int
+) -> None:
+    record = fixed(train, n_classes)
+    found = predicted(record, unseen, tmp_path, chunk_rows=ROWS)
+    X = train.standardisation.inputs(unseen.raw_inputs(0, TESTS))
+    assert record.prototypes is not None
+    assert record.weights is not None
+    decisions = dense(X, record.prototypes) @ record.weights + record.intercept
+    np.testing.assert_allclose(found["decision"], decisions, rtol=1e-12, atol=1e-13)
+    sure = 1.0 / (1.0 + np.exp(-(2.0 * decisions + 0.3)))
+    if n_classes == 2:
+        codes, probability = (decisions[:, 0] >= 0).astype(int), np.column_stack([1.0 - sure, sure])
+    else:
+        codes, probability = decisions.argmax(axis=1), sure / sure.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(found["class"][:, 0], codes)
+    np.testing.assert_allclose(found["probability"], probability, rtol=1e-10)
+    assert found.keys() == {"decision", "class", "probability"}
+
+
+def test_an_exact_ones_decisions_are_within_their_bounds_of_the_dense_solution(
+    train: Dataset, unseen: Dataset, tmp_path: Path
+) -> None:
+    labels, noise = labels_of(train), 0.05
+    with closing(LocalExecutor(2)) as executor:
+        # So far from converged that bounds matter.
+        trained = train_exact(train, labels, Hyperparameters(KERNEL, noise), executor, tolerance=0.3)
+    own = trained.record()
+    names = ("kernel", "noise_variance", "history", "certificate", "summary")
+    about = about_model(train, **{name: own.pop(name) for name in names})
+    save_classifier(tmp_path / "model.zarr", ClassifierRecord(**about, **own, form="exact"), dataset=train)
+    with closing(LocalExecutor(2)) as executor:
+        summary = predict(open_classifier(tmp_path / "model.zarr"), unseen, str(tmp_path / "pred.zarr"), executor)
+    stored = open_prediction(str(tmp_path / "pred.zarr"))
+    X, Z = train.standardisation.inputs(unseen.raw_inputs(0, TESTS)), train.inputs(0, 150)
+    bordered = np.block([[dense(Z, Z) + noise * np.eye(150), np.ones((150, 1))], [np.ones((1, 150)), np.zeros((1, 1))]])
+    solved = np.linalg.solve(bordered, np.vstack([labels.signs(), np.zeros((1, 3))]))
+    best = dense(X, Z) @ solved[:150] + solved[150]
+    decisions, bounds = stored.read("decision"), stored.read("decision_error_bound")
+    assert (np.abs(decisions - best) <= bounds).all()
+    certified = stored.certified()
+    np.testing.assert_array_equal(stored.labels()[certified], best.argmax(axis=1)[certified])
+    assert summary.classes is not None
+    assert summary.classes["certified"] == certified.sum()
+    assert summary.classes["largest_decision_error_bound"] == bounds.max()
+    assert summary.largest_mean_error_bound is None
+
+
+def test_an_interrupted_prediction_goes_on_where_it_was(
+    train: Dataset, unseen: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = fixed(train, 3)
+    whole = predicted(record, unseen, tmp_path, chunk_rows=ROWS)
+    asked: list[int] = []
+
+    def after_two() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    with pytest.raises(InterruptedRunError, match="interrupted after 400 of 700 test samples"):
+        predicted(record, unseen, tmp_path, chunk_rows=ROWS, overwrite=True, interrupted=after_two)
+    written: list[int] = []
+    write = PredictionWriter.write
+    monkeypatch.setattr(
+        PredictionWriter, "write", lambda self, start, **given: written.append(start) or write(self, start, **given)
+    )
+    with closing(LocalExecutor(2)) as executor:
+        model = open_classifier(tmp_path / "model.zarr")
+        summary = predict(model, unseen, str(tmp_path / "pred.zarr"), executor, resume=True)
+        assert written == [400, 600]
+        stored = open_prediction(str(tmp_path / "pred.zarr"))
+        for name, values in whole.items():
+            assert stored.read(name).tobytes() == values.tobytes()
+        assert summary.classes is not None
+        counts = np.bincount(stored.labels(), minlength=3)
+        assert summary.classes["counts"] == dict(zip("abc", counts.tolist(), strict=True))
+        assert summary.classes["computed"] == 300
+        other = replace(model, fingerprint="other")
+        with pytest.raises(InputError, match="was predicted from another model"):
+            predict(other, unseen, str(tmp_path / "pred.zarr"), executor, resume=True)
+
+
+def test_variances_are_refused(train: Dataset, unseen: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`variance`: .* is a classifier, which has no variances"):
+        predicted(fixed(train, 2), unseen, tmp_path, variance=VarianceSettings())
+    assert not (tmp_path / "pred.zarr").exists()
