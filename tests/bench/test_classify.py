@@ -166,7 +166,8 @@ def test_a_table_is_complete_and_goes_on_from_its_record(tmp_path: Path, monkeyp
         assert row["error_std"] == pytest.approx(np.std(row["errors"], ddof=1))
         assert row["worst"] == max(row["errors"])
         assert row["error"] < 40.0  # better than guessing, by 40 samples in 20 dimensions
-        assert "accepted" not in row  # the paper has no such problem
+        # Generated samples are of the paper's distribution; so few of them meet nothing.
+        assert row["accepted"].startswith("missed by")
     assert third["rows"][1]["size"] > 1
     assert third["rows"][0]["size"] is None
     assert [row["fit_to_svm"] for row in fourth["rows"]][1::2] == [1.0, 1.0]

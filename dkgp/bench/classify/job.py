@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.bench.classify.measure import Unit, measure_all
-from dkgp.bench.classify.methods import METHODS, MethodSpec
+from dkgp.bench.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec
 from dkgp.bench.classify.plot import plot_errors
 from dkgp.bench.classify.problems import PROBLEMS, load, problem_names
+from dkgp.bench.classify.published import TABLE_3
 from dkgp.bench.classify.records import Record
 from dkgp.bench.classify.tables import (
     Figures,
+    ablation_table,
     error_table,
+    mended_table,
     partition_table,
     time_table,
 )
@@ -142,7 +145,7 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     measured: dict[str, Figures] = {}
     for table in tables:
         kind = "3" if table == "4" else table
-        if kind not in measured or methods[table] != methods.get(kind):
+        if kind not in measured:
             measured[kind] = _measured(job, kind, problems[table], methods[table], record, reporter)
         sections.append(_section(table, measured[kind]))
         # Parts may take long: what is done is not lost where a later one is interrupted.
@@ -161,7 +164,9 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
 
 def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[str]:
     of = 5 if table == "5" else 3
-    here = problem_names(folder, of) or problem_names(None, of)
+    here = problem_names(folder, of)
+    if table == "scdpp":
+        here = [name for name in here if TABLE_3[PROBLEMS[name].paper_name]["scdpp"].fails]
     named = [name for name in dict.fromkeys(job.problems) if PROBLEMS[name].table == of]
     if job.problems and not named:
         raise UsageError(f"table {table} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
@@ -171,7 +176,10 @@ def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[st
 
 
 def _methods(job: BenchClassifyJob, table: str) -> list[str]:
-    found = [name for name in (job.methods or METHODS) if table != "5" or MethodSpec.read(name).takes_table_5]
+    if table == "2":
+        return [method for _, _, method in ABLATION]
+    named = job.methods or DEFAULT_METHODS["3" if table == "4" else table]
+    found = [name for name in named if table != "5" or MethodSpec.read(name).takes_table_5]
     if not found:
         raise UsageError(f"none of {', '.join(job.methods)} takes the problems of table 5")
     for name in found:
@@ -213,6 +221,10 @@ def _measured(
 
 
 def _section(table: str, figures: Figures) -> Document:
+    if table == "2":
+        return ablation_table(figures, ABLATION, ABLATION_DEFAULT)
+    if table == "scdpp":
+        return mended_table(figures, DEFAULT_METHODS["scdpp"][0])
     if table == "4":
         return time_table(figures)
     if table == "5":

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dkgp.bench.classify.dense import LeastSquaresSVM
+from dkgp.bench.classify.fixed_size import CANDIDATES, SETTINGS, FixedSize
 from dkgp.bench.classify.rivals import Boosting, SupportVectors, boosting_library, require_boosting, require_sklearn
+from dkgp.bench.classify.sparse_rival import SparseMachine
 from dkgp.bench.classify.trial import Method
-from dkgp.errors import UsageError
+from dkgp.errors import InputError, UsageError
 
-__all__ = ["METHODS", "MethodSpec"]
+__all__ = ["ABLATION", "ABLATION_DEFAULT", "DEFAULT_METHODS", "METHODS", "MethodSpec"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class _Known:
     settings
         Names of its settings, and how their text is read.
     table_5
-        Whether it takes part in Table 5: tens of thousands of samples.
+        Whether it can train on tens of thousands of samples, as in Table 5.
     label
         Its heading in a table, where that is not its name.
     require
@@ -40,12 +42,50 @@ class _Known:
 
 
 METHODS: dict[str, _Known] = {
+    "scdp": _Known(lambda given: FixedSize({"pool": 1.0, **given}), SETTINGS, table_5=False),
+    "scdp-pool": _Known(FixedSize, SETTINGS),
+    "scdpp": _Known(lambda given: FixedSize({"pool": 1.0, "candidates": CANDIDATES, **given}), SETTINGS, table_5=False),
     "ls-svm": _Known(lambda _: LeastSquaresSVM(), table_5=False),
     "svm": _Known(lambda _: SupportVectors(), require=require_sklearn),
+    "spsvm": _Known(lambda _: SparseMachine()),
     "boosting": _Known(
         lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})", require=require_boosting
     ),
 }
+# Where a user names none. Of Table 2: parameter, value, method; of "scdpp", its outliers and what may mend them.
+DEFAULT_METHODS = {
+    "3": tuple(METHODS),
+    "5": ("scdp-pool", "scdp-pool,isotropic=no", "svm", "spsvm", "boosting"),
+    "scdpp": (
+        "scdp",
+        "scdpp",
+        "scdpp,candidates=20",
+        "scdpp,candidates=118",
+        "scdpp,candidates=236",
+        "scdpp,intercept=selected",
+        "scdpp,intercept=selected,candidates=236",
+    ),
+}
+ABLATION_DEFAULT = "scdp-pool"
+ABLATION = (
+    ("as it comes", "", ABLATION_DEFAULT),
+    ("M, pool", "0.1 n", "scdp-pool,pool=0.1"),
+    ("M, pool", "n", "scdp-pool,pool=all"),
+    ("pool by", "uniform", "scdp-pool,prototypes=uniform"),
+    ("pool by", "entropy", "scdp-pool,prototypes=entropy"),
+    ("pool by", "k-means", "scdp-pool,prototypes=k-means"),
+    ("pool by", "pivoted", "scdp-pool,prototypes=pivoted"),
+    ("rho", "10", "scdp-pool,candidates=10"),
+    ("rho", "59", "scdp-pool,candidates=59"),
+    ("eps", "none", "scdp-pool,stop=none"),
+    ("eps", "0.01", "scdp-pool,stop=10:0.01"),
+    ("k_m", "5", "scdp-pool,max_basis=5"),
+    ("k_m", "20", "scdp-pool,max_basis=20"),
+    ("intercept", "selected", "scdp-pool,intercept=selected"),
+    ("intercept", "none", "scdp-pool,intercept=none"),
+    ("cardinality", "best", "scdp-pool,cardinality=best"),
+    ("cardinality", "one standard error", "scdp-pool,cardinality=one-standard-error"),
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +120,10 @@ class MethodSpec:
                 settings[key] = known.settings[key](value)
             except ValueError:
                 raise UsageError(f"'{text}': {key} cannot be {value!r}") from None
+        try:
+            known.make(settings)
+        except InputError as error:
+            raise UsageError(f"'{text}': {error}") from None
         return cls(text, name, settings)
 
     @property

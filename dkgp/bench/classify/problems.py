@@ -43,9 +43,11 @@ class ClassProblem:
     published
         Its name in the paper's tables.
     same_data
-        False where the file was not prepared as the paper's.
+        False where the file was not prepared as the paper's. Generated samples are of the paper's distribution.
     positive
         The label of the class +1; all others are -1.
+    stands_in
+        True of a generated problem that is run beside the files, one of which is damaged.
     remark
         What a reader must know.
     """
@@ -59,15 +61,17 @@ class ClassProblem:
     published: str | None = None
     same_data: bool = True
     positive: int = 1
+    stands_in: bool = False
     remark: str = ""
 
     @property
     def paper_name(self) -> str:
-        """Its name in the tables of published figures; that of no row where it is not in the paper."""
-        return self.published or (self.name if self.file is not None else "")
+        """Its name in the tables of published figures."""
+        return self.published or self.name
 
 
 _OTHER = "prepared in another way than the paper's"
+_LOST = "a tenth of the file's entries are ten times too small: its best rule errs on 2.26 %, not on 1.28 %"
 PROBLEMS: dict[str, ClassProblem] = {
     problem.name: problem
     for problem in (
@@ -75,7 +79,7 @@ PROBLEMS: dict[str, ClassProblem] = {
         ClassProblem("diabetis", 468, 300, 3, "diabetis", same_data=False, remark=_OTHER),
         ClassProblem("german", 700, 300, 3, "german"),
         ClassProblem("heart", 170, 100, 3, "heart", same_data=False, remark=_OTHER),
-        ClassProblem("ringnorm", 400, 7000, 3, "ringnorm"),
+        ClassProblem("ringnorm", 400, 7000, 3, "ringnorm", same_data=False, remark=_LOST),
         ClassProblem("thyroid", 140, 75, 3, "thyroid", same_data=False, remark=f"normal against the rest; {_OTHER}"),
         ClassProblem("titanic", 150, 2051, 3, "titanic", remark="14 distinct inputs"),
         ClassProblem("twonorm", 400, 7000, 3, "twonorm"),
@@ -84,8 +88,16 @@ PROBLEMS: dict[str, ClassProblem] = {
         ),
         ClassProblem("adult", 30_148, 15_074, 5, "adult", remark="categories as indicators: 104 features"),
         ClassProblem("magic", 12_680, 6_340, 5, "magic"),
-        ClassProblem("made-twonorm", 400, 7000, 3, remark="generated; no classifier is below 2.28 %"),
-        ClassProblem("made-ringnorm", 400, 7000, 3, remark="generated"),
+        ClassProblem("made-twonorm", 400, 7000, 3, published="twonorm", remark="generated; no rule is below 2.28 %"),
+        ClassProblem(
+            "made-ringnorm",
+            400,
+            7000,
+            3,
+            published="ringnorm",
+            stands_in=True,
+            remark="generated; no rule is below 1.28 %",
+        ),
     )
 }
 
@@ -142,10 +154,11 @@ GENERATORS: dict[str, Callable[[int, np.random.Generator], tuple[FloatArray, NDA
 
 
 def problem_names(folder: Path | None, table: int) -> list[str]:
-    """Problems of a table that are here: those whose files are, or the generated ones where none is."""
+    """Problems of a table that are here: those whose files are, and the generated ones in place of what is not."""
     named = [problem for problem in PROBLEMS.values() if problem.table == table]
-    here = [p.name for p in named if p.file is not None and folder is not None and (folder / f"{p.file}.npz").is_file()]
-    return here or [problem.name for problem in named if problem.file is None]
+    files = [p for p in named if p.file is not None and folder is not None and (folder / f"{p.file}.npz").is_file()]
+    made = [problem for problem in named if problem.file is None and (problem.stands_in or not files)]
+    return [problem.name for problem in (*files, *made)]
 
 
 def load(problem: ClassProblem, folder: Path | None, seed: int) -> Samples:

@@ -96,7 +96,7 @@ MENDED_COLUMNS = (
     Column("difference", "to scdp", "+.2f"),
     Column("difference_error", "+-", ".2f"),
     Column("size", "vectors", ",.1f"),
-    Column("paper_error", "paper", ".2f"),
+    Column("paper_error", "paper's method", ".2f"),
 )
 # A split on which a random choice errs by so many percentage points more than the choice among all is an outlier.
 OUTLIER_POINTS = 3.0
@@ -195,7 +195,7 @@ def mended_table(figures: Figures, baseline: str) -> Document:
     """
     rows = []
     for (problem, method), runs in figures.items():
-        known = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(method)
+        known = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(MethodSpec.read(method).name)
         against = figures.get((problem, baseline), ())
         row = {"problem": problem, "method": _label(method), **_errors(runs), **_difference(runs, against)}
         pairs = _pairs(runs, against)
