@@ -116,7 +116,7 @@ def test_default_methods_can_all_be_made() -> None:
 def test_parameters_and_outliers_have_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("made-twonorm", "made-ringnorm"):
         monkeypatch.setitem(PROBLEMS, name, replace(PROBLEMS[name], n=60, n_test=100))
-    job = BenchClassifyJob(tables=("2", "scdpp"), problems=("made-ringnorm",), splits=2, processes=1)
+    job = BenchClassifyJob(tables=("2", "scdpp"), problems=("made-ringnorm",), splits=1, processes=1)
     reporter = SilentReporter()
     document = run_bench_classify(job, reporter)
     assert not reporter.warnings
