@@ -189,14 +189,14 @@ class PredictionWriter(_Planned):
         if known is not None:
             plan["classes"] = shown["classes"] = list(known)
         with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite) as claim:
+            if known is not None:
+                create_name_array(address, _CLASS_DIMENSION, known, claim)
             for name in variables:
                 shape, dimensions = _layout(name, plan)
                 # What CF calls a flag variable: what a code stands for is said beside it.
                 about = {"classes": list(known or ())} if name == "class" else None
                 dtype = _INTEGERS.get(name, "float64")
                 create_array(address, name, shape, plan["chunk_rows"], dimensions, about, dtype, claim)
-            if known is not None:
-                create_name_array(address, _CLASS_DIMENSION, known, claim)
         return cls(address, plan, claim)
 
     @classmethod

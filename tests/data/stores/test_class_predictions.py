@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import warnings
@@ -13,6 +14,7 @@ import pytest
 import xarray as xr
 
 from dkgp.data import PredictionWriter, open_prediction
+from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
 from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 from dkgp.errors import InputError, NumericalError, StoreError
 
@@ -130,3 +132,21 @@ def test_values_that_are_refused(
     with pytest.raises(error, match=message):
         writer.write(0, **{name: block})
     assert writer.done_regions([name]) == []
+
+
+def test_stores_of_format_1_are_read(tmp_path: Path) -> None:
+    """As dkgp wrote them before there were classes."""
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 5, ["y"], ["mean"])
+    writer.write(0, mean=np.arange(5.0))
+    writer.commit()
+    manifest = json.loads((tmp_path / "p.zarr" / MANIFEST_NAME).read_text())
+    assert "classes" not in manifest["metadata"]
+    del manifest["checksum"]
+    manifest["version"] = 1
+    manifest["checksum"] = checksum(manifest)
+    (tmp_path / "p.zarr" / MANIFEST_NAME).write_text(json.dumps(manifest))
+    found = open_prediction(tmp_path / "p.zarr")
+    assert found.classes is None
+    np.testing.assert_array_equal(found.read("mean")[:, 0], np.arange(5.0))
+    with pytest.raises(InputError, match="has no variable 'class'; it has mean"):
+        found.labels()
