@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dkgp.estimators.classification.exact import LSSVC
+from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
 from dkgp.estimators.outputs import PredictionBounds
 from dkgp.estimators.regressor import GPRegressor
 from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
 
-__all__ = ["GPRegressor", "OverconfidenceWarning", "PredictionBounds", "SparseGPRegressor"]
+__all__ = [
+    "LSSVC",
+    "FixedSizeLSSVC",
+    "GPRegressor",
+    "OverconfidenceWarning",
+    "PredictionBounds",
+    "SparseGPRegressor",
+]

@@ -20,11 +20,11 @@ from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["GPEstimator"]
+__all__ = ["GPEstimator", "KernelEstimator"]
 
 
-class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of estimators; parameters and attributes as of `GPRegressor`."""
+class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of regressors and classifiers; parameters and attributes as of `GPRegressor`."""
 
     kernel: str | Kernel | Hyperparameters
     noise_variance: float | None
@@ -73,11 +73,6 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             fixed=fixed,
         )
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """`fit` the first time, `update` from then on."""
-        trained: Self = self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
-        return trained
-
     def _take(self, fitted: Fitted) -> None:
         """Show a model's parts under scikit-learn's names."""
         record, found = fitted.record, fitted.about.get("hyperparameters")
@@ -90,35 +85,6 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.solution_ = {name: value for name, value in record.summary.items() if name != "estimator"}
         self.history_ = record.history
         self.target_names_ = record.target_names
-
-    # ----------------------------------------------------------------------------------------------------- predictions
-
-    def _predictions(self, X: Any, settings: VarianceSettings, **asked: bool) -> Any:
-        """The mean and what else is asked for: std, variance, bounds."""
-        check_is_fitted(self)
-        client = None if self.client is None or is_in_process(self.client) else self.client
-        names = ("mean", *(name for name, wanted in asked.items() if wanted))
-        return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
-
-        Parameters
-        ----------
-        X, y
-            As for `fit`.
-        sample_weight : (r,) array_like, optional
-        """
-        from sklearn.metrics import r2_score
-
-        check_is_fitted(self)
-        targets = true_targets(X, y)
-        mean = self.predict(X)
-        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
-
-    @property
-    def _several(self) -> bool:
-        return bool(self._fitted.about.get("several_targets", len(self._fitted.record.target_names) > 1))
 
     def _inputs(self, X: Any) -> Table:
         if is_plain(X):
@@ -186,6 +152,44 @@ class GPEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             for name, value in self.get_params(deep=False).items()
         }
         return type(self)(**parameters)
+
+
+class GPEstimator(RegressorMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of regressors; parameters and attributes as of `GPRegressor`."""
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """`fit` the first time, `update` from then on."""
+        trained: Self = self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
+        return trained
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def _predictions(self, X: Any, settings: VarianceSettings, **asked: bool) -> Any:
+        """The mean and what else is asked for: std, variance, bounds."""
+        check_is_fitted(self)
+        client = None if self.client is None or is_in_process(self.client) else self.client
+        names = ("mean", *(name for name, wanted in asked.items() if wanted))
+        return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight : (r,) array_like, optional
+        """
+        from sklearn.metrics import r2_score
+
+        check_is_fitted(self)
+        targets = true_targets(X, y)
+        mean = self.predict(X)
+        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._fitted.about.get("several_targets", len(self._fitted.record.target_names) > 1))
 
     def __sklearn_tags__(self) -> Any:
         """Several targets are welcome."""

@@ -17,6 +17,7 @@ import dask.config
 import numpy as np
 
 from dkgp.data import (
+    ClassifierRecord,
     Dataset,
     ModelRecord,
     SparseRecord,
@@ -30,6 +31,7 @@ from dkgp.data import (
 )
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
 from dkgp.models.exact import TrainedModel
+from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
 from dkgp.models.sparse.stored import opened_sparse, sparse_record
@@ -39,6 +41,10 @@ from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 
 __all__ = ["Fitted", "FittedModel", "FittedSparse", "Workspace"]
+
+
+AnySource = PredictorSource | SparsePredictorSource | ClassPredictorSource
+AnyPredictor = Predictor | SparsePredictor | ClassPredictor
 
 
 class Workspace:
@@ -65,14 +71,14 @@ class Workspace:
 class Fitted(ABC):
     """A model with what belongs to it; the workspace is where the model goes when others have to read it."""
 
-    record: ModelRecord | SparseRecord
+    record: ModelRecord | SparseRecord | ClassifierRecord
     workspace: Workspace
 
     def _new_version(self) -> None:
         self.version = f"fitted-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._url: str | None = None
-        self._predictors: dict[PredictorSource | SparsePredictorSource, Predictor | SparsePredictor] = {}
+        self._predictors: dict[AnySource, AnyPredictor] = {}
         weakref.finalize(self, Predictor.forget, self.version)
 
     @classmethod
@@ -85,11 +91,11 @@ class Fitted(ABC):
         """Write the model to a store; errors as of `save_model`."""
 
     @abstractmethod
-    def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource | SparsePredictorSource:
+    def source(self, variance: VarianceSettings | None, n_test: int) -> AnySource:
         """Return what tasks of this process take their predictor from."""
 
     @abstractmethod
-    def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor | SparsePredictor: ...
+    def _made(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor: ...
 
     def _store(self, url: str) -> None:
         """Write the model where other processes are to read it."""
@@ -112,7 +118,7 @@ class Fitted(ABC):
                 self._url = url
             return self._url
 
-    def predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor | SparsePredictor:
+    def predictor(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor:
         """Return the predictor of this process, made when first asked for."""
         key = self.source(variance, n_test)
         with self._lock:

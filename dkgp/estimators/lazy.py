@@ -17,18 +17,19 @@ from numpy.typing import NDArray
 
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import Fitted
+from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predicted, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictorSource
 
 __all__ = ["Quantities", "lazy_predictions"]
 
-Source = PredictorSource | SparsePredictorSource
-# Name -> what it is of a prediction, (r, p).
-Quantities = Mapping[str, Callable[[Predicted | SparsePredicted], NDArray[np.float64]]]
+Source = PredictorSource | SparsePredictorSource | ClassPredictorSource
+# Name -> what it is of a prediction, (r, columns).
+Quantities = Mapping[str, Callable[[Predicted | SparsePredicted | ClassPredicted], NDArray[np.float64]]]
 
 
 class _PredictBlock:
-    """Rows of inputs (r, d) -> all quantities side by side, (r, q p)."""
+    """Rows of inputs (r, d) -> all quantities side by side, (r, columns)."""
 
     def __init__(self, source: Source, quantities: tuple[str, ...], fitted: Fitted | None) -> None:
         self._source, self._quantities = source, quantities
@@ -58,8 +59,15 @@ class _PredictBlock:
 
 QUANTITIES: Quantities = {
     **{name: attrgetter(name) for name in ("mean", "mean_error", "variance", "variance_lower", "variance_upper")},
-    "std": lambda predicted: np.sqrt(np.asarray(predicted.variance)),
+    "std": lambda predicted: np.sqrt(_of(predicted, "variance")),
+    **{name: attrgetter(name) for name in ("decision", "bounds", "probability")},
+    "label": lambda predicted: _of(predicted, "code")[:, None],
+    "certified": lambda predicted: _of(predicted, "certified")[:, None],
 }
+
+
+def _of(predicted: Predicted | SparsePredicted | ClassPredicted, name: str) -> NDArray[np.float64]:
+    return np.asarray(getattr(predicted, name), dtype=np.float64)
 
 
 def _token(source: Source) -> str:
@@ -67,12 +75,18 @@ def _token(source: Source) -> str:
     return str(replace(source, url=""))
 
 
-def lazy_predictions(fitted: Fitted, source: Source, inputs: Any, quantities: tuple[str, ...]) -> dict[str, Any]:
+def lazy_predictions(
+    fitted: Fitted,
+    source: Source,
+    inputs: Any,
+    quantities: tuple[str, ...],
+    columns: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """Predict at a dask array without computing anything.
 
     `inputs` are a dask array (n, d): its row chunks are kept, across it is put into one; `quantities` are keys of
-    `QUANTITIES`. Returned are (n, p) dask arrays by name, all of the same tasks: what is computed together is computed
-    once.
+    `QUANTITIES`, `columns` how many each has (p where it is not told). Returned are (n, columns) dask arrays by name,
+    all of the same tasks: what is computed together is computed once.
 
     Raises `InputError`: not two-dimensional.
     """
@@ -84,12 +98,15 @@ def lazy_predictions(fitted: Fitted, source: Source, inputs: Any, quantities: tu
     if inputs.numblocks[1] > 1:
         inputs = inputs.rechunk({1: -1})
     p = fitted.record.n_targets
+    widths = [p if columns is None else columns[name] for name in quantities]
+    stops = np.cumsum(widths).tolist()
     joint = dask.array.map_blocks(
         _PredictBlock(source, quantities, fitted),
         inputs,
-        chunks=(inputs.chunks[0], (len(quantities) * p,)),
+        chunks=(inputs.chunks[0], (stops[-1],)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
         name=f"dkgp-predict-{tokenize(_token(source), inputs.name, quantities)}",
     )
-    return {name: joint[:, number * p : (number + 1) * p] for number, name in enumerate(quantities)}
+    parts = zip(quantities, widths, stops, strict=True)
+    return {name: joint[:, stop - width : stop] for name, width, stop in parts}

@@ -14,7 +14,14 @@ from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["PredictionBounds", "predictions", "what_holds"]
+__all__ = [
+    "UNKNOWN_SIZE_SAMPLES",
+    "PredictionBounds",
+    "predictions",
+    "require_features",
+    "rows_for_client",
+    "what_holds",
+]
 
 UNKNOWN_SIZE_SAMPLES = 100_000
 
@@ -68,7 +75,7 @@ def predictions(
         known = _lazily(fitted, table.inputs, names, variance, client)
     else:
         inputs = np.asarray(table.inputs, dtype=np.float64)
-        _require_features(fitted, inputs)
+        require_features(fitted, inputs)
         predicted = fitted.predictor(variance, len(inputs))(inputs)
         known = {name: QUANTITIES[name](predicted) for name in names}
     if not several:
@@ -90,20 +97,26 @@ def _lazily(
     fitted: Fitted, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
 ) -> dict[str, Any]:
     """Dask arrays; arrays where the inputs are, computed by the client."""
-    import dask.array
     from dask.base import compute
 
-    rows = inputs if is_dask(inputs) else np.asarray(inputs, dtype=np.float64)
-    _require_features(fitted, rows)
+    rows = inputs if is_dask(inputs) else rows_for_client(inputs)
+    require_features(fitted, rows)
     n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
-    if not is_dask(inputs):
-        # Tasks enough to keep workers busy, of rows enough to be worth a message.
-        rows = dask.array.from_array(rows, chunks=(int(np.clip(n // 64, 512, 8192)), -1))
     lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names)
     return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
 
 
-def _require_features(fitted: Fitted, inputs: Any) -> None:
+def rows_for_client(inputs: Any) -> Any:
+    """Inputs in memory (n, d) as a dask array for a client's workers."""
+    import dask.array
+
+    rows = np.asarray(inputs, dtype=np.float64)
+    # Tasks enough to keep workers busy, of rows enough to be worth a message.
+    return dask.array.from_array(rows, chunks=(int(np.clip(len(rows) // 64, 512, 8192)), -1))
+
+
+def require_features(fitted: Fitted, inputs: Any) -> None:
+    """Make sure that inputs have the model's features; `InputError` where they have not."""
     raw, kept = fitted.record.standardisation.n_raw_features, fitted.record.n_features
     if inputs.ndim != 2 or inputs.shape[1] not in (raw, kept):
         raise InputError(f"X has shape {inputs.shape}; expected (n, {raw}), the features of the training set")

@@ -7,13 +7,23 @@ from typing import Any
 from dkgp.errors import MissingExtraError
 
 try:
-    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.utils.metaestimators import available_if
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "sklearn", "an estimator such as GPRegressor") from error
 
-__all__ = ["BaseEstimator", "ConvergenceWarning", "RegressorMixin", "check_is_fitted", "seed_of", "validate_data"]
+__all__ = [
+    "BaseEstimator",
+    "ClassifierMixin",
+    "ConvergenceWarning",
+    "RegressorMixin",
+    "available_if",
+    "check_is_fitted",
+    "seed_of",
+    "validate_data",
+]
 
 
 def seed_of(random_state: Any) -> int:

@@ -17,7 +17,17 @@ from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
 
-__all__ = ["computed", "given_names", "new_samples", "plain_inputs", "reads_memory", "training_set", "true_targets"]
+__all__ = [
+    "computed",
+    "given_names",
+    "given_target_names",
+    "new_samples",
+    "note_features",
+    "plain_inputs",
+    "reads_memory",
+    "training_set",
+    "true_targets",
+]
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
@@ -31,7 +41,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
     else:
         table = read_samples(X, y)
         width = len(table.names) if table.names is not None else table.inputs.shape[1]
-        _note_features(estimator, width, table.names)
+        note_features(estimator, width, table.names)
     if table.dataset is not None:
         return table.dataset, table.several_targets
     feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
@@ -95,7 +105,7 @@ def reads_memory(client: Any) -> bool:
 def _plain_samples(estimator: Any, X: Any, y: Any) -> Table:
     inputs, targets = _validated(estimator, X, y, ensure_min_samples=2)  # a variance needs two
     names = given_names(estimator)
-    return Table(inputs, names, targets, _target_names(y, names or ()), targets.ndim > 1)
+    return Table(inputs, names, targets, given_target_names(y, names or ()), targets.ndim > 1)
 
 
 def given_names(estimator: Any) -> tuple[str, ...] | None:
@@ -116,7 +126,7 @@ def _target_values(y: Any) -> Any:
     return computed(y)
 
 
-def _target_names(y: Any, features: Any) -> tuple[str, ...] | None:
+def given_target_names(y: Any, features: Any) -> tuple[str, ...] | None:
     """Names that a Series, a DataFrame or a DataArray brings, where they are texts and none is a feature's."""
     columns = getattr(y, "columns", None)
     found = list(columns) if columns is not None else [getattr(y, "name", None)]
@@ -133,7 +143,8 @@ def computed(values: Any) -> Any:
     return values.compute() if is_dask(values) else values
 
 
-def _note_features(estimator: Any, width: int, names: tuple[str, ...] | None) -> None:
+def note_features(estimator: Any, width: int, names: tuple[str, ...] | None) -> None:
+    """Tell the estimator how many features there are, and their names where they have any."""
     estimator.n_features_in_ = width
     if names is not None:
         estimator.feature_names_in_ = np.asarray(names, dtype=object)

@@ -84,9 +84,7 @@ def evaluate_classes(
             f"`abstain` leaves out labels that are not certified, and '{prediction.url}' has no certificates; predict "
             "with an exact model, whose labels are, or evaluate all labels"
         )
-    truth = dataset.as_seen_by(
-        dataset.raw_feature_names, dataset.target_names, dataset.standardisation, prediction.classes
-    )
+    truth = dataset.as_seen_by(dataset.feature_names, dataset.target_names, dataset.standardisation, prediction.classes)
     tally = ClassTally(prediction.classes, abstain)
     codes = np.empty(prediction.n_samples, dtype=np.int64)
     kept = np.ones(prediction.n_samples, dtype=bool)

@@ -15,7 +15,7 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, split_even
 from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
-from dkgp.data.stores.sparse.sparse_store import SparseRecord
+from dkgp.data.stores.model_store import ModelDescription
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
@@ -167,7 +167,7 @@ class PredictorSource:
         )
 
 
-def standardised(model: ModelRecord | SparseRecord, inputs: FloatArray) -> FloatArray:
+def standardised(model: ModelDescription, inputs: FloatArray) -> FloatArray:
     """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
 
     Raises

@@ -105,6 +105,15 @@ def test_labels_are_matched_by_name(rng: np.random.Generator, tmp_path: Path) ->
         evaluate_classes(prediction, s.dataset(other, new, "new.zarr"))
 
 
+def test_features_that_are_constant_make_no_difference(rng: np.random.Generator, tmp_path: Path) -> None:
+    s = Stores(rng, tmp_path, ("no", "yes"))
+    known = evaluate_classes(s.prediction(), s.dataset()).metrics
+    s.X[:, 0] = 3.0
+    with pytest.warns(UserWarning, match="constant"):
+        test = s.dataset(("yes", "no"), 1 - s.codes, "constant.zarr")
+    assert evaluate_classes(s.prediction(("certified",)), test).metrics.confusion.tolist() == known.confusion.tolist()
+
+
 def test_numbers_are_labels_by_their_names(rng: np.random.Generator, tmp_path: Path) -> None:
     s = Stores(rng, tmp_path, ("-1", "1"))
     known = evaluate_classes(s.prediction(), s.dataset()).metrics

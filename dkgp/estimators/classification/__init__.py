@@ -1,0 +1,1 @@
+"""Classifiers on scikit-learn's conventions: least-squares support vector machines, exact and of prototypes."""

@@ -1,0 +1,221 @@
+"""`LSSVC`: the exact least-squares support vector machine on scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, Literal, Self
+
+from dkgp.estimators.classification.base import KernelClassifier
+from dkgp.estimators.classification.fitted import FittedExact
+from dkgp.estimators.classification.labels import labelled_set
+from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
+from dkgp.estimators.settings import checked_solver, executor_for
+from dkgp.kernels import Kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.exact.certificate import DecisionCertificate
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE, train_exact
+from dkgp.models.classification.records import exact_record
+from dkgp.solvers import MaxPasses, Solver
+from dkgp.solvers.registry import AUTO, build_solver
+
+__all__ = ["LSSVC"]
+
+
+class LSSVC(KernelClassifier):
+    """Exact least-squares support vector machine, with certified labels.
+
+    All samples are support vectors: the decision f(x) = sum_i alpha_i k(x, x_i) + b solves the LS-SVM's linear system
+    (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions pursuit with application
+    to fixed-size kernel models*, 2011, equations 21 to 23) by dkgp's own solvers, C + 1 right-hand sides in one solve,
+    out of core where the samples are. Each decision comes with a proven bound on its distance from the exact one's; a
+    label whose decision exceeds its bound is *certified* to be the exact machine's.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        An expression such as "rbf" or "matern32 + linear", whose values are tuned; or a kernel of the standardised
+        features, or hyperparameters, whose values are taken as they are.
+    noise_variance : float, optional
+        s2 = 1 / gamma_K of the paper: the larger, the smoother. Tuned along with the kernel where it is not given; a
+        `Kernel` needs it.
+    optimizer : {"marginal_likelihood"} or None, default "marginal_likelihood"
+        Tunes a kernel given as text, on a subset of the labels as numbers -1 and 1; with None its starting values stay.
+    subset_size : int, default 2000
+        Samples to tune on.
+    fit_intercept : bool, default True
+    class_weight : dict or "balanced", optional
+        Weight of each class in the sum of squared errors, by label; "balanced" has all classes count the same.
+    probability : bool, default True
+        Whether `predict_proba` is wanted: a sigmoid of decisions at samples of a subset, each left out (Platt).
+    tol : float, default 1e-3
+        Decisions are within about so much of the exact ones when the solver stops.
+    solver : str or solver, default "auto"
+        A name, or one of `dkgp.solvers`.
+    max_passes : float, optional
+        Passes over the kernel matrix at most.
+    client : distributed.Client, optional
+        Workers to compute with.
+    store : str, optional
+        Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
+    random_state : int, RandomState or None, default 0
+
+    Attributes
+    ----------
+    classes_ : (C,) ndarray
+    kernel_, noise_variance_, hyperparameters_, solution_, history_, n_features_in_, feature_names_in_
+        As of `GPRegressor`.
+    intercept_ : (t,) ndarray
+        One column for two classes, otherwise one for each.
+    certificate_ : dkgp.models.classification.exact.certificate.DecisionCertificate
+    calibration_ : dkgp.models.classification.calibration.Calibration or None
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> machine = LSSVC().fit(X, y)
+    >>> label, certified = machine.predict([[1.0, 1.0], [1.0, -1.0]], return_certified=True)
+    >>> label.tolist(), certified.tolist()
+    (['same', 'other'], [True, True])
+    """
+
+    _state: ClassVar[type[Fitted]] = FittedExact
+    _fitted: FittedExact
+
+    def __init__(
+        self,
+        kernel: str | Kernel | Hyperparameters = "rbf",
+        *,
+        noise_variance: float | None = None,
+        optimizer: Literal["marginal_likelihood"] | None = "marginal_likelihood",
+        subset_size: int = 2000,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        probability: bool = True,
+        tol: float = DECISION_TOLERANCE,
+        solver: str | Solver = AUTO,
+        max_passes: float | None = None,
+        client: Any = None,
+        store: str | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.noise_variance = noise_variance
+        self.optimizer = optimizer
+        self.subset_size = subset_size
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.probability = probability
+        self.tol = tol
+        self.solver = solver
+        self.max_passes = max_passes
+        self.client = client
+        self.store = store
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Tune where hyperparameters are not given, solve and certify.
+
+        Parameters
+        ----------
+        X
+            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
+        y
+            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
+        sample_weight : (n,) array_like, optional
+            Weights of the squared errors; relative to each other. Samples of weight zero are left out.
+
+        Returns
+        -------
+        LSSVC
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The solver stopped before `tol` was reached; what is certified holds.
+        """
+        seed, solver = seed_of(self.random_state), checked_solver(self.solver)
+        workspace = Workspace(self.store)
+        given = labelled_set(self, X, y, sample_weight, workspace)
+        weights, found = self._weights(given), self._found(given, seed)
+        chosen = None if solver == AUTO else build_solver(solver, seed=seed) if isinstance(solver, str) else solver
+        with executor_for(self.client, given.dataset.n_samples) as executor:
+            trained = train_exact(
+                given.dataset,
+                given.labels,
+                found,
+                executor,
+                solver=chosen,
+                tolerance=self.tol,
+                limits=None if self.max_passes is None else MaxPasses(self.max_passes),
+                weights=weights,
+                fit_intercept=self.fit_intercept,
+                calibrate=self.probability,
+                calibration_subset=self.subset_size,
+                seed=seed,
+            )
+        record = exact_record(trained, given.dataset, given.labels, weights)
+        self._take(FittedExact.of(record, given.dataset, workspace, self._about(given, found)))
+        if found.converged is False:
+            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
+        if not trained.summary["converged"]:
+            warnings.warn(
+                f"not converged: {trained.summary['reason']}; {trained.summary['advice']}. The error bounds of "
+                "decisions are those of the solution as it stands, wider than asked for, and hold",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _take(self, fitted: Fitted) -> None:
+        super()._take(fitted)
+        self.certificate_ = DecisionCertificate.from_json(dict(fitted.record.certificate))
+
+    def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
+        """Decisions of the machines: of two classes positive for the second, otherwise one for each class.
+
+        Parameters
+        ----------
+        X
+            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+        return_bounds : bool
+            Also by how much each can miss the exact solution's, proven.
+
+        Returns
+        -------
+        decisions, or (decisions, bounds)
+            (r,) or (r, C) each.
+        """
+        found = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
+        return found if return_bounds else found[0]
+
+    def predict(self, X: Any, return_certified: bool = False) -> Any:
+        """Labels, (r,), in the form in which they were given: the class of the largest decision.
+
+        Parameters
+        ----------
+        X
+            As for `decision_function`.
+        return_certified : bool
+            Also whether each label is proven to be that of the exact solution.
+
+        Returns
+        -------
+        labels, or (labels, certified)
+            (r,) each.
+        """
+        found = self._predicted(X, "label", *(("certified",) if return_certified else ()))
+        return found if return_certified else found[0]
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        assert isinstance(fitted, FittedExact)
+        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}

@@ -1,0 +1,233 @@
+"""`FixedSizeLSSVC`: the fixed-size least-squares support vector machine on scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from dkgp.errors import InputError
+from dkgp.estimators.classification.base import KernelClassifier
+from dkgp.estimators.classification.fitted import FittedFixedSize
+from dkgp.estimators.classification.labels import labelled_set
+from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.scikit_learn import seed_of
+from dkgp.estimators.settings import executor_for
+from dkgp.kernels import Kernel, fold_white, parse_kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.records import fixed_size_record
+
+__all__ = ["FixedSizeLSSVC"]
+
+# Parameters that `FixedSizeSettings` has under the same names.
+_SETTINGS = (
+    "pool",
+    "prototypes",
+    "max_basis",
+    "candidates",
+    "search",
+    "cardinality",
+    "isotropic",
+    "intercept",
+    "stop",
+    "probability",
+)
+
+
+class FixedSizeLSSVC(KernelClassifier):
+    """Fixed-size least-squares support vector machine: a few prototypes, all samples' errors.
+
+    Out of a pool of prototypes sparse conjugate directions pursuit chooses k, for all k in turn; cross-validation
+    chooses k, the noise variance and the kernel's scale from sums over the samples alone, one pass over the data for
+    each scale (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions pursuit with
+    application to fixed-size kernel models*, 2011).
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        An expression such as "rbf" or "matern32"; a kernel of the standardised features; or hyperparameters, as of
+        `dkgp tune`. "rbf" starts with a length scale for each feature, by the marginal likelihood of a subset's labels;
+        others start as they are. `search` moves the common scale of all.
+    noise_variance : float or sequence of float, optional
+        s2 = 1 / gamma_K of the paper: the larger, the smoother. Those that are tried; by default decades, and finer
+        about the best.
+    pool : int, default 2000
+        Prototypes to choose from.
+    prototypes : str, default "k-centre"
+        How the pool is chosen: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance".
+    max_basis : int, optional
+        Most prototypes that a model may have; by default the pool.
+    candidates : int, optional
+        Prototypes drawn at random that each step looks at (59 in the paper); by default all.
+    folds : int, default 10
+        Folds of the cross-validation at most; fewer where a class has fewer samples.
+    search : {"profile", "annealing", "none"}, default "profile"
+        For the kernel's scale: in one dimension; coupled simulated annealing, as in the paper; or not at all.
+    cardinality : {"tenth", "best", "one-standard-error"}, default "tenth"
+        The fewest prototypes whose score is within a tenth of the folds' standard deviation of the best; the best; or
+        within a standard error.
+    isotropic : bool, default False
+        One length scale for all features, as in the paper.
+    intercept : {"first", "selected", "none"}, default "first"
+    stop : (int, float) or None, default (10, 1e-3)
+        Ends the pursuit where the mean score of so many steps is no better, relatively; None goes through all.
+    class_weight, probability, client, store, random_state
+        As of `LSSVC`.
+
+    Attributes
+    ----------
+    classes_, kernel_, noise_variance_, solution_, history_, intercept_, calibration_, n_features_in_, feature_names_in_
+        As of `LSSVC`; `history_` has a record for each scale of the kernel.
+    path_ : list of dict
+        By `cardinality`: the cross-validated `score`, and its standard deviation over folds.
+    n_basis_ : int
+        Number of prototypes.
+    prototypes_ : (k, d) ndarray
+        In the inputs' units; of the features that vary.
+    prototype_indices_ : (k,) ndarray of int or None
+        Training samples that the prototypes are; None where they are none, as centres of k-means.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> machine = FixedSizeLSSVC(pool=50).fit(X, y)
+    >>> machine.predict([[1.0, 1.0], [1.0, -1.0]]).tolist()
+    ['same', 'other']
+    >>> machine.n_basis_ <= 50
+    True
+    """
+
+    _state: ClassVar[type[Fitted]] = FittedFixedSize
+    _fitted: FittedFixedSize
+
+    def __init__(
+        self,
+        kernel: str | Kernel | Hyperparameters = "rbf",
+        *,
+        noise_variance: Any = None,
+        pool: int = 2000,
+        prototypes: str = "k-centre",
+        max_basis: int | None = None,
+        candidates: int | None = None,
+        folds: int = 10,
+        search: Literal["profile", "annealing", "none"] = "profile",
+        cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth",
+        isotropic: bool = False,
+        intercept: Literal["first", "selected", "none"] = "first",
+        stop: tuple[int, float] | None = (10, 1e-3),
+        class_weight: Any = None,
+        probability: bool = True,
+        client: Any = None,
+        store: str | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.noise_variance = noise_variance
+        self.pool = pool
+        self.prototypes = prototypes
+        self.max_basis = max_basis
+        self.candidates = candidates
+        self.folds = folds
+        self.search = search
+        self.cardinality = cardinality
+        self.isotropic = isotropic
+        self.intercept = intercept
+        self.stop = stop
+        self.class_weight = class_weight
+        self.probability = probability
+        self.client = client
+        self.store = store
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Choose prototypes, kernel scale and noise variance by cross-validation, and fit.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As for `LSSVC.fit`.
+
+        Returns
+        -------
+        FixedSizeLSSVC
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label, a class of one
+            sample, which cannot be left out.
+        """
+        seed = seed_of(self.random_state)
+        self._settings(None, seed)  # What makes no sense is refused before anything is stored.
+        workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
+        given = labelled_set(self, X, y, sample_weight, workspace)
+        dataset, labels = given.dataset, given.labels
+        weights = self._weights(given)
+        kernel, noise = self._start(dataset)
+        with executor_for(self.client, dataset.n_samples) as executor:
+            trained = train_fixed_size(
+                dataset,
+                labels,
+                self._settings(labels, seed),
+                executor,
+                kernel=kernel,
+                noise_variance=noise,
+                weights=weights,
+            )
+        found = Hyperparameters(trained.model.kernel, trained.model.noise_variance)
+        record = fixed_size_record(trained, dataset, labels, weights)
+        self._take(FittedFixedSize.of(record, dataset, Workspace(self.store), self._about(given, found)))
+        return self
+
+    def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
+        """Settings, with as many folds as the rarest class allows."""
+        try:
+            folds = operator.index(self.folds)
+        except TypeError:
+            raise InputError(f"folds= takes a whole number; got {self.folds!r}") from None
+        if labels is not None:
+            folds = min(folds, max(2, int(labels.counts().min())))
+        values = None
+        if self.noise_variance is not None and np.ndim(self.noise_variance) > 0:
+            values = tuple(np.asarray(self.noise_variance, dtype=np.float64).tolist())
+        own: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
+        return FixedSizeSettings(folds=folds, noise_variances=values, seed=seed, **own)
+
+    def _start(self, dataset: Any) -> tuple[Kernel | None, float | None]:
+        """The kernel to begin with, None for the one that is found, and a noise variance that is given."""
+        noise = None if self.noise_variance is None or np.ndim(self.noise_variance) > 0 else float(self.noise_variance)
+        kernel, names = self.kernel, dataset.feature_names
+        if isinstance(kernel, Hyperparameters):
+            kernel.check_features(dataset.n_features, names if kernel.feature_names is not None else None)
+            if self.noise_variance is None:
+                noise = kernel.noise_variance
+            return kernel.kernel, noise
+        if isinstance(kernel, str):
+            parsed = parse_kernel(kernel, dataset.n_features, names)
+            return (None if kernel.strip() == "rbf" else fold_white(parsed, 0.0)[0]), noise
+        if not isinstance(kernel, Kernel):
+            raise InputError(f"kernel= takes an expression, a kernel or hyperparameters; got {kernel!r}")
+        return kernel, noise
+
+    def _take(self, fitted: Fitted) -> None:
+        super()._take(fitted)
+        assert isinstance(fitted, FittedFixedSize)
+        record = fitted.record
+        assert record.prototypes is not None
+        to = record.standardisation
+        self.path_ = record.path
+        self.n_basis_ = record.n_support
+        self.prototypes_ = record.prototypes * to.input_std + to.input_mean
+        self.prototype_indices_ = record.indices
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        assert isinstance(fitted, FittedFixedSize)
+        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}

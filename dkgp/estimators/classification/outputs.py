@@ -1,0 +1,93 @@
+"""From a classifier's predictions to what its methods return: arrays, dask arrays or DataArrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.sources.labelled import LabelledTable, label
+from dkgp.estimators.classification.fitted import FittedClassifier
+from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
+from dkgp.estimators.outputs import UNKNOWN_SIZE_SAMPLES, require_features, rows_for_client
+from dkgp.estimators.tables import Table, is_dask
+
+__all__ = ["class_predictions"]
+
+
+def class_predictions(
+    fitted: FittedClassifier, table: Table, names: tuple[str, ...], classes: NDArray[Any], client: Any = None
+) -> dict[str, Any]:
+    """Predict, lazily where the inputs are.
+
+    Parameters
+    ----------
+    fitted : FittedClassifier
+    table : Table
+        Inputs.
+    names : tuple of str
+        Any of "label", "decision", "bounds", "probability", "certified".
+    classes : (C,) ndarray
+        In the order of their codes.
+    client : distributed.Client, optional
+        To compute with what is not lazy.
+
+    Returns
+    -------
+    dict
+        By name: "label" (r,), "decision" and "bounds" (r,) of two classes, else (r, C), "probability" (r, C),
+        "certified" (r,) of bool.
+    """
+    record = fitted.record
+    t = record.n_outputs
+    width = {"label": 1, "decision": t, "bounds": t, "probability": len(classes), "certified": 1}
+    lazily = is_dask(table.inputs)
+    found: dict[str, Any]
+    if lazily or client is not None:
+        from dask.base import compute
+
+        rows = table.inputs if lazily else rows_for_client(table.inputs)
+        require_features(fitted, rows)
+        n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
+        columns = {name: width[name] for name in names}
+        found = lazy_predictions(fitted, fitted.source(None, n), rows, names, columns)
+        if not lazily:
+            found = dict(zip(found, compute(*found.values(), scheduler=client), strict=True))
+    else:
+        inputs = np.asarray(table.inputs, dtype=np.float64)
+        require_features(fitted, inputs)
+        predicted = fitted.predictor(None, len(inputs))(inputs)
+        found = {name: QUANTITIES[name](predicted) for name in names}
+    shaped = {name: _shaped(name, values, classes) for name, values in found.items()}
+    if table.labels is None:
+        return shaped
+    return {
+        name: _labelled(name, values, table.labels, record.target_names[0], classes) for name, values in shaped.items()
+    }
+
+
+def _shaped(name: str, values: Any, classes: NDArray[Any]) -> Any:
+    """Columns as scikit-learn has them, of NumPy or dask arrays."""
+    if name == "probability" or (name in ("decision", "bounds") and values.shape[1] > 1):
+        return values
+    column = values[:, 0]
+    if name == "certified":
+        return column > 0.5
+    if name != "label":
+        return column
+    if not is_dask(column):
+        return classes[column.astype(np.int64)]
+    return column.map_blocks(_taken, classes, dtype=classes.dtype, meta=classes[:0])
+
+
+def _taken(codes: NDArray[np.float64], classes: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(classes[codes.astype(np.int64)])
+
+
+def _labelled(name: str, values: Any, like: LabelledTable, target: str, classes: NDArray[Any]) -> Any:
+    """Values as a DataArray, with the samples' coordinates and, across, the classes."""
+    what = "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
+    across = "class_name" if values.ndim > 1 else None
+    array = label(values, like, (target,), what, several=False, last_dimension=across)
+    return array if across is None else array.assign_coords({across: classes})

@@ -1,0 +1,86 @@
+"""Trained classifiers as they are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.stores.model_store import about_model
+from dkgp.models.classification.exact.train import TrainedExact
+from dkgp.models.classification.fixed_size.train import TrainedFixedSize
+from dkgp.models.classification.labels import Labels
+from dkgp.operators.base import FloatArray
+
+__all__ = ["exact_record", "fixed_size_record"]
+
+
+def exact_record(
+    trained: TrainedExact,
+    dataset: Dataset,
+    labels: Labels,
+    weights: FloatArray | None = None,
+    summary: dict[str, Any] | None = None,
+) -> ClassifierRecord:
+    """Return an exact LS-SVM's record.
+
+    Parameters
+    ----------
+    trained : TrainedExact
+    dataset, labels
+        It was trained on.
+    weights : (n,) float64, optional
+        As of the training.
+    summary : dict, optional
+        To be stored instead of its own.
+    """
+    about = about_model(
+        dataset,
+        kernel=trained.kernel.to_json(),
+        noise_variance=trained.noise_variance,
+        history=trained.history,
+        certificate=trained.certificate.to_json(),
+        summary=trained.summary if summary is None else summary,
+    )
+    return ClassifierRecord(
+        **about,
+        form="exact",
+        classes=trained.classes,
+        alpha=trained.alpha,
+        ones=trained.ones,
+        intercept=trained.intercept,
+        class_weights=_class_weights(labels, weights),
+        calibration=None if trained.calibration is None else trained.calibration.to_json(),
+    )
+
+
+def fixed_size_record(
+    trained: TrainedFixedSize, dataset: Dataset, labels: Labels, weights: FloatArray | None = None
+) -> ClassifierRecord:
+    """Return a fixed-size LS-SVM's record; parameters as of `exact_record`."""
+    model = trained.model
+    about = about_model(
+        dataset,
+        kernel=model.kernel.to_json(),
+        noise_variance=model.noise_variance,
+        history=trained.history,
+        summary={**trained.summary, "counts": labels.counts().tolist(), "converged": True},
+    )
+    return ClassifierRecord(
+        **about,
+        form="fixed-size",
+        classes=trained.classes,
+        intercept=model.intercept,
+        prototypes=model.prototypes,
+        weights=model.weights,
+        indices=trained.indices,
+        class_weights=_class_weights(labels, weights),
+        calibration=None if trained.calibration is None else trained.calibration.to_json(),
+        path=[dict(record) for record in trained.path],
+    )
+
+
+def _class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
+    """Mean weight of a class's samples, of mean one over all samples; None where all count the same."""
+    if weights is None:
+        return None
+    return {name: float(weights[labels.codes == code].mean()) for code, name in enumerate(labels.classes)}

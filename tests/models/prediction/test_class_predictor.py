@@ -1,0 +1,70 @@
+"""A classifier's predictor of rows in memory, against a naive sum over its points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkgp.data import ClassifierRecord, memory_classifier, memory_dataset
+from dkgp.data.stores.model_store import about_model
+from dkgp.errors import InputError
+from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.calibration import Calibration
+from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
+
+KERNEL = SquaredExponential(gamma=(0.7, 0.2))
+
+
+def fixed_size(rng: np.random.Generator, names: tuple[str, ...], calibrated: bool = True) -> ClassifierRecord:
+    t = 1 if len(names) == 2 else len(names)
+    dataset = memory_dataset(rng.normal(size=(30, 2)) * (3.0, 0.1) + 5.0, np.arange(30) % len(names), classes=names)
+    calibration = Calibration(rng.uniform(1.0, 3.0, size=t), rng.normal(size=t))
+    return memory_classifier(
+        ClassifierRecord(
+            **about_model(dataset, kernel=KERNEL.to_json(), noise_variance=0.1),
+            form="fixed-size",
+            classes=names,
+            intercept=rng.normal(size=t),
+            prototypes=rng.normal(size=(7, 2)),
+            weights=rng.normal(size=(7, t)),
+            calibration=calibration.to_json() if calibrated else None,
+        )
+    )
+
+
+@pytest.mark.parametrize("names", [("no", "yes"), ("ape", "bee", "cat")])
+def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tuple[str, ...]) -> None:
+    record = fixed_size(rng, names)
+    # More than one piece.
+    X = rng.normal(size=(3000, 2)) * (3.0, 0.1) + 5.0
+    assert record.prototypes is not None
+    assert record.weights is not None
+    known = KERNEL(record.standardisation.inputs(X), record.prototypes) @ record.weights + record.intercept
+    found = ClassPredictor(record, f"test-sums-{len(names)}")(X)
+    np.testing.assert_allclose(found.decision, known, rtol=1e-10, atol=1e-12)
+    codes = (known[:, 0] >= 0.0).astype(int) if len(names) == 2 else known.argmax(axis=1)
+    np.testing.assert_array_equal(found.code, codes)
+    assert record.calibration is not None
+    np.testing.assert_allclose(found.probability, Calibration.from_json(record.calibration).probabilities(known))
+    # The same bits by one thread, by a source, and a row at a time.
+    for predictor in (
+        ClassPredictor(record, f"test-one-{len(names)}", threads=1),
+        ClassPredictorSource(record.url, f"test-source-{len(names)}", "").predictor(),
+    ):
+        np.testing.assert_array_equal(predictor(X).decision, found.decision)
+    np.testing.assert_array_equal(predictor(X[:1]).decision, found.decision[:1])
+    assert predictor(X[:0]).decision.shape == (0, len(known[0]))
+
+
+def test_what_is_not_there_is_said(rng: np.random.Generator) -> None:
+    predictor = ClassPredictor(fixed_size(rng, ("no", "yes"), calibrated=False), "test-missing")
+    found = predictor(np.zeros((2, 2)))
+    assert found.decision_error_bound is None
+    with pytest.raises(InputError, match="trained without probabilities"):
+        _ = found.probability
+    with pytest.raises(InputError, match="proves nothing of an exact one"):
+        _ = found.certified
+    with pytest.raises(InputError, match=r"inputs have shape \(2, 3\)"):
+        predictor(np.zeros((2, 3)))
+    with pytest.raises(InputError, match="nan in row 1"):
+        predictor(np.array([[0.0, 0.0], [np.nan, 0.0]]))
