@@ -22,7 +22,7 @@ EARLY: dict[str, Any] = {"solver": ConjugateGradient(None), "tolerance": 1e-300,
 LATE: dict[str, Any] = {"solver": Cholesky(), "tolerance": 1e-300, "limits": MaxIterations(1)}
 
 ENDS: tuple[dict[str, Any], ...] = (
-    {"solver": Cholesky()},
+    {"solver": Cholesky(), "limits": MaxIterations(1)},
     {"solver": ConjugateGradient(None), "limits": MaxIterations(6)},
     {"solver": ConjugateGradient(None), "tolerance": 1e-2, "limits": MaxIterations(60)},
     {"solver": GreedyBlockCoordinateDescent(), "limits": MaxIterations(10)},
