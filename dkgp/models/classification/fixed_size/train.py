@@ -373,7 +373,9 @@ def _evaluated(
     draws = candidate_draws(system.size, most, settings.candidates, settings.seed)
     with single_threaded_blas():
         found = validate_noise(
-            system, given, stop=settings.rule(), max_basis=most, draws=draws, heed=lambda: heed(None)
+            system, given, stop=settings.rule(), max_basis=most,
+            draws=draws,
+            heed=lambda: heed(None),
         )  # fmt: skip
         best = min(found, key=lambda validation: validation.score)
         if state.best is None or best.score < state.best.score:
@@ -383,6 +385,7 @@ def _evaluated(
         "scale": math.exp(point[0]),
         "noise_variance": best.noise_variance,
         "cardinality": best.best,
+        "reached": max(len(validation.scores) for validation in found) - 1,
         "score": best.score,
         "noise_variances": [validation.noise_variance for validation in found],
         "scores": [validation.score for validation in found],

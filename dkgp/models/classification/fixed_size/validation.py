@@ -41,9 +41,9 @@ class Stop:
                 f"the stopping rule needs a window of at least 1 and a number; got {self.window} and {self.eps}"
             )
 
-    def first(self, scores: FloatArray) -> int | None:
+    def first(self, scores: FloatArray, at_least: int = 0) -> int | None:
         """The first cardinality of scores (k + 1,), from 0, at which it is met."""
-        for k in range(self.window + 1, len(scores)):
+        for k in range(max(at_least, self.window + 1), len(scores)):
             if abs(scores[k - self.window : k].mean() - scores[k]) < self.eps * abs(scores[k]):
                 return k
         return None
@@ -111,10 +111,11 @@ def validate(
     *,
     stop: Stop | None,
     max_basis: int,
+    at_least: int = 0,
     draws: IndexArray | None = None,
     heed: Callable[[], None] | None = None,
 ) -> Validation:
-    """Cross-validate all cardinalities up to `max_basis`; `heed` is called now and then."""
+    """Cross-validate all cardinalities up to `max_basis`, `at_least` of them; `heed` is called now and then."""
     paths = [Path(system, noise_variance, fold, draws) for fold in range(system.folds)]
     reached, met = 0, None
     while True:
@@ -130,7 +131,7 @@ def validate(
         reached = max(path.count for path in paths)
         errors = np.stack([_held_on(path.errors, reached + 1) for path in paths], axis=1)
         scores = errors.sum(axis=1) / system.weight.sum()
-        met = None if stop is None else stop.first(scores)
+        met = None if stop is None else stop.first(scores, at_least)
         if met is not None or reached >= max_basis or all(path.ended for path in paths) or reached < upto:
             break
     last = reached if met is None else met
@@ -152,10 +153,19 @@ def validate_noise(
     draws: IndexArray | None = None,
     heed: Callable[[], None] | None = None,
 ) -> list[Validation]:
-    """Cross-validate given noise variances, or a grid that gets finer about the best; by growing noise variance."""
+    """Cross-validate given noise variances, or a grid that gets finer about the best; by growing noise variance.
+
+    A path goes at least as far as the best one before it: that it ends early must not be what makes it worse.
+    """
+    leader: Validation | None = None
 
     def at(noise_variance: float) -> Validation:
-        return validate(system, noise_variance, stop=stop, max_basis=max_basis, draws=draws, heed=heed)
+        nonlocal leader
+        far = 0 if leader is None else len(leader.scores) - 1
+        found = validate(system, noise_variance, stop=stop, max_basis=max_basis, at_least=far, draws=draws, heed=heed)
+        if leader is None or found.score < leader.score:
+            leader = found
+        return found
 
     if given is not None:
         return [at(value) for value in sorted(given)]
