@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.bench.pursuit.tuned import Drawing, TunedProblem, path_errors, system_of, tuned
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.commands.reporting.measurements import Column, report
-from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.paths import Draws, Path
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
@@ -44,7 +44,7 @@ def figure_7(folder: File | None, executor: BlockExecutor, *, seed: int = 0, rep
             _, prototypes = choose_prototypes("k-centre", operator, max(SIZES), seed + repeat)
             system = system_of(problem, prototypes, executor, folds)
             # One candidate a step: the order is that of the traversal.
-            draws = np.arange(len(prototypes), dtype=np.intp)[:, None]
+            draws = Draws(np.arange(len(prototypes), dtype=np.int32)[None], 1)
             columns = problem.kernel(problem.inputs, prototypes)
             for fold in range(FOLDS):
                 path = Path(system, problem.noise_variance, fold, draws)

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, kernel_from_json
-from dkgp.models.classification.fixed_size.paths import Path, PathModel
+from dkgp.models.classification.fixed_size.paths import Draws, Path, PathModel
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.models.classification.fixed_size.validation import Validation, chosen_cardinality
-from dkgp.operators.base import IndexArray
 
 __all__ = ["Chosen", "choose"]
 
@@ -80,7 +79,7 @@ class Chosen:
         return cls(**given, model=models[0], folds=tuple(models[1:]))
 
 
-def choose(system: FoldSystem, validation: Validation, rule: str, draws: IndexArray | None) -> Chosen:
+def choose(system: FoldSystem, validation: Validation, rule: str, draws: Draws | None) -> Chosen:
     """Take the cardinality by rule, and go its paths once more."""
     k = chosen_cardinality(validation, rule)
     models = []

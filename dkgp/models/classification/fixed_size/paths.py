@@ -16,10 +16,27 @@ from numpy.typing import NDArray
 from dkgp.models.classification.fixed_size.steps import DEPENDENT, advance
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.block_descent.selection import round_generator
 
-__all__ = ["Path", "PathModel", "candidate_draws", "path_bytes"]
+__all__ = ["Draws", "Path", "PathModel", "candidate_draws", "path_bytes"]
 
 FIRST_ROOM = 64
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random candidates of SCDPP.
+
+    Attributes
+    ----------
+    orders : (steps, D) int32
+        Of each step: of those that are left the first in this order are its candidates.
+    candidates : int
+        So many of them, rho.
+    """
+
+    orders: NDArray[np.int32]
+    candidates: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class Path:
         s2 = 1 / gamma_K.
     fold : int, optional
         Held out; none by default.
-    draws : (steps, rho) int, optional
+    draws : Draws, optional
         Candidates of each step (SCDPP); all by default.
 
     Attributes
@@ -61,7 +78,7 @@ class Path:
     """
 
     def __init__(
-        self, system: FoldSystem, noise_variance: float, fold: int | None = None, draws: IndexArray | None = None
+        self, system: FoldSystem, noise_variance: float, fold: int | None = None, draws: Draws | None = None
     ) -> None:
         self._system, self._noise = system, float(noise_variance)
         self.count, self.ended = 0, False
@@ -81,7 +98,7 @@ class Path:
         self._floor = DEPENDENT * diagonal
         self._left = diagonal - self._sums**2 / self._weight if system.centred else diagonal.copy()
         self._free = np.ones(D, dtype=np.uint8)
-        self._draws = np.empty((1, 0), dtype=np.intp) if draws is None else draws
+        self._draws = Draws(np.empty((1, 0), dtype=np.int32), 0) if draws is None else draws
         room = min(FIRST_ROOM, D)
         self._F, self._L = np.empty((room, D)), np.zeros((room, room))
         self._G = np.zeros((room, room) if out else (0, 0))
@@ -108,14 +125,15 @@ class Path:
 
     def advance(self, upto: int) -> None:
         """Go on to so many steps, if there are as many."""
-        upto = min(upto, self._system.size, len(self._draws) if self._draws.shape[1] else upto)
+        upto = min(upto, self._system.size)
         if self.ended or upto <= self.count:
             return
         self._make_room(upto)
         system = self._system
         self.count = advance(
             self.count, upto, system.total, self._held, system.ridge, self._noise, system.centred, self._sums,
-            self._weight, self._floor, self._draws, self._C, self._left, self._free, self._F, self._L, self._G,
+            self._weight, self._floor, self._draws.orders, self._draws.candidates, self._C, self._left, self._free,
+            self._F, self._L, self._G,
             self._order, self._etas, self._W, self._intercept, *self._of_fold, self._errors,
         )  # fmt: skip
         self.ended = self.count < upto
@@ -161,9 +179,10 @@ def path_bytes(size: int, cardinality: int, outputs: int) -> int:
     return 8 * (cardinality * (size + 2 * cardinality + 3 * outputs) + size * (outputs + 3))
 
 
-def candidate_draws(size: int, steps: int, candidates: int | None, seed: int) -> IndexArray | None:
-    """Candidates of each step, the same for all folds and hyperparameters (remark 8): (steps, rho), or None for all."""
+def candidate_draws(size: int, steps: int, candidates: int | None, seed: int) -> Draws | None:
+    """Candidates of each step, the same for all folds and hyperparameters (remark 8); None for all."""
     if candidates is None or candidates >= size:
         return None
-    rng = np.random.Generator(np.random.Philox(key=[seed, 59]))
-    return np.stack([rng.permutation(size)[:candidates] for _ in range(steps)]).astype(np.intp)
+    # As in `dkgp.solvers.pursuit.settings.drawn`: the least of random keys of those that are left.
+    keys = (round_generator(seed, step).random(size) for step in range(steps))
+    return Draws(np.stack([np.argsort(some) for some in keys]).astype(np.int32), candidates)

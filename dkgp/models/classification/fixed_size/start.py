@@ -10,12 +10,12 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
 from dkgp.models.tuning.subsets import draw_subset
-from dkgp.models.tuning.tune import tune
 from dkgp.operators.inputs import centre_of
 
-__all__ = ["median_kernel", "scaled", "start_kernel", "tuned_kernel"]
+__all__ = ["median_kernel", "scaled", "start_kernel"]
 
 # The paper's kernel has one length scale; with few features or samples no more can be learned beforehand.
 FEW_FEATURES, FEW_SAMPLES = 3, 1000
@@ -38,28 +38,12 @@ def median_kernel(dataset: Dataset, seed: int = 0) -> Kernel:
     return SquaredExponential(gamma=(1.0 / middle,), n_features=dataset.n_features)
 
 
-def tuned_kernel(dataset: Dataset, labels: Labels, seed: int = 0) -> Kernel:
-    """A length scale for each feature by the marginal likelihood of a subset's signs, as those of a regression."""
-    chosen = draw_subset(dataset.n_samples, TUNED_SAMPLES, seed)
-    signs = labels.signs()[chosen]
-    targets = signs - signs.mean(axis=0)
-    spread = targets.std(axis=0)
-    found = tune(
-        dataset.input_rows(chosen),
-        targets[:, spread > 0.0] / spread[spread > 0.0],
-        feature_names=dataset.feature_names,
-        subset=TUNED_SAMPLES,
-        seed=seed,
-        **TUNING,
-    )
-    return found.kernel
-
-
 def start_kernel(dataset: Dataset, labels: Labels, *, isotropic: bool, seed: int = 0) -> tuple[Kernel, str]:
     """A kernel to start from, and how it was found: "median" or "likelihood"."""
     if isotropic or dataset.n_features <= FEW_FEATURES or dataset.n_samples <= FEW_SAMPLES:
         return median_kernel(dataset, seed), "median"
-    return tuned_kernel(dataset, labels, seed), "likelihood"
+    found = tune_labels(dataset, labels, subset=TUNED_SAMPLES, seed=seed, **TUNING)
+    return found.kernel, "likelihood"
 
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:

@@ -40,13 +40,20 @@ def _entry(packed: NDArray[Any], i: int, j: int) -> float:
 
 
 @cached_njit(nogil=True)
-def _best(C, free, left, floor, allowed):  # type: ignore[no-untyped-def]
-    """The admissible one with the largest sum of squares over outputs (eq. 19), among all or those allowed; or -1."""
-    best, most = -1, 0.0
-    some = len(allowed)
-    for place in range(some if some else len(free)):
-        i = allowed[place] if some else place
-        if free[i] and left[i] > floor[i]:
+def _best(C, free, left, floor, order, count):  # type: ignore[no-untyped-def]
+    """The admissible one with the largest sum of squares over outputs (eq. 19); or -1.
+
+    Among all, or those `count` that come first in an order of those that are left.
+    """
+    best, most, seen = -1, 0.0, 0
+    for place in range(len(free)):
+        i = order[place] if count else place
+        if not free[i]:
+            continue
+        seen += 1
+        if count and seen > count:
+            break
+        if left[i] > floor[i]:
             score = 0.0
             for c in range(C.shape[0]):
                 score += C[c, i] * C[c, i]
@@ -73,7 +80,7 @@ def _eliminate(f, F, factors, k):  # type: ignore[no-untyped-def]
 
 @cached_njit(nogil=True)
 def advance(  # type: ignore[no-untyped-def]
-    k, upto, total, held, ridge, s2, centred, sums, weight, floor, draws,
+    k, upto, total, held, ridge, s2, centred, sums, weight, floor, draws, candidates,
     C, left, free, F, L, G, order, etas, W, intercept,
     held_projected, held_sums, held_weight, held_targets, errors,
 ):  # fmt: skip
@@ -83,7 +90,7 @@ def advance(  # type: ignore[no-untyped-def]
     ----------
     total, ridge : (D, D); held : (D (D + 1) / 2,), empty without a held-out fold
     sums : (D,), weight : of the training part; centred : whether the intercept is taken out
-    floor : (D,) least Schur complements; draws : (steps, rho) candidates of each step, rho = 0 for all
+    floor : (D,) least Schur complements; draws : (steps, D) orders of candidates, `candidates` of them count; 0: all
     C : (t, D) -g, left : (D,) Schur complements, free : (D,) uint8, F : (cap, D), L, G : (cap, cap), order : (cap,)
     etas, W : (cap, t), intercept : (t,)
         The state.
@@ -94,13 +101,10 @@ def advance(  # type: ignore[no-untyped-def]
     """
     D, t = total.shape[0], C.shape[0]
     p, z = np.empty(len(order)), np.empty(len(order))
-    nothing = draws[0][:0]
     while k < upto:
-        s = -1
-        if draws.shape[1]:
-            s = _best(C, free, left, floor, draws[k])
-        if s < 0:
-            s = _best(C, free, left, floor, nothing)
+        s = _best(C, free, left, floor, draws[min(k, len(draws) - 1)], candidates)
+        if s < 0 and candidates:
+            s = _best(C, free, left, floor, draws[0], 0)
         if s < 0:
             break
         f, factors = F[k], L[k]

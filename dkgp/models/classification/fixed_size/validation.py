@@ -14,9 +14,9 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.paths import Draws, Path
 from dkgp.models.classification.fixed_size.system import FoldSystem
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray
 
 __all__ = ["CARDINALITY_RULES", "Stop", "Validation", "chosen_cardinality", "validate", "validate_noise"]
 
@@ -112,7 +112,7 @@ def validate(
     stop: Stop | None,
     max_basis: int,
     at_least: int = 0,
-    draws: IndexArray | None = None,
+    draws: Draws | None = None,
     heed: Callable[[], None] | None = None,
 ) -> Validation:
     """Cross-validate all cardinalities up to `max_basis`, `at_least` of them; `heed` is called now and then."""
@@ -150,7 +150,7 @@ def validate_noise(
     *,
     stop: Stop | None,
     max_basis: int,
-    draws: IndexArray | None = None,
+    draws: Draws | None = None,
     heed: Callable[[], None] | None = None,
 ) -> list[Validation]:
     """Cross-validate given noise variances, or a grid that gets finer about the best; by growing noise variance.

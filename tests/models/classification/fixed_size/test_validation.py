@@ -12,10 +12,12 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Matern52, SquaredExponential
-from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.paths import Path, candidate_draws
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.validation import Stop, chosen_cardinality, validate, validate_noise
 from dkgp.operators import BlockedKernelOperator
+from dkgp.solvers.pursuit.engine import pursue
+from dkgp.solvers.pursuit.settings import PursuitSettings
 
 N, M, FOLDS = 260, 40, 5
 KERNELS = (SquaredExponential(gamma=(1.5, 0.8)), Matern52(gamma=(0.7, 0.3), variance=1.7))
@@ -133,16 +135,35 @@ def test_the_choice_is_by_the_largest_gradient(rng: np.random.Generator, one_thr
     assert path.order.tolist() == chosen
 
 
-def test_candidates_are_the_same_for_all_folds(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
-    system = Problem(rng, one_thread, 1, False).systems("first")[0]
-    draws = rng.permuted(np.tile(np.arange(M), (20, 1)), axis=1)[:, :4].astype(np.intp)
+@pytest.mark.parametrize("candidates", [None, 4])
+def test_each_folds_path_is_that_of_the_pursuit_of_its_system(
+    rng: np.random.Generator, one_thread: LocalExecutor, candidates: int | None
+) -> None:
+    problem = Problem(rng, one_thread, 2, True)
+    system, s2, kernel = problem.systems("none")[0], 0.1, KERNELS[0]
+    K, K_mm = kernel(problem.X, problem.Z), kernel(problem.Z, problem.Z)
+    draws = candidate_draws(M, 20, candidates, seed=3)
     for fold in range(FOLDS):
-        path = Path(system, 0.1, fold, draws)
+        some = problem.folds != fold
+        weighted = problem.each[some, None] * K[some]
+        A, b = K[some].T @ weighted + s2 * K_mm, weighted.T @ problem.signs[some]
+        expected = pursue(0.5 * (A + A.T), b, PursuitSettings(size=20, candidates=candidates, seed=3))
+        path = Path(system, s2, fold, draws)
         path.advance(20)
-        assert path.count == 20
-        for step, chosen in enumerate(path.order):
-            before = set(path.order[:step].tolist())
-            assert chosen in draws[step] or set(draws[step].tolist()) <= before
+        assert path.order.tolist() == expected.order.tolist()
+        for k in (1, 7, 20):
+            np.testing.assert_allclose(path.model(k).weights, expected.weights_at(k), rtol=1e-6, atol=1e-9)
+
+
+def test_candidates_that_are_all_dependent_leave_the_others(
+    rng: np.random.Generator, one_thread: LocalExecutor
+) -> None:
+    problem = Problem(rng, one_thread, 1, False)
+    problem.Z = np.concatenate([np.repeat(problem.X[:1], 12, axis=0), problem.X[1:5]])
+    system = problem.systems("first")[0]
+    path = Path(system, 0.1, 0, candidate_draws(16, 16, 2, seed=0))
+    path.advance(16)
+    assert path.count == 5
 
 
 def test_duplicates_are_taken_once(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
