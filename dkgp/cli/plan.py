@@ -24,6 +24,7 @@ from dkgp.registry import Option, byte_count, whole_numbers
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
     from dkgp.models.sparse.train import SparseSettings
 
 __all__ = ["plan"]
@@ -54,6 +55,7 @@ def _sparse_option() -> list[click.Option]:
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
         "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
         "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
+        "dkgp plan labelled.zarr --hyper hyper.json --classify profile --pool 3000",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
         "dkgp plan train.zarr --hyper hyper.json --validate",
     ),
@@ -113,6 +115,12 @@ def _sparse_option() -> list[click.Option]:
 @declared_options(_sparse_option)
 @click.option("--basis-size", type=int, metavar="M", help="Of --sparse: basis samples.  [default: 1000]")
 @click.option("--basis", metavar="NAME", help="Of --sparse, as for `dkgp sparse`.  [default: the method's own]")
+@click.option(
+    "--classify",
+    type=click.Choice(["profile", "annealing", "none"]),
+    help="Foresee a fixed-size classifier of the labels by this search too, as `dkgp classify` trains it.",
+)
+@click.option("--pool", type=int, metavar="M", help="Of --classify: prototypes to choose among.  [default: 2000]")
 @click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
 @click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
 @measured_cluster_options
@@ -134,9 +142,16 @@ def plan(reporter: Reporter, **options: Any) -> Document:
     # The cluster whose messages are measured has as many workers as it has.
     cluster = cluster_from({**options, "workers": None, "threads_per_worker": None, "adaptive": None})
     solver = SolverOptions(**{name: options[name] for name in SolverOptions.option_types() if name in options})
-    names = PlanJob.__dataclass_fields__.keys() & options.keys() - {*planned, "cluster", "solver", "sparse", "variance"}
+    names = PlanJob.__dataclass_fields__.keys() & options.keys() - {
+        *planned,
+        "cluster",
+        "solver",
+        "sparse",
+        "classify",
+        "variance",
+    }
     rest = {name: options[name] for name in names} | {"variance": variance_given(options, "variance_")}
-    rest["sparse"] = _sparse_given(options)
+    rest |= {"sparse": _sparse_given(options), "classify": _classifier_given(options)}
     planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
     if not options["validate"]:
         return run_plan(planned_job, reporter)
@@ -155,4 +170,17 @@ def _sparse_given(options: dict[str, Any]) -> SparseSettings | None:
     for name in ("basis_size", "basis"):
         if options[name] is not None:
             raise UsageError(f"`{name}` belongs to a sparse model; name its method with `sparse`, or leave it out")
+    return None
+
+
+def _classifier_given(options: dict[str, Any]) -> FixedSizeSettings | None:
+    """Return the settings of the classifier to foresee; None where none is wanted."""
+    from dkgp.errors import UsageError
+    from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+
+    given = {} if options["pool"] is None else {"pool": options["pool"]}
+    if options["classify"] is not None:
+        return FixedSizeSettings(search=options["classify"], seed=options["seed"], **given)
+    if given:
+        raise UsageError("`pool` belongs to a classifier; name its search with `classify`, or leave it out")
     return None

@@ -19,8 +19,10 @@ from dkgp.commands.sparse import SparseJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.classify import ForeseenClassifier, foresee_classifier
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
@@ -89,6 +91,8 @@ class PlanJob:
         What a run may take in the coordinator's process; default: what is available.
     sparse, basis_size
         A sparse model to foresee too: how, and its basis samples where they are not to be the settings'.
+    classify
+        A fixed-size classifier to foresee too.
     variance, test_samples
         Variances to foresee too: how, and of how many samples.
     plot, overwrite
@@ -111,6 +115,7 @@ class PlanJob:
     memory_limit_bytes: int | None = None
     sparse: SparseSettings | None = None
     basis_size: int | None = None
+    classify: FixedSizeSettings | None = None
     variance: VarianceSettings | None = None
     test_samples: int = 1000
     plot: str | None = None
@@ -172,11 +177,13 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
     variances = _foresee_variances(job, dataset, found)
     sparse = _foresee_sparse(job, dataset, found, memory.resident_bytes)
+    classifier = _foresee_classifier(job, dataset, found, memory.resident_bytes)
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
     rows = [
-        _row(job, count, foreseen, variances, sparse, machine, cluster, memory.resident_bytes) for count in job.workers
+        _row(job, count, foreseen, variances, (sparse, classifier), machine, cluster, memory.resident_bytes)
+        for count in job.workers
     ]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
@@ -190,6 +197,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         **plain(foreseen.to_json()),
         "variance": None if variances is None else plain(variances.to_json()),
         "sparse": None if sparse is None else plain(sparse.to_json()),
+        "classify": None if classifier is None else plain(classifier.to_json()),
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
         "workers": rows,
@@ -247,6 +255,18 @@ def _foresee_sparse(
     return sparse
 
 
+def _foresee_classifier(
+    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int
+) -> ForeseenClassifier | None:
+    if job.classify is None:
+        return None
+    classifier = foresee_classifier(dataset, found, job.classify, job.cluster.cache_bytes)
+    budget = job.memory_limit_bytes or resident_bytes + available_bytes()
+    memory = classifier.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
+    memory.require(budget, resident_bytes)
+    return classifier
+
+
 def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
     """Return what messages cost on the cluster named, or between processes here."""
     options = job.cluster
@@ -279,7 +299,7 @@ def _row(
     workers: int,
     foreseen: Foreseen,
     variances: ForeseenVariances | None,
-    sparse: ForeseenSparse | None,
+    smaller: tuple[ForeseenSparse | None, ForeseenClassifier | None],
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
@@ -324,9 +344,10 @@ def _row(
         ),
         "coordinator_memory_bytes": memory.coordinator_bytes,
         "variance": None if variances is None else _variance_row(variances, fleet, foreseen.sizes, machine, cluster),
-        "sparse": None
-        if sparse is None
-        else _sparse_row(sparse, fleet, foreseen.sizes, machine, cluster, resident_bytes),
+        **{
+            name: None if each is None else _smaller_row(each, fleet, foreseen.sizes, machine, cluster, resident_bytes)
+            for name, each in zip(("sparse", "classify"), smaller, strict=True)
+        },
     }
 
 
@@ -352,17 +373,17 @@ def _variance_row(
     }
 
 
-def _sparse_row(
-    sparse: ForeseenSparse,
+def _smaller_row(
+    foreseen: ForeseenSparse | ForeseenClassifier,
     fleet: Fleet,
     sizes: Sizes,
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
 ) -> dict[str, Any]:
-    """Return what a sparse model takes on so many workers."""
-    expected = project(sparse.phases(), sizes, machine.prices, fleet)
-    memory = sparse.memory(fleet.workers, fleet.threads_per_worker)
+    """Return what a sparse model, or a classifier, takes on so many workers."""
+    expected = project(foreseen.phases(), sizes, machine.prices, fleet)
+    memory = foreseen.memory(fleet.workers, fleet.threads_per_worker)
     return {
         "seconds": expected.total,
         "phases": expected.seconds,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.data import dataset_from_arrays, write_friedman1
+from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
 
 Run = Callable[..., Any]
 
@@ -102,6 +102,41 @@ def test_a_sparse_model_is_foreseen_beside_the_exact_one(
     result = run("plan", train, *options[:-2], "--basis-size", 10)
     assert result.exit_code == 2
     assert "--basis-size belongs to a sparse model; name its method with --sparse" in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_classifier_is_foreseen_beside_the_exact_model(
+    run: Run, document: Run, problem: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train, hyper = problem
+    labelled, dataset = tmp_path / "labelled.zarr", open_dataset(train)
+    names = dataset.feature_names
+    codes = (dataset.all_targets()[:, 0] > 0).astype(float)
+    X = dataset.raw_inputs(0, dataset.n_samples)
+    dataset_from_arrays(labelled, X, codes, feature_names=names, classes=("high", "low"))
+    options = ("--hyper", hyper, "--cluster", "local", "--solver", "cholesky", "--figures", tmp_path / "machine.json")
+    options += ("--workers", "1,4", "--classify", "profile")
+    found = document(run("plan", labelled, *options, "--pool", 50, "--json"))
+    assert (found["classify"]["pool"], found["classify"]["passes"]) == (50, 4)
+    for row in found["workers"]:
+        own = row["classify"]
+        assert list(own["phases"]) == ["reading", "prototypes", "search", "paths", "fit"]
+        assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
+    shown = " ".join(run("plan", labelled, *options).stdout.split())
+    assert f"{dataset.n_samples} to choose among (k-centre)" in shown  # the default is more than there are
+    for refusal, words, code in (
+        (("--pool", 0), "--pool must be at least 1", 3),
+        (("--memory-limit", "1MiB"), "is projected to need", 3),
+    ):
+        result = run("plan", labelled, *options, *refusal)
+        assert result.exit_code == code
+        assert words in " ".join(result.stderr.split())
+    result = run("plan", train, *options)
+    assert result.exit_code == 3
+    assert "no label" in result.stderr
+    result = run("plan", labelled, *options[:-2], "--pool", 10)
+    assert result.exit_code == 2
+    assert "--pool belongs to a classifier; name its search with --classify" in result.stderr
 
 
 @pytest.mark.usefixtures("quick")

@@ -16,7 +16,14 @@ __all__ = ["plan_tables"]
 def plan_tables(document: Document) -> list[RenderableType]:
     """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
     tables = [_summary(document), _workers(document), Text(_sentence(document))]
-    return [*tables, *_kept(document), *_sparse(document), *_variances(document), *_validation(document)]
+    return [
+        *tables,
+        *_kept(document),
+        *_sparse(document),
+        *_classifier(document),
+        *_variances(document),
+        *_validation(document),
+    ]
 
 
 def _summary(document: Document) -> RenderableType:
@@ -114,20 +121,39 @@ def _sparse(document: Document) -> list[RenderableType]:
         ("coordinator's memory", size(document["workers"][0]["sparse"]["coordinator_memory_bytes"])),
         ("the model's store", size(found["model_bytes"])),
     ]
+    return [table_of("Sparse model", rows), _smaller_workers(document, "sparse")]
+
+
+def _classifier(document: Document) -> list[RenderableType]:
+    found = document["classify"]
+    if found is None:
+        return []
+    rows = [
+        ("prototypes", f"{found['pool']:,} to choose among ({found['prototypes']})"),
+        ("search", f"{found['search']}: about {found['kernels']} kernels in {found['passes']} passes over the data"),
+        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
+        ("the model's store", size(found["model_bytes"])),
+    ]
+    return [table_of("Classifier", rows), _smaller_workers(document, "classify")]
+
+
+def _smaller_workers(document: Document, name: str) -> RenderableType:
+    """A row for each number of workers, with what a model beside the exact one takes."""
     table = Table()
-    phases = list(document["workers"][0]["sparse"]["phases"])
+    phases = list(document["workers"][0][name]["phases"])
     for heading in ("workers", "time", *phases, "memory of each", "limit"):
         table.add_column(heading, justify="left" if heading == "limit" else "right")
     for row in document["workers"]:
-        own = row["sparse"]
+        own = row[name]
         table.add_row(
             f"{row['workers']:,}",
             duration(own["seconds"]),
-            *(duration(own["phases"][name]) for name in phases),
+            *(duration(own["phases"][phase]) for phase in phases),
             size(own["worker_memory_bytes"]),
             own["limit"],
         )
-    return [table_of("Sparse model", rows), table]
+    return table
 
 
 def _products(counts: Document) -> str:
