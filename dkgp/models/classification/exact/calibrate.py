@@ -8,7 +8,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.calibration import Calibration, fit_calibration
 from dkgp.models.classification.exact.leave_one_out import left_out_decisions
 from dkgp.models.classification.labels import Labels
@@ -44,7 +44,9 @@ def calibrated(
     chosen = drawn_by_class(labels, subset, seed)
     inputs, few = dataset.input_rows(chosen), labels.subset(chosen)
     with single_threaded_blas():
-        matrix = np.asfortranarray(kernel(inputs, inputs))
+        evaluator = TileEvaluator(kernel, "double")
+        rows = evaluator.prepare(inputs)
+        matrix = np.asfortranarray(evaluator.tile(rows, rows))
         np.einsum("ii->i", matrix)[:] += noise_at(noise, chosen)
         decisions = left_out_decisions(matrix, few.signs(), fit_intercept=fit_intercept)
     return fit_calibration(decisions, few.codes)

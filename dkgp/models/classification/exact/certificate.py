@@ -109,34 +109,39 @@ class DecisionCertificate:
             See `dkgp.models.rounding.assumptions`.
         """
         n, t = alpha.shape
-        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
-        off = _product_errors(solved, gradient, scale, row_errors, each, stepped)
-        magnitude, spread = scale @ np.abs(alpha), (scale * row_errors) @ np.abs(alpha)
+        sizes = _Sizes.of(n, solved.shape[1], kernel_diagonal, row_errors, each)
+
+        def off(column: int) -> FloatArray:
+            step = None if stepped is None or not stepped.size else stepped[:, column]
+            return sizes.product_errors(solved[:, column], gradient[:, column], step)
+
         shown: dict[str, Any] = {
             "n": n,
-            "imbalance": tuple(abs(math.fsum(column)) * FEW for column in alpha.T.tolist()),
-            "magnitude": tuple((EVALUATION * magnitude).tolist()),
-            "spread": tuple((EVALUATION * spread).tolist()),
+            "magnitude": tuple(sizes.magnitude(column) for column in alpha.T),
+            "spread": tuple(sizes.spread(column) for column in alpha.T),
             "assumes": assumes,
         }
         if not fit_intercept:
-            return cls(residual=_lengths(gradient, off, each), intercept=False, **(shown | {"imbalance": (0.0,) * t}))
-        ones, ones_gradient, ones_off = solved[:, t], gradient[:, t], off[:, t]
-        # r = r_1 - b rho - Kbar eta: eta, the roundings of alpha; and those of the difference of the gradients.
-        share = np.abs(intercept)
-        moved = UNIT * (2.0 * np.abs(alpha) + np.abs(ones)[:, None] * share)
-        residual = gradient[:, :t] - ones_gradient[:, None] * intercept
-        more = UNIT * (2.0 * np.abs(residual) + np.abs(ones_gradient)[:, None] * share)
-        more += scale[:, None] * (scale @ moved) + each[:, None] * moved
-        joint = off[:, :t] + ones_off[:, None] * share + EVALUATION * more
-        ones_residual = _lengths(ones_gradient[:, None], ones_off[:, None], each)[0]
+            residual = tuple(sizes.length(gradient[:, column], off(column)) for column in range(t))
+            return cls(residual=residual, imbalance=(0.0,) * t, intercept=False, **shown)
+        ones, ones_gradient, ones_off = solved[:, t], gradient[:, t], off(t)
+        residuals = []
+        for column, share in enumerate(intercept.tolist()):
+            # r = r_1 - b rho - Kbar eta: eta, the roundings of alpha; and those of the difference of the gradients.
+            moved = UNIT * (2.0 * np.abs(alpha[:, column]) + abs(share) * np.abs(ones))
+            residual_of = gradient[:, column] - share * ones_gradient
+            more = UNIT * (2.0 * np.abs(residual_of) + abs(share) * np.abs(ones_gradient))
+            more += sizes.scale * float(sizes.scale @ moved) + each * moved
+            residuals.append(sizes.length(residual_of, off(column) + abs(share) * ones_off + EVALUATION * more))
+        ones_residual = sizes.length(ones_gradient, ones_off)
         return cls(
-            residual=_lengths(residual, joint, each),
+            residual=tuple(residuals),
+            imbalance=tuple(abs(math.fsum(column.tolist())) * FEW for column in alpha.T),
             ones_residual=ones_residual,
-            ones_sum=_ones_sum(ones, ones_gradient, ones_off, scale, each, ones_residual),
-            ones_magnitude=float(EVALUATION * (scale @ np.abs(ones))),
-            ones_spread=float(EVALUATION * ((scale * row_errors) @ np.abs(ones))),
+            ones_sum=_ones_sum(ones, ones_gradient, ones_off, sizes, ones_residual),
+            ones_magnitude=sizes.magnitude(ones),
+            ones_spread=sizes.spread(ones),
             **shown,
         )
 
@@ -236,43 +241,64 @@ def certified_labels(decisions: FloatArray, bounds: FloatArray) -> np.ndarray[An
     return np.asarray(clear.all(axis=1))
 
 
-def _product_errors(
-    solved: FloatArray,
-    gradient: FloatArray,
-    scale: FloatArray,
-    row_errors: FloatArray,
-    noise: FloatArray,
-    stepped: FloatArray | None,
-) -> FloatArray:
-    """Bounds on the entries of what a gradient (n, t) is off by, as `Certificate.of` has them by their length."""
-    n, t = solved.shape
-    terms, roundings = np.abs(solved), product_roundings(n) * UNIT
-    if stepped is not None and stepped.size:
-        terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(t) * UNIT
-    off: FloatArray = (scale * (roundings + EPS * row_errors))[:, None] * (scale @ terms)
-    off += EPS * scale[:, None] * ((scale * row_errors) @ terms)
-    off += roundings * noise[:, None] * terms + 2.0 * UNIT * np.abs(gradient)
-    return EVALUATION * off
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of samples' entries: what roundings are in proportion to. A column at a time, for n may be large.
 
+    Attributes
+    ----------
+    scale : (n,) float64
+        sqrt(k(x_i, x_i)) at most.
+    row_errors, noise : (n,) float64
+    columns : int
+        Of the solution.
+    """
 
-def _lengths(residual: FloatArray, off: FloatArray, noise: FloatArray) -> tuple[float, ...]:
-    """sqrt(r'S^-1 r) at most, for r (n, t) that are off by `off`."""
-    n = len(residual)
-    largest = (np.abs(residual) + off) / np.sqrt(noise)[:, None]
-    lengths = np.linalg.norm(largest, axis=0) * (1.0 + (n + 16.0) * UNIT)
-    return tuple(lengths.tolist())
+    scale: FloatArray
+    row_errors: FloatArray
+    noise: FloatArray
+    columns: int
+
+    @classmethod
+    def of(
+        cls, n: int, columns: int, kernel_diagonal: float | FloatArray, row_errors: FloatArray, noise: FloatArray
+    ) -> _Sizes:
+        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
+        return cls(scale, row_errors, noise, columns)
+
+    def magnitude(self, column: FloatArray) -> float:
+        return float(EVALUATION * (self.scale @ np.abs(column)))
+
+    def spread(self, column: FloatArray) -> float:
+        return float(EVALUATION * ((self.scale * self.row_errors) @ np.abs(column)))
+
+    def product_errors(self, solved: FloatArray, gradient: FloatArray, stepped: FloatArray | None) -> FloatArray:
+        """Bounds on the entries of what a gradient (n,) is off by; `Certificate.of` has their length."""
+        terms, roundings = np.abs(solved), product_roundings(len(solved)) * UNIT
+        if stepped is not None:
+            terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(self.columns) * UNIT
+        scale = self.scale
+        off: FloatArray = scale * (roundings + EPS * self.row_errors) * float(scale @ terms)
+        off += EPS * scale * float((scale * self.row_errors) @ terms)
+        off += roundings * self.noise * terms + 2.0 * UNIT * np.abs(gradient)
+        return EVALUATION * off
+
+    def length(self, residual: FloatArray, off: FloatArray) -> float:
+        """sqrt(r'S^-1 r) at most, for r (n,) that is off by `off`."""
+        largest = (np.abs(residual) + off) / np.sqrt(self.noise)
+        return float(np.linalg.norm(largest)) * (1.0 + (len(residual) + 16.0) * UNIT)
 
 
 def _ones_sum(
-    ones: FloatArray, gradient: FloatArray, off: FloatArray, scale: FloatArray, noise: FloatArray, residual: float
+    ones: FloatArray, gradient: FloatArray, off: FloatArray, sizes: _Sizes, residual: float
 ) -> tuple[float, float]:
     """Numbers between which 1'Kbar^-1 1 lies: 1'E + E'rho and that plus rho'S^-1 rho, and (1'1)^2 / (1'Kbar 1)."""
-    products = ones * gradient
-    middle = math.fsum([math.fsum(ones), -math.fsum(products)])
+    products, total = ones * gradient, math.fsum(ones.tolist())
+    less = math.fsum(products.tolist())
     unsure = float(EVALUATION * (np.abs(ones) @ off + UNIT * np.abs(products).sum()))
-    unsure += 4.0 * EPS * (abs(math.fsum(ones)) + abs(math.fsum(products)))
+    unsure += 4.0 * EPS * (abs(total) + abs(less))
     n = float(len(ones))
     # Cauchy's inequality in Kbar for v = 1, whose every k(x, x') is at most the geometric mean of the diagonal's.
-    least = n * n / (float(scale.sum()) ** 2 + float(noise.sum())) * (1.0 - (4.0 * n + 16.0) * EPS)
-    low = max(middle - unsure, least)
-    return low, max(middle + unsure + residual * residual * FEW, low)
+    least = n * n / (float(sizes.scale.sum()) ** 2 + float(sizes.noise.sum())) * (1.0 - (4.0 * n + 16.0) * EPS)
+    low = max(total - less - unsure, least)
+    return low, max(total - less + unsure + residual * residual * FEW, low)
