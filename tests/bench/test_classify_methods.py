@@ -129,3 +129,17 @@ def test_parameters_and_outliers_have_tables(monkeypatch: pytest.MonkeyPatch) ->
     assert [row["method"] for row in outliers["rows"]] == list(DEFAULT_METHODS["scdpp"])
     assert outliers["rows"][0]["difference"] == outliers["rows"][0]["outliers"] == 0
     assert outliers["rows"][1]["paper_error"] == 9.91
+
+
+@pytest.mark.parametrize("intercept", ["first", "selected"])
+def test_a_new_draw_differs_only_where_candidates_are_drawn(trial: Trial, intercept: str) -> None:
+    plain = MethodSpec.read(f"scdp-pool,intercept={intercept}").made()
+    found = plain.tune(trial)
+    judged = plain.fit(trial, found).decide(trial.test_inputs)
+    # Among all there is nothing to draw: by the recursion the same model as by the triangles of the fit.
+    again = MethodSpec.read(f"scdp-pool,intercept={intercept},redraw=yes").made().fit(trial, found)
+    np.testing.assert_allclose(again.decide(trial.test_inputs), judged, atol=1e-6)
+    drawn = MethodSpec.read(f"scdp-pool,intercept={intercept},redraw=yes,candidates=3").made().fit(trial, found)
+    assert drawn.size is not None
+    assert drawn.size <= found["cardinality"] + 1
+    assert np.abs(drawn.decide(trial.test_inputs) - judged).max() > 1e-3

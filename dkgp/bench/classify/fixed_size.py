@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.bench.classify.redraw import Redrawn, redrawn
 from dkgp.bench.classify.trial import Classifier, Trial
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
-from dkgp.data import memory_dataset
+from dkgp.data import Dataset, memory_dataset
 from dkgp.kernels import kernel_from_json
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
@@ -57,7 +58,8 @@ def _yes(text: str) -> bool:
     return text == "yes"
 
 
-# Settings of a method as they are written: a pool is a share of the samples up to 1, a number above it.
+# Settings of a method as they are written: a pool is a share of the samples up to 1, a number above it; `redraw`: the
+# fit draws candidates that cross-validation did not see.
 SETTINGS: Mapping[str, Callable[[str], Any]] = {
     "pool": _pool,
     "prototypes": str,
@@ -69,12 +71,13 @@ SETTINGS: Mapping[str, Callable[[str], Any]] = {
     "folds": int,
     "search": str,
     "isotropic": _yes,
+    "redraw": _yes,
 }
 
 
 @dataclass(frozen=True)
 class _Trained:
-    model: FixedSizeModel
+    model: FixedSizeModel | Redrawn
     standardise: Callable[[FloatArray], FloatArray]
 
     @property
@@ -100,11 +103,19 @@ class FixedSize:
             "score": trained.summary["score"],
             "passes": trained.summary["passes"],
             "pool": trained.summary["pool"],
+            "cardinality": trained.summary["cardinality"],
             "best_cardinality": trained.summary["best_cardinality"],
         }
 
     def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
         """Train with that kernel and noise variance: the pool, one pass, the path of every fold, and the fit."""
+        if self.settings.get("redraw"):
+            dataset, kernel = self._dataset(trial), kernel_from_json(found["kernel"])
+            settings, noise_variance = self.settings_of(trial.n, seed=trial.seed), found["noise_variance"]
+            steps = found["cardinality"] + (settings.intercept == "selected")
+            executor = _executor(trial)
+            model = redrawn(dataset, trial.labels, settings, kernel, noise_variance, steps, executor)
+            return _Trained(model, dataset.standardisation.inputs)
         trained, standardise = self._train(trial, found)
         return _Trained(trained.model, standardise)
 
@@ -115,18 +126,20 @@ class FixedSize:
     def settings_of(self, n: int, **changed: Any) -> FixedSizeSettings:
         """The settings for so many samples."""
         given = {"isotropic": True, "probability": False, **self.settings, **changed}
-        pool = given.pop("pool", None)
+        pool, _ = given.pop("pool", None), given.pop("redraw", None)
         if pool is None:
             size = min(MOST_POOL, math.ceil(POOL_SHARE * n))
         else:
             size = math.ceil(pool * n) if pool <= 1.0 else min(n, int(pool))
         return FixedSizeSettings(pool=size, **given)
 
+    def _dataset(self, trial: Trial) -> Dataset:
+        return memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
+
     def _train(
         self, trial: Trial, found: dict[str, Any] | None = None
     ) -> tuple[TrainedFixedSize, Callable[[FloatArray], FloatArray]]:
-        dataset = memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
-        executor = LocalExecutor(1 if trial.n <= ONE_THREAD else available_cores())
+        dataset, executor = self._dataset(trial), _executor(trial)
         if found is None:
             trained = train_fixed_size(dataset, trial.labels, self.settings_of(trial.n, seed=trial.seed), executor)
         else:
@@ -136,3 +149,7 @@ class FixedSize:
                 dataset, trial.labels, settings, executor, kernel=kernel, noise_variance=found["noise_variance"]
             )
         return trained, dataset.standardisation.inputs
+
+
+def _executor(trial: Trial) -> LocalExecutor:
+    return LocalExecutor(1 if trial.n <= ONE_THREAD else available_cores())

@@ -59,11 +59,11 @@ DEFAULT_METHODS = {
     "scdpp": (
         "scdp",
         "scdpp",
-        "scdpp,candidates=20",
-        "scdpp,candidates=118",
-        "scdpp,candidates=236",
         "scdpp,intercept=selected",
-        "scdpp,intercept=selected,candidates=236",
+        "scdpp,intercept=selected,redraw=yes",
+        "scdpp,intercept=selected,redraw=yes,candidates=177",
+        "scdpp,intercept=first,redraw=yes",
+        "scdpp,candidates=177",
     ),
 }
 ABLATION_DEFAULT = "scdp-pool"
