@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkgp.bench.pursuit.tuned import Drawing, TunedProblem, path_errors, system_of, tuned
+from dkgp.bench.pursuit.job import BenchPursuitJob, PaperFigure
+from dkgp.bench.pursuit.tuned import TunedProblem, folder_of, path_errors, system_of, tuned, working
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.measurements import Column, report
+from dkgp.commands.reporting.progress import Reporter
 from dkgp.models.classification.fixed_size.paths import Draws, Path
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
@@ -22,21 +22,22 @@ __all__ = ["figure_7", "figure_8"]
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 80)
 FOLDS, GRID = 10, 200
+WHAT = "cross-validated error, %"
 
 
-def figure_7(folder: File | None, executor: BlockExecutor, *, seed: int = 0, repeats: int = 10) -> Drawing:
+def figure_7(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
     """Cross-validated error against the number of k-centre prototypes, all of which the model takes.
 
-    Parameters
-    ----------
-    folder : path, optional
-        With ripley.npz; drawn anew without.
-    executor : BlockExecutor
-    seed : int
-    repeats : int
-        Choices of prototypes, each from another first one; boxes are over these and the folds.
+    Boxes are over the folds and over choices of prototypes, each from another first one. Without ripley.npz the problem
+    is drawn anew.
     """
-    problem = tuned("ripley", folder, executor, seed=seed)
+    with working() as executor:
+        return _figure_7(job, executor)
+
+
+def _figure_7(job: BenchPursuitJob, executor: BlockExecutor) -> PaperFigure:
+    seed, repeats = job.seed, job.repeats(10, 10)
+    problem = tuned("ripley", folder_of(job), executor, seed=seed)
     folds = stratified_folds(problem.labels, FOLDS, seed)
     found: list[list[float]] = []  # by repeat and fold
     with BlockedKernelOperator(problem.kernel, 1.0, problem.dataset, executor) as operator:
@@ -52,35 +53,29 @@ def figure_7(folder: File | None, executor: BlockExecutor, *, seed: int = 0, rep
                 held = folds == fold
                 found.append(path_errors(path, columns[held], problem.labels.codes[held], SIZES))
     errors = 100.0 * np.asarray(found)  # (repeats * folds, sizes)
-    rows = [
-        {
-            "prototypes": size,
-            "mean": float(errors[:, column].mean()),
-            **dict(zip(("lower", "median", "upper"), np.quantile(errors[:, column], (0.25, 0.5, 0.75)), strict=True)),
-        }
-        for column, size in enumerate(SIZES)
-    ]
     means, spread = errors.mean(axis=0), errors.std(axis=0, ddof=1)
     best = int(np.argmin(means))
     enough = SIZES[int(np.argmax(means <= means[best] + 0.1 * spread[best]))]
-    columns_shown = (
-        Column("prototypes", "prototypes", ",d"),
-        Column("mean", "mean, %", ".2f"),
-        Column("lower", "lower quartile", ".2f"),
-        Column("median", "median", ".2f"),
-        Column("upper", "upper quartile", ".2f"),
-    )
-    document = report(
-        "pursuit",
-        "Figure 7: cross-validated error against the number of prototypes, ripley",
-        columns_shown,
-        rows,
-        {"enough": enough, "paper": 11, "mean_at_enough": float(means[SIZES.index(enough)])},
-        figure=7,
-        seed=seed,
-        repeats=repeats,
-        **_tuned_to(problem),
-    )
+    quartiles = np.quantile(errors, (0.25, 0.5, 0.75), axis=0)
+    rows = [
+        {
+            "data": problem.name,
+            "method": f"{size} prototypes",
+            "what": WHAT,
+            "value": means[place],
+            "spread": spread[place],
+        }
+        for place, size in enumerate(SIZES)
+    ]
+    curves = {
+        "prototypes": list(SIZES),
+        "mean": means.tolist(),
+        **dict(zip(("lower", "median", "upper"), quartiles.tolist(), strict=True)),
+        **problem.parameters,
+        "repeats": repeats,
+    }
+    figures = {"prototypes that are enough": enough, "error with these, %": float(means[SIZES.index(enough)])}
+    rows[SIZES.index(enough)]["paper"] = "11 are enough"
 
     def draw(figure: Figure) -> None:
         panel = figure.subplots()
@@ -91,32 +86,26 @@ def figure_7(folder: File | None, executor: BlockExecutor, *, seed: int = 0, rep
         panel.legend()
         panel.grid(alpha=0.3, axis="y")
 
-    return Drawing(document, draw)
+    title = "cross-validated error against the number of prototypes, ripley"
+    return PaperFigure(title, rows, figures, curves, draw, 9.0, 5.0)
 
 
-def figure_8(folder: File | None, executor: BlockExecutor, *, seed: int = 0) -> Drawing:
+def figure_8(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
     """The boundary of the tuned sparse model, and its prototypes."""
-    problem = tuned("ripley", folder, executor, seed=seed)
+    with working() as executor:
+        problem = tuned("ripley", folder_of(job), executor, seed=job.seed)
     model = problem.trained.model
+    count = len(model.prototypes)
     rows = [
-        {"prototype": number, "x1": point[0], "x2": point[1], "weight": weight}
-        for number, (point, weight) in enumerate(zip(_raw(problem, model.prototypes), model.weights[:, 0], strict=True))
+        {"data": problem.name, "method": "SCDP", "what": "prototypes", "value": count},
+        {"data": problem.name, "method": "SCDP", "what": "test error, %", "value": 100.0 * problem.test_error},
     ]
-    document = report(
-        "pursuit",
-        "Figure 8: boundary and prototypes of the sparse model, ripley",
-        (
-            Column("prototype", "prototype", ",d"),
-            Column("x1", "x1", ".3f"),
-            Column("x2", "x2", ".3f"),
-            Column("weight", "weight", ".4g"),
-        ),
-        rows,
-        {"prototypes": len(rows), "test_error": 100.0 * problem.test_error, "intercept": float(model.intercept[0])},
-        figure=8,
-        seed=seed,
-        **_tuned_to(problem),
-    )
+    curves = {
+        "prototypes": _raw(problem, model.prototypes).tolist(),
+        "weights": model.weights[:, 0].tolist(),
+        "intercept": float(model.intercept[0]),
+        **problem.parameters,
+    }
 
     def draw(figure: Figure) -> None:
         panel = figure.subplots()
@@ -146,19 +135,11 @@ def figure_8(folder: File | None, executor: BlockExecutor, *, seed: int = 0) -> 
         )
         panel.legend(loc="lower right", fontsize="small")
 
-    return Drawing(document, draw, 7.0, 6.0)
+    figures = {"prototypes": count, "test error, %": 100.0 * problem.test_error}
+    return PaperFigure("boundary and prototypes of the sparse model, ripley", rows, figures, curves, draw, 7.0, 6.0)
 
 
 def _raw(problem: TunedProblem, inputs: Any) -> Any:
     """Inputs as they came."""
     standardisation = problem.dataset.standardisation
     return np.asarray(inputs) * standardisation.input_std + standardisation.input_mean
-
-
-def _tuned_to(problem: TunedProblem) -> dict[str, Any]:
-    return {
-        "problem": problem.name,
-        "n": problem.dataset.n_samples,
-        "kernel": problem.kernel.to_json(),
-        "noise_variance": problem.noise_variance,
-    }

@@ -6,17 +6,19 @@ on all training samples as prototypes. Every figure then looks at paths of eq. 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path as File
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.bench.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
+from dkgp.bench.pursuit.job import BenchPursuitJob
+from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.documents import Document
 from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel
@@ -27,10 +29,7 @@ from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_
 from dkgp.models.classification.labels import Labels
 from dkgp.operators import BlockedKernelOperator
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["Drawing", "TunedProblem", "path_errors", "problem_samples", "ripley", "system_of", "tuned"]
+__all__ = ["TunedProblem", "folder_of", "path_errors", "problem_samples", "ripley", "system_of", "tuned", "working"]
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
@@ -39,16 +38,6 @@ RIPLEY = ClassProblem("ripley", 250, 1000, 0, "ripley")
 # Two normal clouds for each class, of one variance; those fitted to Ripley's own samples lie within 0.013 of these.
 RIPLEY_CENTRES = np.array([[[-0.7, 0.3], [0.3, 0.3]], [[-0.3, 0.7], [0.4, 0.7]]])
 RIPLEY_VARIANCE = 0.03
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure: its document, and how it is drawn on so many inches."""
-
-    document: Document
-    draw: Callable[[Figure], None]
-    width: float = 9.0
-    height: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -87,10 +76,31 @@ class TunedProblem:
         return self.trained.model.noise_variance
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """Hyperparameters and size, as JSON."""
+        kernel = self.kernel.to_json()
+        return {"n": self.dataset.n_samples, "kernel": kernel, "noise_variance": self.noise_variance}
+
+    @property
     def test_error(self) -> float:
         """Share of wrong labels of the tuned model."""
         decisions = self.trained.model.decisions(self.test_inputs)[:, 0]
         return float(np.mean((decisions >= 0.0) != (self.test_codes == 1)))
+
+
+def folder_of(job: BenchPursuitJob) -> File | None:
+    """The folder of .npz files."""
+    return None if job.data is None else File(job.data).expanduser()
+
+
+@contextmanager
+def working() -> Iterator[BlockExecutor]:
+    """An executor of the threads that there are here."""
+    executor = LocalExecutor()
+    try:
+        yield executor
+    finally:
+        executor.close()
 
 
 def ripley(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int64]]:
@@ -100,8 +110,10 @@ def ripley(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int
     return centres + np.sqrt(RIPLEY_VARIANCE) * rng.standard_normal((n, 2)), codes.astype(np.int64)
 
 
-def problem_samples(name: str, folder: File | None, seed: int) -> tuple[ClassProblem, Samples]:
+def problem_samples(name: str, folder: File | None, seed: int, most: int | None = None) -> tuple[ClassProblem, Samples]:
     """Samples of a problem by name: "ripley" from its file, or drawn anew where there is none.
+
+    Of a generated problem there are as many training samples as are wanted, `most`.
 
     Raises
     ------
@@ -110,6 +122,8 @@ def problem_samples(name: str, folder: File | None, seed: int) -> tuple[ClassPro
     """
     if name != RIPLEY.name:
         problem = PROBLEMS[name]
+        if problem.file is None and most is not None:
+            problem = replace(problem, n=most)
         return problem, load(problem, folder, seed)
     if folder is not None and (folder / "ripley.npz").is_file():
         return RIPLEY, load(RIPLEY, folder, seed)
@@ -141,7 +155,7 @@ def tuned(
     pool : int, optional
         Prototypes that are tuned with; all training samples by default.
     """
-    problem, samples = problem_samples(name, folder, seed)
+    problem, samples = problem_samples(name, folder, seed, most)
     split = splits(problem, samples, [0], seed)[0]
     train = split.train if most is None else split.train[:most]
     X, codes = samples.inputs[train], samples.codes[train]

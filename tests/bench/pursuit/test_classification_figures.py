@@ -1,4 +1,4 @@
-"""Figures 7 to 10: what they show against dense algebra and naive loops, and that they are drawn."""
+"""Figures 7 to 11: what they show against dense algebra and naive loops, and that they are drawn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from pathlib import Path as File
 import numpy as np
 import pytest
 
+from dkgp.bench.pursuit import clock as clock_module
 from dkgp.bench.pursuit import fronts as fronts_module
 from dkgp.bench.pursuit import ripley as ripley_module
-from dkgp.bench.pursuit.fronts import front_problems, fronts
+from dkgp.bench.pursuit.clock import figure_11
+from dkgp.bench.pursuit.fronts import figure_10, front_problems
+from dkgp.bench.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp.bench.pursuit.ripley import figure_7, figure_8
-from dkgp.bench.pursuit.tuned import Drawing, TunedProblem, path_errors, problem_samples, ripley, system_of, tuned
+from dkgp.bench.pursuit.tuned import TunedProblem, path_errors, problem_samples, ripley, system_of, tuned
 from dkgp.cluster import LocalExecutor
+from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.plots import drawn
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.labels import stratified_folds
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +36,13 @@ def problem(executor: LocalExecutor) -> TunedProblem:
     return tuned("ripley", None, executor)
 
 
-def written(drawing: Drawing, path: File) -> int:
+def written(figure: PaperFigure, path: File) -> int:
+    """Size of the picture; the record is JSON, and every row has what the bench's table shows."""
     pytest.importorskip("matplotlib")
-    with drawn(path, drawing.width, drawing.height, drawing.document["title"]) as figure:
-        drawing.draw(figure)
+    dump({"rows": figure.rows, "figures": figure.figures, "curves": figure.curves})
+    assert all({"data", "method", "what", "value"} <= set(row) for row in figure.rows)
+    with drawn(path, figure.width, figure.height, figure.title) as canvas:
+        figure.draw(canvas)
     return path.stat().st_size
 
 
@@ -70,46 +79,69 @@ def test_path_errors_are_those_of_dense_solutions(problem: TunedProblem, executo
         assert share == np.mean((decisions >= 0.0) != (problem.test_codes == 1))
 
 
-def test_figure_7_saturates_at_a_few_prototypes(
-    executor: LocalExecutor, tmp_path: File, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_7_saturates_at_a_few_prototypes(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ripley_module, "SIZES", (1, 4, 12, 30))
-    drawing = figure_7(None, executor, repeats=2)
-    rows = drawing.document["rows"]
-    assert [row["prototypes"] for row in rows] == [1, 4, 12, 30]
-    assert rows[0]["mean"] > rows[1]["mean"] > rows[2]["mean"] > rows[3]["mean"] - 2.0
-    assert rows[-1]["mean"] < 16.0
-    assert all(row["lower"] <= row["median"] <= row["upper"] for row in rows)
-    assert drawing.document["figures"]["enough"] in (12, 30)
-    assert written(drawing, tmp_path / "figure_7.png") > 5_000
+    figure = figure_7(BenchPursuitJob(draws=2), SilentReporter())
+    one, four, twelve, thirty = figure.curves["mean"]
+    assert one > four > twelve > thirty - 2.0
+    assert thirty < 16.0
+    assert (np.asarray(figure.curves["lower"]) <= figure.curves["upper"]).all()
+    assert [row["value"] for row in figure.rows] == figure.curves["mean"]
+    assert figure.figures["prototypes that are enough"] in (12, 30)
+    assert written(figure, tmp_path / "figure_7.png") > 5_000
 
 
-def test_figure_8_has_prototypes_among_the_samples(executor: LocalExecutor, tmp_path: File) -> None:
-    drawing = figure_8(None, executor)
-    _, samples = problem_samples("ripley", None, 0)
-    rows, figures = drawing.document["rows"], drawing.document["figures"]
-    assert 3 <= len(rows) == figures["prototypes"] <= 60
-    for row in rows:
-        assert np.abs(samples.inputs - (row["x1"], row["x2"])).sum(axis=1).min() < 1e-12
-    assert figures["test_error"] < 13.0
-    assert written(drawing, tmp_path / "figure_8.svg") > 5_000
-
-
-def test_fronts_draw_candidates_and_tell_outliers(
-    executor: LocalExecutor, tmp_path: File, monkeypatch: pytest.MonkeyPatch
+def test_figure_7_is_by_models_that_were_fitted_without_the_fold(
+    problem: TunedProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One choice of prototypes, five of them: all folds' errors by dense algebra."""
+    monkeypatch.setattr(ripley_module, "SIZES", (5,))
+    chosen: list[np.ndarray] = []
+    real = ripley_module.choose_prototypes
+
+    def choose(*arguments: object) -> tuple[np.ndarray, np.ndarray]:
+        found = real(*arguments)
+        chosen.append(found[1])
+        return found
+
+    monkeypatch.setattr(ripley_module, "choose_prototypes", choose)
+    figure = figure_7(BenchPursuitJob(draws=1), SilentReporter())
+    folds = stratified_folds(problem.labels, 10, 0)
+    y, errors = problem.labels.signs()[:, 0], []
+    columns = np.column_stack([problem.kernel(problem.inputs, chosen[0]), np.ones(len(y))])
+    ridge = np.pad(problem.noise_variance * problem.kernel(chosen[0], chosen[0]), (0, 1))
+    for fold in range(10):
+        left, held = columns[folds != fold], folds == fold
+        solved = np.linalg.solve(left.T @ left + ridge, left.T @ y[~held])
+        errors.append(100.0 * np.mean(np.where(columns[held] @ solved >= 0.0, 1.0, -1.0) != y[held]))
+    assert figure.curves["mean"] == [pytest.approx(np.mean(errors))]
+
+
+def test_figure_8_has_prototypes_among_the_samples(tmp_path: File) -> None:
+    figure = figure_8(BenchPursuitJob(), SilentReporter())
+    _, samples = problem_samples("ripley", None, 0)
+    points = figure.curves["prototypes"]
+    assert 3 <= len(points) == figure.figures["prototypes"] <= 60
+    for point in points:
+        assert np.abs(samples.inputs - point).sum(axis=1).min() < 1e-12
+    assert figure.figures["test error, %"] < 13.0
+    assert written(figure, tmp_path / "figure_8.svg") > 5_000
+
+
+def test_fronts_draw_candidates_and_tell_outliers(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts_module, "CARDINALITIES", (2, 6, 12))
     monkeypatch.setattr(fronts_module, "VARIANTS", (("59", 59, "first"), ("59, intercept drawn", 59, "selected")))
-    drawing = fronts(10, None, executor, repeats=6, problems=("made-ringnorm",))
-    rows, figures = drawing.document["rows"], drawing.document["figures"]
-    assert [(row["variant"], row["cardinality"]) for row in rows] == [
-        (name, k) for name in ("59", "59, intercept drawn") for k in (2, 6, 12)
-    ]
-    assert all(row["lower"] <= row["median"] <= row["upper"] <= row["worst"] for row in rows)
+    figure = figure_10(BenchPursuitJob(draws=6, problems=("made-ringnorm",)), SilentReporter())
+    curve = figure.curves["made-ringnorm"]
+    assert curve["cardinalities"] == [2, 6, 12]
+    assert {name: np.shape(errors) for name, errors in curve["scdpp"].items()} == {
+        "59": (6, 3),
+        "59, intercept drawn": (6, 3),
+    }
     # The intercept is what the paper's outliers on ringnorm are made of.
-    assert figures["made-ringnorm_outliers: 59"] == 0.0
-    assert figures["made-ringnorm_outliers: 59, intercept drawn"] > 0.0
-    assert written(drawing, tmp_path / "figure_10.png") > 5_000
+    assert figure.figures["made-ringnorm, 59: outlying draws, %"] == 0.0
+    assert figure.figures["made-ringnorm, 59, intercept drawn: outlying draws, %"] > 0.0
+    assert written(figure, tmp_path / "figure_10.png") > 5_000
 
 
 def test_problems_of_a_figure_are_those_that_are_here(tmp_path: File) -> None:
@@ -118,3 +150,29 @@ def test_problems_of_a_figure_are_those_that_are_here(tmp_path: File) -> None:
         (tmp_path / f"{name}.npz").touch()
     assert front_problems(9, tmp_path) == ["banana", "heart"]
     assert front_problems(10, tmp_path) == ["titanic"]
+
+
+def test_figure_11_runs_the_clock_on_four_variants(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "LONGEST", 12)
+    figure = figure_11(BenchPursuitJob(n=300, pool=60), SilentReporter())
+    curves = figure.curves["made-twonorm"]
+    assert curves["parameters"]["n"] == 300
+    for variant in clock_module.VARIANTS:
+        curve = curves[variant.name]
+        assert curve["cardinalities"] == [1, 2, 3, 5, 8, 12]
+        assert (np.diff(curve["seconds"]) > 0.0).all()
+        assert curve["errors"][-1] < 5.0
+    # With the whole matrix the first step waits for it.
+    assert figure.figures["made-twonorm: seconds of SCDP over those of SCDP, pool"] > 0.0
+    monkeypatch.setattr(clock_module, "LARGEST_WHOLE", 200)
+    large = figure_11(BenchPursuitJob(n=300, pool=60), SilentReporter())
+    assert "SCDP" not in large.curves["made-twonorm"]
+    assert written(large, tmp_path / "figure_11.png") > 5_000
+
+
+def test_both_systems_of_figure_11_are_one(problem: TunedProblem, executor: LocalExecutor) -> None:
+    whole = clock_module._run(problem, clock_module.VARIANTS[2], 40, executor, 0, longest=40)
+    every = clock_module._Variant("all candidates", True, True)
+    drawn_all = clock_module._run(problem, every, 40, executor, 0, longest=40)
+    # As many candidates as there are: the same path.
+    assert whole["errors"] == drawn_all["errors"]
