@@ -12,16 +12,16 @@ from dkgp.commands.reporting.progress import Reporter, SolveProgress
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.data import ClassifierRecord, Dataset
-from dkgp.data.stores.model_store import about_model
 from dkgp.errors import InterruptedRunError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.stopping import DecisionError
-from dkgp.models.classification.exact.train import TrainedExact, solver_for_labels, train_exact
+from dkgp.models.classification.exact.train import solver_for_labels, train_exact
 from dkgp.models.classification.fixed_size.memory import FixedSizeMemory
-from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.records import exact_record, fixed_size_record
 from dkgp.models.memory import plan_within
 from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.base import FloatArray
@@ -102,32 +102,7 @@ def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, r
             interrupted=interruption,
             coordinator_input_bytes=inputs_bytes,
         )
-    return fixed_size_record(trained, prepared, job)
-
-
-def fixed_size_record(trained: TrainedFixedSize, prepared: Prepared, job: ClassifyJob) -> ClassifierRecord:
-    """The model as it is stored."""
-    model, labels = trained.model, prepared.labels
-    summary = {**trained.summary, "counts": labels.counts().tolist(), "converged": True}
-    about = about_model(
-        prepared.dataset,
-        kernel=model.kernel.to_json(),
-        noise_variance=model.noise_variance,
-        history=trained.history,
-        summary=summary,
-    )
-    return ClassifierRecord(
-        **about,
-        form="fixed-size",
-        classes=labels.classes,
-        intercept=model.intercept,
-        prototypes=model.prototypes,
-        weights=model.weights,
-        indices=trained.indices,
-        class_weights=_class_weights(prepared),
-        calibration=None if trained.calibration is None else trained.calibration.to_json(),
-        path=[dict(record) for record in trained.path],
-    )
+    return fixed_size_record(trained, prepared.dataset, prepared.labels, prepared.weights)
 
 
 def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter) -> ClassifierRecord:
@@ -172,16 +147,7 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
             seed=job.settings.seed,
         )
     summary = {**trained.summary, **chosen, "gradient_tolerance": rule.gradient_tolerance(dataset.n_samples)}
-    return exact_record(trained, prepared, summary)
-
-
-def exact_record(trained: TrainedExact, prepared: Prepared, summary: dict[str, Any]) -> ClassifierRecord:
-    """The model as it is stored."""
-    record = trained.record()
-    own = {name: record.pop(name) for name in ("kernel", "noise_variance", "history", "certificate")}
-    about = about_model(prepared.dataset, **own, summary=summary)
-    arrays = {name: record[name] for name in ("alpha", "ones", "intercept", "classes", "calibration")}
-    return ClassifierRecord(**about, form="exact", class_weights=_class_weights(prepared), **arrays)
+    return exact_record(trained, dataset, labels, prepared.weights, summary)
 
 
 def _solver(
@@ -267,12 +233,3 @@ def _largest(dataset: Dataset, kernel: Kernel) -> float:
     if kernel.stationary:
         return float(kernel.diagonal(dataset.inputs(0, 1))[0])
     return max(float(kernel.diagonal(dataset.inputs(*rows)).max()) for rows in dataset.row_chunks())
-
-
-def _class_weights(prepared: Prepared) -> dict[str, float] | None:
-    """Weight of a sample of each class, of mean one over the samples."""
-    if prepared.weights is None:
-        return None
-    labels = prepared.labels
-    first = {name: int((labels.codes == code).argmax()) for code, name in enumerate(labels.classes)}
-    return {name: float(prepared.weights[row]) for name, row in first.items()}
