@@ -33,7 +33,7 @@ from dkgp.models.classification.fixed_size.search import ProfileSearch, Search
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.start import scaled, start_kernel
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
-from dkgp.models.classification.fixed_size.validation import validate_noise
+from dkgp.models.classification.fixed_size.validation import chosen_noise, validate_noise
 from dkgp.models.classification.labels import Labels, decided, stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
@@ -298,8 +298,12 @@ def _check(dataset: Dataset, labels: Labels, noise_variance: float | None, weigh
     if weights is not None:
         if weights.shape != (dataset.n_samples,):
             raise InputError(f"expected a weight for each of {dataset.n_samples:,} samples; got shape {weights.shape}")
-        if not (np.isfinite(weights) & (weights >= 0.0)).all() or not weights.any():
-            raise InputError("weights must be finite and not negative, and some of them positive")
+        if not (np.isfinite(weights) & (weights >= 0.0)).all():
+            raise InputError("weights must be finite and not negative")
+        none = np.bincount(labels.codes, weights=weights, minlength=labels.n_classes) <= 0.0
+        if none.any():
+            name = labels.classes[int(np.argmax(none))]
+            raise InputError(f"the samples of the class '{name}' have weight 0 in all; give some a positive one")
 
 
 def described(
@@ -377,8 +381,8 @@ def _evaluated(
             draws=draws,
             heed=lambda: heed(None),
         )  # fmt: skip
-        best = min(found, key=lambda validation: validation.score)
-        if state.best is None or best.score < state.best.score:
+        best, score = chosen_noise(found), min(validation.score for validation in found)
+        if state.best is None or score < min(record["score"] for record in state.history):
             state.best = choose(system, best, settings.cardinality, draws)
     record = {
         "pass": state.passes,
@@ -386,14 +390,14 @@ def _evaluated(
         "noise_variance": best.noise_variance,
         "cardinality": best.best,
         "reached": max(len(validation.scores) for validation in found) - 1,
-        "score": best.score,
+        "score": score,
         "noise_variances": [validation.noise_variance for validation in found],
         "scores": [validation.score for validation in found],
     }
     state.history.append(record)
     if callback is not None:
         callback(record)
-    return best.score
+    return score
 
 
 def _intercept_chosen(settings: FixedSizeSettings, best: Chosen) -> bool:

@@ -18,7 +18,15 @@ from dkgp.models.classification.fixed_size.paths import Draws, Path
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray
 
-__all__ = ["CARDINALITY_RULES", "Stop", "Validation", "chosen_cardinality", "validate", "validate_noise"]
+__all__ = [
+    "CARDINALITY_RULES",
+    "Stop",
+    "Validation",
+    "chosen_cardinality",
+    "chosen_noise",
+    "validate",
+    "validate_noise",
+]
 
 # Steps of all folds between two looks at the stopping rule, and what folds must come to, to be shared between threads.
 STEPS, SHARED_WORK = 16, 2_000_000
@@ -26,6 +34,8 @@ STEPS, SHARED_WORK = 16, 2_000_000
 DECADES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
 FINER = (0.5, 0.25)
 FARTHEST = (-7.0, 4.0)
+# Scores of noise variances that differ by less than this share are alike.
+ALIKE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,15 @@ CARDINALITY_RULES: dict[str, Callable[[int], float]] = {
 }
 
 
+def chosen_noise(validations: Sequence[Validation]) -> Validation:
+    """The one with the most noise whose score is as good as the best but for a thousandth.
+
+    Scores of little noise are often all alike, and the least of them an accident.
+    """
+    most = min(validation.score for validation in validations) * (1.0 + ALIKE)
+    return max((some for some in validations if some.score <= most), key=lambda some: some.noise_variance)
+
+
 def validate(
     system: FoldSystem,
     noise_variance: float,
@@ -173,7 +192,8 @@ def validate_noise(
     found = {place: at(scale * 10.0**place) for place in DECADES}
 
     def best() -> float:
-        return min(found, key=lambda place: found[place].score)
+        kept = chosen_noise(list(found.values()))
+        return next(place for place, validation in found.items() if validation is kept)
 
     while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)):
         place = best() + (1.0 if best() == max(found) else -1.0)

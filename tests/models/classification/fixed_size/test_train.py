@@ -21,6 +21,7 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.solvers import Checkpointing
+from tests.cluster.executors.test_sums import on_dask
 
 
 @pytest.fixture
@@ -143,14 +144,17 @@ def test_an_interruption_says_what_was_saved(
         trained(X, labels, one_thread, **options)
 
 
-def test_any_number_of_threads_and_of_kernels_in_a_pass(rng: np.random.Generator) -> None:
+def test_any_number_of_workers_and_of_kernels_in_a_pass(rng: np.random.Generator) -> None:
     X, labels = rings(rng, 900, 3)
-    weights = rng.uniform(0.5, 1.5, 900)
+    options = {"pool": 120, "folds": 5, "weights": rng.uniform(0.5, 1.5, 900)}
     found = []
-    for threads, together in ((1, 3), (2, 1), (5, 2)):
+    for threads, together in ((1, 3), (2, 1)):
         executor = LocalExecutor(threads)
-        found.append(trained(X, labels, executor, pool=200, weights=weights, together=together))
+        found.append(trained(X, labels, executor, together=together, **options))
         executor.close()
+    for workers in (2, 5):
+        with on_dask(workers, processes=False) as (executor, _):
+            found.append(trained(X, labels, executor, together=2, **options))
     for other in found[1:]:
         for record in [*found[0].history, *other.history]:
             record.pop("pass", None)
@@ -179,6 +183,8 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
         trained(X, labels, one_thread, noise_variance=0.0)
     with pytest.raises(InputError, match="weights must be finite and not negative"):
         trained(X, labels, one_thread, weights=np.full(60, -1.0))
+    with pytest.raises(InputError, match="the class 'ring 1' have weight 0 in all"):
+        trained(X, labels, one_thread, weights=1.0 - labels.codes)
     with pytest.raises(InputError, match="expected a weight for each of 60 samples; got shape"):
         trained(X, labels, one_thread, weights=np.ones(59))
     with pytest.raises(InputError, match=r"`search` must be one of profile, annealing, none; got 'best'"):

@@ -14,7 +14,13 @@ from dkgp.errors import InputError
 from dkgp.kernels import Matern52, SquaredExponential
 from dkgp.models.classification.fixed_size.paths import Path, candidate_draws
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
-from dkgp.models.classification.fixed_size.validation import Stop, chosen_cardinality, validate, validate_noise
+from dkgp.models.classification.fixed_size.validation import (
+    Stop,
+    chosen_cardinality,
+    chosen_noise,
+    validate,
+    validate_noise,
+)
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers.pursuit.engine import pursue
 from dkgp.solvers.pursuit.settings import PursuitSettings
@@ -210,7 +216,9 @@ def test_noise_variances_get_finer_about_the_best(rng: np.random.Generator, one_
     found = validate_noise(system, None, stop=Stop(), max_basis=M)
     values = [validation.noise_variance for validation in found]
     assert values == sorted(values)
-    best = min(found, key=lambda validation: validation.score)
+    best = chosen_noise(found)
+    alike = [validation for validation in found if validation.score <= 1.001 * min(each.score for each in found)]
+    assert best is alike[-1]
     place = values.index(best.noise_variance)
     # k(x, x) is the unit; the neighbours of the best are a quarter of a decade away.
     neighbours = [np.log10(values[place + side] / values[place]) for side in (-1, 1)]
