@@ -1,4 +1,4 @@
-"""The job of `dkgp bench pursuit`, and a figure as its modules return it; `run` alone knows them all."""
+"""What the figures are made with, and what a figure is; apart from `run`, which knows them all."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""Rivals of conjugate directions on A w = b: matching pursuit, forward stagewise, least squares on a support.
+
+Orthogonal matching pursuit is `pursue` itself, and orthogonal least squares that with `score="refit"`; least angles and
+the LASSO are in `dkgp.solvers.pursuit.homotopy`. Only columns of A are taken, each once: A may be X'X of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.greedy_basis.bordered import BorderedFactor
+from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
+
+__all__ = ["Columns", "RivalPath", "debiased", "forward_stagewise", "matching_pursuit"]
+
+
+class Columns:
+    """Columns of A, fetched when they are first asked for."""
+
+    def __init__(self, system: PursuitSystem) -> None:
+        self._system = system
+        self._held: dict[int, FloatArray] = {}
+
+    def __getitem__(self, index: int) -> FloatArray:
+        if index not in self._held:
+            (self._held[index],) = self._system.columns(np.asarray([index], dtype=np.intp)).T.copy()
+        return self._held[index]
+
+
+@dataclass(frozen=True)
+class RivalPath:
+    """Solutions of growing cardinality, the last of each that a rival passed through.
+
+    Attributes
+    ----------
+    order : (k,) int
+        Regressors in the order in which they were first used.
+    weights : list of (j,) float64
+        Of the first j of the order, when one more was about to be used, or at the end; j = 1, ..., k.
+    iterations : list of int
+        Steps taken by then.
+    """
+
+    order: IndexArray
+    weights: list[FloatArray]
+    iterations: list[int]
+
+    def solution(self, k: int, size: int) -> FloatArray:
+        """w of cardinality k, with its zeros: (D,)."""
+        full = np.zeros(size)
+        full[self.order[:k]] = self.weights[k - 1] if k else 0.0
+        return full
+
+
+def forward_stagewise(
+    system: PursuitSystem | ArrayLike,
+    rhs: ArrayLike,
+    *,
+    shrinkage: float,
+    most: int | None = None,
+    iterations: int = 100_000,
+    tolerance: float = 0.0,
+) -> RivalPath:
+    """Move the weight of the largest gradient by a share of what would make that gradient zero, over and over.
+
+    With g = A w - b and j = argmax |g_j| the step is w_j -= e g_j / A_jj, g -= e a_j g_j / A_jj: the paper prints the
+    second with a plus, which would lead away.
+
+    Parameters
+    ----------
+    system, rhs
+        As of `pursue`, with one right-hand side.
+    shrinkage : float
+        e, 0 < e <= 1; 1 is matching pursuit (Algorithm 1).
+    most : int, optional
+        Regressors at most: it ends when one more would be used.
+    iterations : int
+        Steps at most.
+    tolerance : float
+        It ends where max |g| is this.
+
+    Raises
+    ------
+    InputError
+        A shrinkage out of range, or several right-hand sides.
+    """
+    if not 0.0 < shrinkage <= 1.0:
+        raise InputError(f"`shrinkage` must be above 0, and 1 at most; got {shrinkage}")
+    system = as_system(system)
+    b = one_right_hand_side(system, rhs)
+    most = system.size if most is None else most
+    columns, gradient, weights = Columns(system), -b, np.zeros(system.size)
+    order: list[int] = []
+    out = np.zeros(system.size, dtype=bool)
+    found: list[FloatArray] = []
+    taken: list[int] = []
+    done = 0
+    for done in range(iterations + 1):
+        sizes = np.where(out, -1.0, np.abs(gradient))
+        best = int(np.argmax(sizes))
+        if done == iterations or sizes[best] <= tolerance:
+            break
+        if best not in order:
+            if not columns[best][best] > 0.0:
+                out[best] = True  # a column of zeros
+                continue
+            if order:
+                found.append(weights[order])
+                taken.append(done)
+            if len(order) == most:
+                break
+            order.append(best)
+        step = -shrinkage * gradient[best] / columns[best][best]
+        weights[best] += step
+        gradient += step * columns[best]
+    if len(found) < len(order):
+        found.append(weights[order])
+        taken.append(done)
+    return RivalPath(np.asarray(order, dtype=np.intp), found, taken)
+
+
+def matching_pursuit(
+    system: PursuitSystem | ArrayLike,
+    rhs: ArrayLike,
+    *,
+    most: int | None = None,
+    iterations: int = 100_000,
+    tolerance: float = 0.0,
+) -> RivalPath:
+    """Algorithm 1: forward stagewise whose steps are not shrunk."""
+    return forward_stagewise(system, rhs, shrinkage=1.0, most=most, iterations=iterations, tolerance=tolerance)
+
+
+def debiased(system: PursuitSystem | ArrayLike, rhs: ArrayLike, support: ArrayLike) -> FloatArray:
+    """Least squares on a support: w of A_SS w = b_S in the support's order, zero of regressors in the others' span.
+
+    Parameters
+    ----------
+    system, rhs
+        As of `pursue`.
+    support : (k,) int
+        S, distinct.
+
+    Returns
+    -------
+    (k, t) float64
+    """
+    system, S = as_system(system), np.asarray(support, dtype=np.intp)
+    b = system.project(right_hand_sides(rhs))
+    weights = np.zeros((len(S), b.shape[1]))
+    if not len(S):
+        return weights
+    factor = BorderedFactor(len(S), b.shape[1])
+    with single_threaded_blas():
+        inner = system.columns(S)[S]
+        kept = factor.append(np.zeros((0, len(S))), inner, b[S])
+        weights[kept] = factor.solution()
+    return weights
+
+
+def one_right_hand_side(system: PursuitSystem, rhs: ArrayLike) -> FloatArray:
+    """b (D,) of one right-hand side; `InputError` where there are several."""
+    values = right_hand_sides(rhs)
+    if values.shape[1] != 1:
+        raise InputError(f"one right-hand side at a time has such a path; got {values.shape[1]}")
+    return np.asarray(system.project(values)[:, 0])
