@@ -198,7 +198,7 @@ def best_subsets(A: FloatArray, b: FloatArray, square: float) -> FloatArray:
         tables = _swept(tables, index, enter=not member[index])
         member[index] = not member[index]
         np.minimum.at(least, sizes + int(member.sum()), tables[:, d, d])
-    return np.maximum(least, 0.0)
+    return np.asarray(np.maximum(least, 0.0))
 
 
 def _swept(tables: FloatArray, index: int, *, enter: bool) -> FloatArray:
@@ -206,7 +206,7 @@ def _swept(tables: FloatArray, index: int, *, enter: bool) -> FloatArray:
     lines = tables[:, index].copy()
     pivots = lines[:, index].copy()
     shares = lines / pivots[:, None]
-    swept = np.asarray(tables - lines[:, :, None] * shares[:, None, :])
+    swept = tables - lines[:, :, None] * shares[:, None, :]
     swept[:, index] = swept[:, :, index] = shares if enter else -shares
     swept[:, index, index] = -1.0 / pivots
     return swept
