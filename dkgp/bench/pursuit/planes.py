@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["best_subsets", "figure_3", "figure_4"]
 
 # Figure 3: a system whose ellipses are four times as long as wide, and turned.
-PLANE = np.array([[3.0, 1.4], [1.4, 1.0]])
+PLANE = np.array([[3.0, 1.5], [1.5, 1.0]])
 PLANE_RIGHT = np.array([2.6, 0.9])
 STEEPEST_TOLERANCE = 1e-2
 # Figure 4, as the paper has it.
