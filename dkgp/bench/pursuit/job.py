@@ -1,4 +1,4 @@
-"""What the figures are made with, and what a figure is; apart from `run`, which knows them all."""
+"""Settings that figures are made with, and a figure as it was measured; apart from `run`, which knows them all."""
 
 from __future__ import annotations
 

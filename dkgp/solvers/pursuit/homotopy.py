@@ -239,7 +239,7 @@ def _break(active: _Active, level: float) -> Break:
 def _joining(
     active: _Active, c: FloatArray, a: FloatArray, level: float, gone: tuple[int, float] | None
 ) -> tuple[float, int]:
-    """How far lambda falls until a regressor joins, and which one; all the way, and -1, where none does."""
+    """Fall of lambda until a regressor joins, and which one; all the way, and -1, where none does."""
     best, which = level, -1
     for side in (1.0, -1.0):
         left = np.maximum(level - side * c, 0.0)
