@@ -28,6 +28,11 @@ FIGURES: dict[str, tuple[str, str]] = {
     "4": ("planes", "figure_4"),
     "5": ("sensing", "figure_5"),
     "6": ("sensing", "figure_6"),
+    "7": ("ripley", "figure_7"),
+    "8": ("ripley", "figure_8"),
+    "9": ("fronts", "figure_9"),
+    "10": ("fronts", "figure_10"),
+    "11": ("clock", "figure_11"),
 }
 
 COLUMNS = (

@@ -29,7 +29,7 @@ section.SECTIONS.add(
                 "figures",
                 "Number of a figure.  [default: all]",
                 spellings=("--figure",),
-                choices=("3", "4", "5", "6"),
+                choices=tuple(str(number) for number in range(3, 12)),
                 multiple=True,
             ),
             replace(
