@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from dkgp.data.types import FloatArray
 
 __all__ = ["DistinctInputs"]
@@ -24,7 +26,8 @@ class DistinctInputs:
             return
         # Adding 0.0 makes one zero of the two. Piece by piece, since most tables have too many at once.
         for start in range(0, len(rows), _MOST_INPUTS):
-            self._seen.update(row.tobytes() for row in rows[start : start + _MOST_INPUTS] + 0.0)
+            # Digests, since there may be many features.
+            self._seen.update(_digest(row) for row in rows[start : start + _MOST_INPUTS] + 0.0)
             if len(self._seen) > _MOST_INPUTS or self.n_samples > _MOST_SAMPLES:
                 self._seen = None
                 return
@@ -37,3 +40,7 @@ class DistinctInputs:
             f"Only {len(self._seen)} of the {self.n_samples} samples have inputs of their own; the others repeat them. "
             f"A model has no more than {len(self._seen)} prototypes to choose from."
         ]
+
+
+def _digest(row: FloatArray) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()

@@ -65,6 +65,15 @@ class Dataset:
             None if self.classes is None else tuple(map(int, metadata["class_counts"]))
         )
         self.n_samples: int = int(metadata["n_samples"])
+        if self.classes is not None and (
+            len(self.class_counts or ()) != len(self.classes)
+            or sum(self.class_counts or ()) != self.n_samples
+            or len(self.target_names) != 1
+        ):
+            raise StoreError(
+                f"The manifest of '{self.url}' has {len(self.classes)} classes, which do not fit its samples or its "
+                f"{len(self.target_names)} targets; write the store again."
+            )
         self.chunk_rows: int = int(metadata["chunk_rows"])
         self._input_array = StoredArray.from_manifest(self.url, "X", manifest)
         # One target is stored as a vector, none at all has no array.

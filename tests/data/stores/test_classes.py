@@ -95,6 +95,17 @@ def test_a_newer_format_is_refused(tmp_path: Path, labelled: tuple[np.ndarray, n
         open_dataset(tmp_path / "d.zarr")
 
 
+def test_a_manifest_that_contradicts_itself(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
+    dataset_from_arrays(tmp_path / "d.zarr", *labelled, classes=CLASSES)
+    manifest = json.loads((tmp_path / "d.zarr" / MANIFEST_NAME).read_text())
+    del manifest["checksum"]
+    manifest["metadata"]["classes"].append("another")
+    manifest["checksum"] = checksum(manifest)
+    (tmp_path / "d.zarr" / MANIFEST_NAME).write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match="4 classes, which do not fit"):
+        open_dataset(tmp_path / "d.zarr")
+
+
 def test_classes_are_matched_by_name(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
     X, codes = labelled
     train = memory_dataset(X, codes, classes=("c", "a", "b"))
