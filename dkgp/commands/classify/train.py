@@ -109,8 +109,9 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
     dataset, labels, found = prepared.dataset, prepared.labels, prepared.hyperparameters
     if found is None:
         reporter.note("finding hyperparameters by the marginal likelihood of a subset's labels")
-        with interruptible(reporter.warn):
-            found = tune_labels(dataset, labels, seed=job.settings.seed, isotropic=job.settings.isotropic)
+        with reporter.search("tune") as progress:
+            settings = job.settings
+            found = tune_labels(dataset, labels, seed=settings.seed, isotropic=settings.isotropic, progress=progress)
     kernel, noise = fold_white(found.kernel, found.noise_variance)
     least = noise if prepared.weights is None else noise / float(prepared.weights.max())
     rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept)

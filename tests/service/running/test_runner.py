@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.data import open_model
+from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_model
 from dkgp.data.stores.sparse.sparse_store import open_sparse_model
 from dkgp.errors import ClusterError, InterruptedRunError, StorageError
 from dkgp.service.queue.events import EventWriter
@@ -103,6 +103,27 @@ def test_a_sparse_model_is_recorded_with_what_it_proves_and_not_made_again(
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("method", ["fixed-size", "exact"])
+def test_a_classifier_is_recorded_and_not_made_again(
+    queue: JobQueue, problem: Problem, tmp_path: Path, method: str
+) -> None:
+    out, labelled, dataset = tmp_path / "classifier.zarr", tmp_path / "labelled.zarr", open_dataset(problem.dataset)
+    codes = (dataset.all_targets()[:, 0] > 0).astype(float)
+    dataset_from_arrays(labelled, dataset.raw_inputs(0, dataset.n_samples), codes, classes=("high", "low"))
+    settings = {"pool": 30, "folds": 3} if method == "fixed-size" else {"isotropic": True}
+    options = {"dataset": str(labelled), "out": str(out), "method": method, "settings": settings}
+    job, _ = queue.submit("classify", options)
+    lost(queue, job.id)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    record = attempt(queue, job.id)
+    assert (record.state, record.attempt, record.error) == ("done", 2, None)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+    assert record.document is not None
+    assert record.document["classes"] == ["high", "low"]
+    assert record.document["certificate"] == open_classifier(str(out)).certificate
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
     queue: JobQueue, problem: Problem, tmp_path: Path
 ) -> None:
@@ -183,8 +204,17 @@ def test_what_was_there_before_the_job_is_never_taken_for_its_own(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+STORED = [
+    ("train", "alpha"),
+    ("sparse", "prototypes"),
+    ("sparse", "normal"),
+    ("classify", "intercept"),
+    ("classify", "ones"),
+]
+
+
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize(("command", "array"), [("train", "alpha"), ("sparse", "prototypes"), ("sparse", "normal")])
+@pytest.mark.parametrize(("command", "array"), STORED)
 def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
     queue: JobQueue, problem: Problem, tmp_path: Path, command: str, array: str
 ) -> None:
