@@ -122,7 +122,7 @@ def plan_fixed_size(
     for count in range(max(1, together), 0, -1):
         thread, waiting, _ = fold_bytes(n, d, m, t, folds, count, width or d)
         grams = 8 * count * (copies * folds * triangle_numbers(m) + 3 * m * m + 2 * folds * m * (t + 1))
-        worker = threads * thread + waiting + min(cache_bytes, 8 * n * d)
+        worker = threads * thread + waiting + min(cache_bytes, 8 * n * (d + 2 * (width or d) + 2))
         plan = FixedSizeMemory(m, folds, count, grams, paths, vectors, worker, shares_process)
         if budget_bytes is None or plan.coordinator_bytes <= budget_bytes:
             break
