@@ -14,7 +14,7 @@ from dkgp.kernels import Features, Kernel, Linear, TileEvaluator
 from dkgp.kernels.distance import DistanceKernel
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows, runs_of
 from dkgp.operators.cross.tasks import Prototypes
@@ -34,7 +34,11 @@ def farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None 
     distance, source = distance_kernel(operator.kernel), operator.context.source
     # Products of inputs that lie far from zero would cancel.
     if distance != operator.kernel and centre_of(source) is None:
-        return _farthest_first(BlockedKernelOperator(distance, 1.0, source, operator.executor), size, seed)
+        room = DEFAULT_COORDINATOR_INPUT_BYTES if operator.holds_inputs else 0
+        with BlockedKernelOperator(
+            distance, 1.0, source, operator.executor, coordinator_input_bytes=room
+        ) as by_distance:
+            return _farthest_first(by_distance, size, seed)
     return _farthest_first(operator, size, seed)
 
 
