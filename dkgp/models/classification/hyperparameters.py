@@ -39,7 +39,7 @@ def tune_labels(
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, LogNormal | str] | None = None,
     tolerance: float = 1e-3,
-    max_evaluations: int = 100,
+    max_evaluations: int = 200,
     progress: ProgressCallback | None = None,
 ) -> Hyperparameters:
     """Find kernel and s2 = 1/gamma_K by the marginal likelihood of the signs of a random subset.

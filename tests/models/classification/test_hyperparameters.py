@@ -23,7 +23,7 @@ def test_as_tuning_on_centred_signs(rng: np.random.Generator) -> None:
     data, labels = labelled(rng)
     found = tune_labels(data, labels)
     signs = labels.signs()
-    expected = tune(data.inputs(0, 200), signs - signs.mean(), tolerance=1e-3, max_evaluations=100)
+    expected = tune(data.inputs(0, 200), signs - signs.mean(), tolerance=1e-3, max_evaluations=200)
     assert found.kernel.to_json() == expected.kernel.to_json()
     assert found.noise_variance == expected.noise_variance
     assert found.gamma[0] > 5.0 * max(found.gamma[1:])
