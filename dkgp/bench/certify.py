@@ -1,0 +1,311 @@
+"""`dkgp bench certify`: exact LS-SVMs and what is proven of their labels, judged by dense solutions, beside an SVM.
+
+Each problem is trained whole, as a user would: hyperparameters by the marginal likelihood of a subset, one solve for
+all classes, decisions with bounds. A part of it, as many samples as a dense factor takes in a moment, is then solved
+anew, once to the tolerance and once to a few passes only, and every decision and certified label of these two is held
+against Cholesky in float64.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import split_evenly
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import Dataset
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.models.classification.exact.certificate import certified_labels
+from dkgp.models.classification.exact.decisions import certified_decisions
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE, TrainedExact, train_exact
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.registry import Extra
+from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses
+
+__all__ = ["GENERATED", "BenchCertifyJob", "Judged", "judge", "run_bench_certify", "spirals"]
+
+FloatArray = NDArray[np.float64]
+
+# The one problem that needs no file; of others in a folder these are run where none is named.
+GENERATED, FILES = "spirals", ("adult", "usps")
+# Samples that a dense solution is made of, test samples that are held against it, and passes of a solve cut short.
+JUDGED, JUDGED_TESTS, FEW_PASSES = 3000, 5000, 2.0
+PIECE_ROWS = 512
+SVC_SUBSET, SVC_FOLDS, COSTS, STEPS = 2000, 5, (1.0, 10.0, 100.0), (0.3, 1.0, 3.0)
+SKLEARN = Extra("sklearn", "scikit-learn", "sklearn")
+
+COLUMNS = (
+    Column("data", "data", text=True),
+    Column("n", "n", ",d"),
+    Column("n_test", "test", ",d"),
+    Column("classes", "classes", "d"),
+    Column("tune_seconds", "tune, s", ".1f"),
+    Column("train_seconds", "train, s", ".1f"),
+    Column("column_passes", "passes", ".1f"),
+    Column("error", "error", ".2%"),
+    Column("certified", "certified", ".2%"),
+    Column("bound", "bound", ".1e"),
+    Column("judged", "judged", ",d"),
+    Column("judged_certified", "of these certified", ",d"),
+    Column("wrong", "wrong", "d"),
+    Column("beyond", "beyond a bound", "d"),
+    Column("svc_error", "SVC's error", ".2%"),
+    Column("svc_seconds", "SVC: tune and fit, s", ".1f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchCertifyJob:
+    """Problems to train on, and how far they are judged; defaults are those of the command."""
+
+    data: str | None = None
+    problems: tuple[str, ...] = ()
+    tolerance: float = DECISION_TOLERANCE
+    subset: int = 2000
+    isotropic: bool = False
+    svm: bool = False
+    seed: int = 0
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Raw inputs (n, d) and codes (n,), of training and of test samples."""
+
+    name: str
+    inputs: FloatArray
+    labels: Labels
+    test_inputs: FloatArray
+    test_codes: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Counts of decisions held against a dense solution: labels, certified ones, wrong ones of these, broken bounds."""
+
+    labels: int = 0
+    certified: int = 0
+    wrong: int = 0
+    beyond: int = 0
+
+    def __add__(self, other: Judged) -> Judged:
+        return Judged(*(a + b for a, b in zip(self.counts, other.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """In the order of the fields."""
+        return self.labels, self.certified, self.wrong, self.beyond
+
+
+def spirals(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Draw n samples of three spiral arms with noise, whose ends overlap: inputs (n, 2) and codes (n,)."""
+    codes, along = rng.integers(0, 3, n), np.sqrt(rng.uniform(0.02, 1.0, n))
+    angle = 2.0 * np.pi * (codes / 3.0 + 0.9 * along)
+    arms = along[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    return arms + 0.08 * rng.standard_normal((n, 2)), codes
+
+
+def run_bench_certify(job: BenchCertifyJob, reporter: Reporter) -> Document:
+    """Train, predict and judge every problem; return shares, errors and counts."""
+    check_record_file(job.out)
+    if job.svm:
+        SKLEARN.require("An SVM beside in `dkgp bench certify`")
+    rows, total = [], Judged()
+    executor = LocalExecutor()
+    try:
+        for problem in _problems(job):
+            row, judged = _measure(problem, job, executor, reporter)
+            rows.append(row)
+            total += judged
+    finally:
+        executor.close()
+    figures = dict(zip(("judged", "judged_certified", "wrong", "beyond"), total.counts, strict=True))
+    title = (
+        f"Certified labels of exact LS-SVMs: of {total.labels:,} held against dense solutions {total.certified:,} are "
+        f"certified, {total.wrong} of them wrongly; {total.beyond} decisions beyond their bounds"
+    )
+    return write_record(report("certify", title, COLUMNS, rows, figures, tolerance=job.tolerance), job.out)
+
+
+def _problems(job: BenchCertifyJob) -> Iterator[Problem]:
+    folder = None if job.data is None else Path(job.data)
+    names = job.problems
+    if not names:
+        names = (GENERATED, *(each for each in FILES if folder is not None and (folder / f"{each}.npz").is_file()))
+    for name in names:
+        rng = np.random.default_rng([job.seed, 14])
+        if name == GENERATED:
+            inputs, codes = spirals(4000, rng)
+            yield Problem(name, inputs[:2000], Labels(("a", "b", "c"), codes[:2000]), inputs[2000:], codes[2000:])
+        elif folder is None:
+            raise InputError(f"'{name}' is a file in a folder of data sets; give `data`, or take '{GENERATED}'")
+        else:
+            yield _read(folder / f"{name}.npz", rng)
+
+
+def _read(path: Path, rng: np.random.Generator) -> Problem:
+    """A file's X and y, by its test_mask or a third drawn at random."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            inputs, y = np.asarray(archive["X"], dtype=np.float64), archive["y"]
+            test = np.asarray(archive["test_mask"], dtype=bool) if "test_mask" in archive.files else None
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise InputError(f"'{path}' is no NPZ file with X and y: {error}") from error
+    if inputs.ndim != 2 or y.shape != (len(inputs),) or (test is not None and test.shape != y.shape):
+        raise InputError(f"'{path}' has X of shape {inputs.shape} and y of shape {y.shape}; expected (N, d) and (N,)")
+    names, codes = np.unique(y, return_inverse=True)
+    if test is None:
+        test = np.zeros(len(y), dtype=bool)
+        test[rng.permutation(len(y))[: len(y) // 3]] = True
+    labels = Labels(tuple(str(name) for name in names), codes[~test])
+    return Problem(path.stem, inputs[~test], labels, inputs[test], codes[test])
+
+
+def _measure(
+    problem: Problem, job: BenchCertifyJob, executor: BlockExecutor, reporter: Reporter
+) -> tuple[dict[str, Any], Judged]:
+    labels, began = problem.labels, time.perf_counter()
+    dataset = memory_dataset(problem.inputs, labels.codes.astype(np.float64))
+    tests = np.asarray(dataset.standardisation.inputs(problem.test_inputs))
+    reporter.note(f"{problem.name}: tuning on {min(job.subset, dataset.n_samples):,} samples")
+    found = tune_labels(dataset, labels, subset=job.subset, seed=job.seed, isotropic=job.isotropic)
+    tuned = time.perf_counter()
+    trained = train_exact(dataset, labels, found, executor, tolerance=job.tolerance, seed=job.seed)
+    done = time.perf_counter()
+    reporter.note(f"{problem.name}: {trained.summary['solver']}, {trained.summary['reason']}")
+    decisions, bounds = _decided(trained, dataset, tests, executor)
+    ended = time.perf_counter()
+    right, certified = decided(decisions) == problem.test_codes, certified_labels(decisions, bounds)
+    judged = judge(dataset, labels, found, tests, job, executor)
+    row: dict[str, Any] = {
+        "data": problem.name,
+        "n": dataset.n_samples,
+        "n_test": len(tests),
+        "d": dataset.n_features,
+        "classes": labels.n_classes,
+        "tune_seconds": tuned - began,
+        "train_seconds": done - tuned,
+        "solve_seconds": trained.summary["seconds"],
+        "predict_seconds": ended - done,
+        "solver": trained.summary["solver"],
+        "converged": trained.summary["converged"],
+        "column_passes": trained.summary["column_passes"],
+        "error": float(1.0 - right.mean()),
+        "certified": float(certified.mean()),
+        "certified_error": float(1.0 - right[certified].mean()) if certified.any() else None,
+        "bound": float(bounds.max()),
+        **dict(zip(("judged", "judged_certified", "wrong", "beyond"), judged.counts, strict=True)),
+    }
+    if job.svm:
+        reporter.note(f"{problem.name}: an SVM of scikit-learn's")
+        row |= _svc(np.asarray(dataset.inputs(0, dataset.n_samples)), labels, tests, problem.test_codes, job.seed)
+    return row, judged
+
+
+def _at_pieces(
+    context: BlockContext, trained: TrainedExact, tests: FloatArray, pieces: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray]]:
+    found = trained.certificate, trained.alpha, trained.ones, trained.intercept
+    return [certified_decisions(context, *found, tests[start:stop]) for start, stop in pieces]
+
+
+def _decided(
+    trained: TrainedExact, dataset: Dataset, tests: FloatArray, executor: BlockExecutor
+) -> tuple[FloatArray, FloatArray]:
+    """Decisions and their bounds at standardised test inputs: (r, t) both."""
+    context = BlockContext(f"certify-{time.time_ns():x}", dataset, trained.kernel, dataset.n_samples)
+    pieces = [(start, min(start + PIECE_ROWS, len(tests))) for start in range(0, len(tests), PIECE_ROWS)]
+    groups = split_evenly(pieces, executor.parallelism)
+    try:
+        parts = executor.submit("kdecide", _at_pieces, (context, trained, tests), groups).result()
+    finally:
+        worker_cache().discard_run(context.run_id)
+    decisions, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return decisions, bounds
+
+
+def judge(
+    dataset: Dataset,
+    labels: Labels,
+    found: Hyperparameters,
+    tests: FloatArray,
+    job: BenchCertifyJob,
+    executor: BlockExecutor,
+) -> Judged:
+    """Hold decisions of a part of the samples, solved to the tolerance and cut short, against dense solutions."""
+    rng = np.random.default_rng([job.seed, 15])
+    chosen = np.sort(rng.permutation(dataset.n_samples)[:JUDGED])
+    few = labels.subset(chosen)
+    if not few.counts().all():
+        return Judged()
+    part = memory_dataset(dataset.input_rows(chosen), few.codes.astype(np.float64))
+    points = np.asarray(part.standardisation.inputs(tests[rng.permutation(len(tests))[:JUDGED_TESTS]]))
+    exact, unsure = _dense(part.inputs(0, len(chosen)), few.signs(), points, found.kernel, found.noise_variance)
+    total = Judged()
+    cut: dict[str, Any] = {"solver": GreedyBlockCoordinateDescent(), "limits": MaxPasses(FEW_PASSES)}
+    for settings in ({}, cut):
+        trained = train_exact(part, few, found, executor, tolerance=job.tolerance, calibrate=False, **settings)
+        decisions, bounds = _decided(trained, part, points, executor)
+        certified = certified_labels(decisions, bounds)
+        wrong = certified & (decided(decisions) != decided(exact))
+        beyond = (np.abs(decisions - exact) > bounds + unsure).any(axis=1)
+        total += Judged(len(points), int(certified.sum()), int(wrong.sum()), int(beyond.sum()))
+    return total
+
+
+def _dense(
+    X: FloatArray, signs: FloatArray, points: FloatArray, kernel: Kernel, noise: float
+) -> tuple[FloatArray, float]:
+    """Decisions of the exact LS-SVM by Cholesky, refined, and how much refining still changed them."""
+    evaluator = TileEvaluator(kernel, "double")
+    rows = evaluator.prepare(X)
+    matrix = np.array(evaluator.tile(rows, rows))
+    matrix[np.diag_indices(len(X))] += noise
+    factor = scipy.linalg.cho_factor(matrix, lower=True, check_finite=False)
+    right = np.column_stack([signs, np.ones(len(X))])
+    across = np.asarray(evaluator.tile(evaluator.prepare(points), rows))
+    solved, decisions, change = np.zeros_like(right), np.zeros((len(points), signs.shape[1])), np.inf
+    for _ in range(3):
+        solved += scipy.linalg.cho_solve(factor, right - matrix @ solved, check_finite=False)
+        intercept = solved[:, :-1].sum(axis=0) / solved[:, -1].sum()
+        found = across @ (solved[:, :-1] - solved[:, -1:] * intercept) + intercept
+        change, decisions = float(np.abs(found - decisions).max()), found
+    return decisions, change + 1e-12
+
+
+def _svc(X: FloatArray, labels: Labels, tests: FloatArray, codes: NDArray[np.int64], seed: int) -> dict[str, Any]:
+    """scikit-learn's `SVC` on the same standardised inputs, C and gamma by cross-validation on a subset."""
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import SVC
+
+    began = time.perf_counter()
+    chosen = np.random.default_rng([seed, 16]).permutation(len(X))[:SVC_SUBSET]
+    grid = {"C": COSTS, "gamma": [step / X.shape[1] for step in STEPS]}
+    search = GridSearchCV(SVC(cache_size=500), grid, cv=SVC_FOLDS).fit(X[chosen], labels.codes[chosen])
+    tuned = time.perf_counter()
+    machine = SVC(cache_size=500, **search.best_params_).fit(X, labels.codes)
+    ended = time.perf_counter()
+    return {
+        "svc_error": float(np.mean(machine.predict(tests) != codes)),
+        "svc_seconds": ended - began,
+        "svc_fit_seconds": ended - tuned,
+        "svc_parameters": {name: float(value) for name, value in search.best_params_.items()},
+        "svc_support": int(machine.n_support_.sum()),
+    }

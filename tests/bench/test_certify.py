@@ -1,0 +1,88 @@
+"""`dkgp bench certify`: certified labels counted against dense solutions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dkgp.bench import certify
+from dkgp.bench.certify import BenchCertifyJob, Judged, run_bench_certify, spirals
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    X = rng.standard_normal((260, 3))
+    y = np.where(X[:, 0] + 0.3 * rng.standard_normal(260) > 0.0, 1, -1)
+    np.savez(tmp_path / "plain.npz", X=X, y=y)
+    np.savez(tmp_path / "masked.npz", X=X, y=y, test_mask=np.arange(260) >= 200)
+    np.savez(tmp_path / "odd.npz", X=X, y=y[:100])
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    return tmp_path
+
+
+def test_no_certified_label_is_wrong(folder: Path, tmp_path: Path) -> None:
+    job = BenchCertifyJob(
+        str(folder), ("plain", "masked"), subset=100, isotropic=True, svm=True, out=str(tmp_path / "certify.json")
+    )
+    document = run_bench_certify(job, SilentReporter())
+    rows = {row["data"]: row for row in document["rows"]}
+    assert (rows["plain"]["n_test"], rows["masked"]["n_test"]) == (86, 60)
+    for row in rows.values():
+        assert row["converged"]
+        assert row["judged"] == 2 * row["n_test"]
+        assert row["n_test"] < row["judged_certified"] <= row["judged"]
+        assert row["wrong"] == row["beyond"] == 0
+        assert row["certified"] > 0.9
+        assert row["error"] < 0.3
+        assert abs(row["error"] - row["svc_error"]) < 0.15
+    assert document["figures"] == {
+        name: sum(row[name] for row in rows.values()) for name in ("judged", "judged_certified", "wrong", "beyond")
+    }
+    assert json.loads((tmp_path / "certify.json").read_text())["benchmark"] == "certify"
+
+
+def test_a_wrong_certificate_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that are a thousandth of the proven ones are found out."""
+    true = certify.certified_decisions
+
+    def narrow(*given: object) -> tuple[np.ndarray, np.ndarray]:
+        decisions, bounds = true(*given)  # type: ignore[arg-type]
+        return decisions, 1e-3 * bounds
+
+    monkeypatch.setattr(certify, "certified_decisions", narrow)
+    job = BenchCertifyJob(str(folder), ("plain",), subset=100, isotropic=True)
+    figures = run_bench_certify(job, SilentReporter())["figures"]
+    assert figures["beyond"] > 0
+
+
+def test_arms_of_the_spirals(rng: np.random.Generator) -> None:
+    inputs, codes = spirals(3000, rng)
+    assert inputs.shape == (3000, 2)
+    assert np.bincount(codes).min() > 900
+
+
+def test_counts_add_up() -> None:
+    assert Judged(1, 2, 3, 4) + Judged(10, 20, 30, 40) == Judged(11, 22, 33, 44)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("odd", r"X of shape \(260, 3\) and y of shape \(100,\); expected"),
+        ("broken", "is no NPZ file with X and y"),
+        ("missing", "is no NPZ file with X and y"),
+    ],
+)
+def test_files_that_are_refused(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_bench_certify(BenchCertifyJob(str(folder), (name,)), SilentReporter())
+
+
+def test_a_name_without_a_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="'adult' is a file in a folder of data sets; give `data`, or take 'spirals'"):
+        run_bench_certify(BenchCertifyJob(problems=("adult",)), SilentReporter())
