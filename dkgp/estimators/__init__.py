@@ -5,11 +5,13 @@ from __future__ import annotations
 from dkgp.estimators.classification.exact import LSSVC
 from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
 from dkgp.estimators.outputs import PredictionBounds
+from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
 from dkgp.estimators.regressor import GPRegressor
 from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
 
 __all__ = [
     "LSSVC",
+    "ConjugateDirectionsPursuit",
     "FixedSizeLSSVC",
     "GPRegressor",
     "OverconfidenceWarning",

@@ -1,0 +1,339 @@
+"""`ConjugateDirectionsPursuit`: sparse linear models on scikit-learn's conventions, from rows that need not fit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset, dataset_from_arrays
+from dkgp.data.sources.ingest_blocks import ingest_blocks
+from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
+from dkgp.errors import InputError
+from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.scikit_learn import (
+    BaseEstimator,
+    ConvergenceWarning,
+    RegressorMixin,
+    check_is_fitted,
+    seed_of,
+    validate_data,
+)
+from dkgp.estimators.settings import executor_for
+from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples
+from dkgp.estimators.training_set import (
+    computed,
+    given_names,
+    given_target_names,
+    note_features,
+    plain_inputs,
+    reads_memory,
+    true_targets,
+)
+from dkgp.operators import ArrayInputs
+from dkgp.solvers.pursuit.engine import pursue
+from dkgp.solvers.pursuit.path import PursuitPath
+from dkgp.solvers.pursuit.rows import RowSystem
+from dkgp.solvers.pursuit.settings import PursuitSettings
+
+__all__ = ["ConjugateDirectionsPursuit"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _RawRows:
+    """A data set's inputs as they are stored, constant columns too."""
+
+    dataset: Dataset
+
+    @property
+    def n_samples(self) -> int:
+        return self.dataset.n_samples
+
+    @property
+    def n_features(self) -> int:
+        return len(self.dataset.raw_feature_names)
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        return self.dataset.raw_inputs(start, stop)
+
+
+class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Linear regression with few nonzero coefficients, by sparse conjugate directions pursuit.
+
+    The choices are those of scikit-learn's `OrthogonalMatchingPursuit`, which has the same parameters; here X may be a
+    dask array, an xarray Dataset or a dataset store that does not fit in memory: X'X is never formed, each choice is
+    one pass over the rows. The path over all cardinalities comes with the fit.
+
+    Parameters
+    ----------
+    n_nonzero_coefs : int, optional
+        Nonzero coefficients at most; a tenth of the features by default, one at least. With `tol` it is a limit.
+    tol : float, optional
+        Stop where the squared residual of a target is at most this.
+    candidates : int, optional
+        rho: each choice is the best of its own random draw of so many features (SCDPP); of all by default. The paper's
+        value is 59.
+    per_round : int, default 1
+        Choices for each pass, by the same gradient.
+    choice : {"gradient", "refit", "single"}, default "gradient"
+        Sizes that the best feature is chosen by: its correlation with the residual; "refit": the fall of the squared
+        residual, orthogonal least squares; "single": the same with the other coefficients held.
+    fit_intercept : bool, default True
+        Whether features and targets are centred first.
+    joint : bool, default False
+        Whether several targets share one choice of features.
+    client : distributed.Client, optional
+        Where the rows are read.
+    store : str, optional
+        Folder or URL for rows of lazy inputs; a temporary folder by default.
+    random_state : int, RandomState or None, default 0
+        Of draws.
+
+    Attributes
+    ----------
+    coef_ : (d,) or (p, d) ndarray
+    intercept_ : float or (p,) ndarray
+        0.0 without one.
+    n_iter_ : int or (p,) ndarray
+        Nonzero coefficients, or those of each target.
+    n_nonzero_coefs_ : int or None
+        The limit that was used; None where `tol` alone counts.
+    paths_ : list of dkgp.solvers.PursuitPath
+        One for each target, or one for all with `joint`; of centred features. `coef_at` reads them.
+    n_features_in_, feature_names_in_
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).standard_normal((200, 30))
+    >>> y = 3.0 * X[:, 4] - 2.0 * X[:, 17]
+    >>> model = ConjugateDirectionsPursuit(n_nonzero_coefs=2).fit(X, y)
+    >>> np.flatnonzero(model.coef_).tolist()
+    [4, 17]
+    >>> np.flatnonzero(model.coef_at(1)).tolist()
+    [4]
+    """
+
+    def __init__(
+        self,
+        n_nonzero_coefs: int | None = None,
+        tol: float | None = None,
+        *,
+        candidates: int | None = None,
+        per_round: int = 1,
+        choice: Any = "gradient",
+        fit_intercept: bool = True,
+        joint: bool = False,
+        client: Any = None,
+        store: str | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.n_nonzero_coefs = n_nonzero_coefs
+        self.tol = tol
+        self.candidates = candidates
+        self.per_round = per_round
+        self.choice = choice
+        self.fit_intercept = fit_intercept
+        self.joint = joint
+        self.client = client
+        self.store = store
+        self.random_state = random_state
+
+    # ------------------------------------------------------------------------------------------------------- fitting
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Choose features one after the other, and refit all that are chosen each time.
+
+        Parameters
+        ----------
+        X : (n, d) array_like, dask array, DataFrame, xarray object, or address of a dataset store
+            A store brings its own targets.
+        y : (n,) or (n, p) array_like or dask array, optional
+
+        Returns
+        -------
+        ConjugateDirectionsPursuit
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with.
+        """
+        settings = self._settings()
+        source, targets, several = self._samples(X, y)
+        limit = self._limit(source.n_features)
+        with executor_for(self.client, source.n_samples) as executor:
+            self._pursue(source, targets, settings, limit, executor)
+        self._several = several
+        self._set_coefficients()
+        short = [path for path in self.paths_ if path.reason.rule == "size" and not path.reason.converged]
+        if short and self.tol is not None:
+            warnings.warn(
+                f"`tol` = {self.tol:g} is not reached by {limit} coefficients; allow more `n_nonzero_coefs`",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _settings(self) -> PursuitSettings:
+        return PursuitSettings(
+            candidates=self.candidates,
+            per_round=self.per_round,
+            score=self.choice,
+            residual=self.tol,
+            seed=seed_of(self.random_state),
+        )
+
+    def _limit(self, features: int) -> int | None:
+        """Nonzero coefficients at most."""
+        limit = self.n_nonzero_coefs
+        if limit is None:
+            limit = None if self.tol is not None else max(1, features // 10)
+        elif not 1 <= limit <= features:
+            raise InputError(f"n_nonzero_coefs= is 1 to {features}, the number of features; got {limit}")
+        self.n_nonzero_coefs_ = limit
+        return limit
+
+    def _samples(self, X: Any, y: Any) -> tuple[Any, FloatArray, bool]:
+        """Rows, targets (n, p), and whether coefficients have a dimension for targets; notes features and names."""
+        if is_plain(X):
+            given = y
+            if is_labelled(y):
+                y = labelled_targets(y, None)[0]
+            X, y = validate_data(self, X, computed(y), multi_output=True, y_numeric=True, dtype=np.float64)
+            names = given_target_names(given, given_names(self) or ())
+            inputs, targets, several, dataset = X, np.asarray(y, dtype=np.float64), np.ndim(y) > 1, None
+        else:
+            table = read_samples(X, y)
+            width = len(table.names) if table.names is not None else table.inputs.shape[1]
+            note_features(self, width, table.names)
+            inputs, names, several, dataset = table.inputs, table.target_names, table.several_targets, table.dataset
+            several = several or (dataset is None and np.ndim(table.targets) > 1)
+            targets = table.targets
+        if dataset is None and not is_dask(inputs) and reads_memory(self.client):
+            source: Any = ArrayInputs(np.asarray(inputs, dtype=np.float64))
+            targets = np.asarray(computed(targets), dtype=np.float64)
+            if not np.isfinite(targets).all():
+                raise InputError("y must be finite; leave out samples whose targets are not numbers")
+        else:
+            dataset = self._stored(inputs, targets, names) if dataset is None else dataset
+            source, targets = _RawRows(dataset), dataset.all_targets(standardised=False)
+        self._target_names = names
+        return source, targets.reshape(source.n_samples, -1), bool(several)
+
+    def _stored(self, inputs: Any, targets: Any, names: Any) -> Dataset:
+        """Rows in a store that workers read; it goes with this object, unless its place was given."""
+        width, several = inputs.shape[1], np.ndim(targets) > 1
+        chosen: dict[str, Any] = {
+            "feature_names": given_names(self) or tuple(f"x{column}" for column in range(width)),
+            "target_names": names or (tuple(f"y{k}" for k in range(targets.shape[1])) if several else ("y",)),
+        }
+        workspace = Workspace(self.store)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
+            if is_dask(inputs):
+                url = workspace.url("training-set")
+                dataset = ingest_blocks(url, inputs, targets, scheduler=self.client, **chosen)
+            else:
+                dataset = dataset_from_arrays(workspace.url("training-set"), inputs, computed(targets), **chosen)
+        self._workspace = workspace  # until the fit is done
+        return dataset
+
+    def _pursue(
+        self, source: Any, targets: FloatArray, settings: PursuitSettings, limit: int | None, executor: BlockExecutor
+    ) -> None:
+        settings = replace(settings, size=limit)
+        self._shift = np.zeros(source.n_features)
+        self._offset = np.zeros(targets.shape[1])
+        system = RowSystem(source, executor)
+        if self.fit_intercept:
+            self._shift, self._offset = system.means(), targets.mean(axis=0)
+            system.close()
+            if isinstance(source, ArrayInputs):
+                system = RowSystem(ArrayInputs(source.inputs(0, source.n_samples) - self._shift), executor)
+            else:
+                system = RowSystem(source, executor, shift=self._shift)
+        centred = targets - self._offset
+        columns = [centred] if self.joint else [centred[:, [target]] for target in range(centred.shape[1])]
+        try:
+            self.paths_: list[PursuitPath] = [pursue(system, column, settings) for column in columns]
+        finally:
+            system.close()
+            self.__dict__.pop("_workspace", None)
+
+    def _set_coefficients(self) -> None:
+        coefficients = self._coefficients(None)
+        intercepts = self._offset - coefficients @ self._shift
+        lengths = np.asarray([len(path) for path in self.paths_])
+        if self.joint:
+            lengths = np.repeat(lengths, len(coefficients))
+        self.coef_ = coefficients if self._several else coefficients[0]
+        self.intercept_ = intercepts if self._several and self.fit_intercept else float(intercepts[0])
+        self.n_iter_ = lengths if self._several else int(lengths[0])
+
+    def _coefficients(self, k: int | None) -> FloatArray:
+        """(p, d), of cardinality k or the path's last."""
+        return np.concatenate([path.solution(None if k is None else min(k, len(path))).T for path in self.paths_])
+
+    def coef_at(self, k: int) -> FloatArray:
+        """Coefficients of the path's cardinality k, its last where it is shorter: (d,) or (p, d); nothing is refitted.
+
+        The intercept of them is `y.mean() - coef @ X.mean(axis=0)`.
+        """
+        check_is_fitted(self)
+        if k < 0:
+            raise InputError(f"a cardinality is 0 at least; got {k}")
+        found = self._coefficients(k)
+        return found if self._several else np.asarray(found[0])
+
+    # --------------------------------------------------------------------------------------------------- predictions
+
+    def predict(self, X: Any) -> Any:
+        """X coef_ + intercept_, lazily where X is lazy: (r,) or (r, p).
+
+        Parameters
+        ----------
+        X
+            As for `fit`.
+        """
+        check_is_fitted(self)
+        if is_plain(X):
+            return plain_inputs(self, X) @ self.coef_.T + self.intercept_
+        table = read_inputs(X, given_names(self))
+        if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
+            raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
+        found = table.inputs @ self.coef_.T + self.intercept_
+        if table.labels is None:
+            return found
+        names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
+        return label(found, table.labels, names, "", several=self._several)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Coefficient of determination R^2; lazy inputs are computed."""
+        from sklearn.metrics import r2_score
+
+        check_is_fitted(self)
+        return float(r2_score(true_targets(X, y), np.asarray(self.predict(X)), sample_weight=sample_weight))
+
+    # ------------------------------------------------------------------------------------------------------- keeping
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the client, which belongs to this process."""
+        return {**super().__getstate__(), "client": None}
+
+    def __sklearn_clone__(self) -> Self:
+        """A new estimator with the same parameters, and the same client rather than a copy of it."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags
