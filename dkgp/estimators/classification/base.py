@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkgp.cluster.given_client import is_in_process
-from dkgp.data import Dataset
 from dkgp.data.classes import class_name
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator
@@ -17,7 +16,7 @@ from dkgp.estimators.classification.labels import LabelledSet, classes_from_json
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted
 from dkgp.estimators.scikit_learn import ClassifierMixin, available_if, check_is_fitted
-from dkgp.estimators.settings import about_fit
+from dkgp.estimators.settings import about_fit, chosen_hyperparameters
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
@@ -57,23 +56,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     def _found(self, given: LabelledSet, seed: int) -> Hyperparameters:
         """Hyperparameters that are given, or tuned on a subset of the labels."""
-        self._given = given  # for `_tuned`, which is asked by way of `_hyperparameters`
-        try:
-            return self._hyperparameters(given.dataset, seed)
-        finally:
-            del self._given
 
-    def _tuned(
-        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
-    ) -> Hyperparameters:
-        assert self.optimizer is not None
-        return tune_labels(
-            dataset,
-            self._given.labels,
-            kernel=kernel,
-            subset=self.subset_size,
-            seed=seed,
-            fixed=fixed,
+        def tuned(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            about: dict[str, Any] = {"subset": self.subset_size, "seed": seed, "fixed": fixed}
+            return tune_labels(given.dataset, given.labels, kernel=kernel, **about)
+
+        return chosen_hyperparameters(
+            self.kernel,
+            given.dataset,
+            noise_variance=self.noise_variance,
+            optimizer=self.optimizer,
+            optimizers=self._optimizers,
+            tune=tuned,
         )
 
     def _about(self, given: LabelledSet, found: Hyperparameters) -> dict[str, Any]:
