@@ -48,7 +48,7 @@ def test_the_commands_of_this_release() -> None:
         group: {names[1] for names in ALL if names[0] == group and len(names) == 2} for group in ("bench", "submit")
     }
     measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth"}
-    assert below["bench"] == measures | {"papers", "solvers", "sparse", "classify", "pursuit", "certify"}
+    assert below["bench"] == measures | {"papers", "solvers", "sparse", "classify", "pursuit", "certify", "prototypes"}
     assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate"}
 
 
