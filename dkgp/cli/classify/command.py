@@ -53,8 +53,8 @@ __all__ = ["classify", "classify_job"]
 def classify(reporter: Reporter, **options: Any) -> Document:
     """Train a least-squares support vector machine on the labels of the store DATASET.
 
-    A fixed-size one finds kernel, noise and prototypes by cross-validation, in about ten passes over the data, and
-    predicts without them. An exact one is solved for on all samples, so that its labels can be certified. Either gives
+    A fixed-size one finds kernel, noise and prototypes by cross-validation, in a few passes over the data, and predicts
+    without them. An exact one is solved for on all samples, so that its labels can be certified. Either gives
     probabilities, calibrated on samples that it was not fitted to. --resume goes on with what a run that was
     interrupted or killed has saved, to the same bits.
     """

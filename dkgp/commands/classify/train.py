@@ -147,7 +147,13 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
             calibrate=job.settings.probability,
             seed=job.settings.seed,
         )
-    summary = {**trained.summary, **chosen, "gradient_tolerance": rule.gradient_tolerance(dataset.n_samples)}
+    name = chosen["auto"]["solver"] if chosen else job.solver
+    summary = {
+        **trained.summary,
+        **chosen,
+        "solver": name,
+        "gradient_tolerance": rule.gradient_tolerance(dataset.n_samples),
+    }
     return exact_record(trained, dataset, labels, prepared.weights, summary)
 
 
@@ -160,7 +166,8 @@ def _solver(
     executor: BlockExecutor,
 ) -> tuple[Solver, dict[str, Any]]:
     if job.solver != AUTO:
-        return build_solver(job.solver, {}, seed=job.settings.seed), {}
+        solver = build_solver(job.solver, {}, seed=job.settings.seed)
+        return solver.resolved(prepared.dataset.n_samples, prepared.dataset.n_features), {}
     n, columns = prepared.dataset.n_samples, prepared.labels.n_outputs + job.fit_intercept
     return solver_for_labels(
         prepared.dataset,

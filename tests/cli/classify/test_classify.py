@@ -259,3 +259,13 @@ def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, run: Command, 
     expected = open_classifier(whole)
     for name in ("alpha", "ones", "intercept"):
         assert getattr(record, name).tobytes() == getattr(expected, name).tobytes()
+
+
+@pytest.mark.parametrize("solver", ["gbcd", "bcdc", "pcg", "kcg", "smo", "cholesky", "tiled-cholesky"])
+def test_any_solver_takes_the_columns_of_labels_and_of_ones(
+    labelled: Labelled, run: Command, document: Command, out: Path, solver: str
+) -> None:
+    found = document(run(*exact(labelled(3), out, "--solver", solver, "--tol", 1e-2, "--no-probability")))
+    assert found["converged"]
+    assert found["solver"] == solver
+    assert max(found["decision_error"]) < 1e-2
