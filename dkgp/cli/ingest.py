@@ -55,6 +55,7 @@ def _formats() -> dict[str, str]:
     metavar="NAME",
     help="Instead of a target, the column of labels to classify by: text or numbers, two classes or more.",
 )
+@click.option("--weights", metavar="NAME", help="With --labels, the column of the samples' weights, positive numbers.")
 @click.option(
     "--features", multiple=True, metavar="NAMES", help="Feature columns, separated by commas.  [default: all others]"
 )

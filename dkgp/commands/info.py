@@ -118,6 +118,7 @@ def _dataset(url: str) -> Document:
             if dataset.classes is None
             else {"classes": dict(zip(dataset.classes, dataset.class_counts or (), strict=True))}
         ),
+        **({} if dataset.weight_name is None else {"weights": dataset.weight_name}),
         "chunk_rows": dataset.chunk_rows,
         "fingerprint": dataset.fingerprint,
         "stored_bytes": _bytes(url),

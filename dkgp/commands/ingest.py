@@ -23,6 +23,7 @@ class IngestJob:
     out: str
     targets: tuple[str, ...] = ()
     labels: str | None = None
+    weights: str | None = None
     features: tuple[str, ...] | None = None
     test_fraction: float | None = None
     test_out: str | None = None
@@ -42,6 +43,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             job.out,
             target=list(job.targets) or None,
             labels=job.labels,
+            weights=job.weights,
             features=None if job.features is None else list(job.features),
             test_fraction=job.test_fraction,
             test_out=job.test_out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from dkgp.data import PredictionWriter, dataset_from_arrays, open_dataset
+from dkgp.data import PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 from tests.cli.conftest import document_of, refused
 
 Command = Callable[..., Result]
+KERNEL = {"type": "rbf", "variance": 1.0, "gamma": [0.5, 0.3]}
 
 
 @pytest.fixture
@@ -78,6 +80,31 @@ def test_regressions_say_that_a_label_is_one(run: Command, table: Path, tmp_path
     assert "dkgp classify" in warning
     sparse = ("sparse", train, "--hyper", hyper, "--out", tmp_path / "sparse.zarr", "--basis-size", 10, "--json")
     assert any("dkgp classify" in message for message in document_of(run(*sparse))["warnings"])
+
+
+def test_weights_are_those_of_the_fit(run: Command, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Against a dense solve of the LS-SVM's system with noise s2 / w of each sample, w of mean one."""
+    X, w = rng.normal(size=(50, 2)), rng.uniform(0.2, 4.0, 50)
+    y = np.where(X[:, 0] + 0.5 * rng.normal(size=50) > 0, 1.0, -1.0)
+    rows = zip(*X.T.tolist(), w.tolist(), y.tolist(), strict=True)
+    (tmp_path / "d.csv").write_text("\n".join(["a,b,w,y", *(",".join(map(repr, row)) for row in rows)]))
+    (tmp_path / "h.json").write_text(json.dumps({"kernel": KERNEL, "noise_variance": 0.3}))
+    train, model, out = (tmp_path / name for name in ("train.zarr", "model.zarr", "pred.zarr"))
+    described = document_of(run("ingest", tmp_path / "d.csv", train, "--labels", "y", "--weights", "w", "--json"))
+    assert described["features"] == ["a", "b"]
+    assert document_of(run("info", train, "--json"))["weights"] == "w"
+    command = ("classify", train, "--out", model, "--method", "exact", "--hyper", tmp_path / "h.json", "--json")
+    document_of(run(*command))
+    document_of(run("predict", model, train, "--out", out, "--json"))
+
+    Z = (X - X.mean(axis=0)) / X.std(axis=0)
+    K = np.exp(-0.5 * (Z[:, :1] - Z[:, 0]) ** 2 - 0.3 * (Z[:, 1:] - Z[:, 1]) ** 2)
+    system = np.block([[K + np.diag(0.3 * w.mean() / w), np.ones((50, 1))], [np.ones((1, 50)), np.zeros((1, 1))]])
+    solution = np.linalg.solve(system, [*y, 0.0])
+    expected = K @ solution[:50] + solution[50]
+    np.testing.assert_allclose(open_prediction(out).read("decision")[:, 0], expected, atol=2e-3)
+    plain = np.linalg.solve(system - np.diag([*(0.3 * w.mean() / w - 0.3), 0.0]), [*y, 0.0])
+    assert np.abs(K @ plain[:50] + plain[50] - expected).max() > 0.05  # weights make a difference here
 
 
 def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:

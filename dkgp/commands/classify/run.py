@@ -140,7 +140,7 @@ def _finished(job: ClassifyJob, reporter: Reporter, opened: _Opened, *, converge
 def _prepare(job: ClassifyJob, opened: _Opened, reporter: Reporter) -> tuple[Prepared, bool]:
     """Check everything that can be checked without computing; say if what is at the output may be replaced."""
     dataset, labels = opened.dataset, opened.labels
-    weights = label_weights(labels, job.weights_by_class)
+    weights = label_weights(labels, job.weights_by_class, dataset.all_weights())
     if not job.is_exact:
         stratified_folds(labels, job.settings.folds, job.settings.seed)
     if job.by_reference:

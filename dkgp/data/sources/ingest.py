@@ -9,27 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url, remove_tree
-from dkgp.data.sources.base import Block, Column, Source, find_columns
-from dkgp.data.sources.label_codes import LabelEncoder, settled_labels
+from dkgp.data.sources.base import Block, Column, Source
+from dkgp.data.sources.label_codes import settled_labels
 from dkgp.data.sources.open_source import expand_locations, open_source
 from dkgp.data.sources.repeats import DistinctInputs
+from dkgp.data.sources.selection import Selection, Selector, select_columns
 from dkgp.data.sources.split import check_split, mask_from_column, random_mask
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
-from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter, check_names
+from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
 from dkgp.data.stores.writable import ensure_writable
-from dkgp.data.types import BoolArray, FloatArray, Json, Location, Progress, ProgressCallback, quoted
+from dkgp.data.types import BoolArray, FloatArray, Json, Location, Progress, ProgressCallback
 from dkgp.errors import InputError, UsageError
 
 __all__ = ["IngestReport", "ingest"]
-
-Selector = str | int
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,7 @@ def ingest(
     *,
     target: Selector | Sequence[Selector] | None = None,
     labels: Selector | None = None,
+    weights: Selector | None = None,
     features: Sequence[Selector] | None = None,
     test_fraction: float | None = None,
     test_out: Location | None = None,
@@ -111,8 +111,10 @@ def ingest(
     labels
         Instead of a target, the column of labels, text or numbers: the store then holds codes and the classes' names,
         numbers in their order, all else in that of text. Blanks around a label are no part of it.
+    weights
+        Column of the samples' weights in a classification, positive numbers; with `labels` only.
     features
-        As `target`; by default all columns but the targets and the mask (of an NPZ: those of `X`).
+        As `target`; by default all columns but the targets, weights and the mask (of an NPZ: those of `X`).
     test_fraction, test_out
         Put this fraction of the samples, drawn at random, into a second store. It carries the standardisation of
         the training samples.
@@ -147,7 +149,7 @@ def ingest(
     """
     began = time.monotonic()
     _check_options(test_fraction, test_out, test_mask, out)
-    _check_label_options(target, labels, stratify, test_fraction)
+    _check_label_options(target, labels, weights, stratify, test_fraction)
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
         ensure_writable(url, overwrite, DATASET_KIND)
@@ -155,7 +157,8 @@ def ingest(
     _check_not_reading_from(places, outputs)
     source = open_source(places, options)
     mask_column = test_mask if isinstance(test_mask, str) else None
-    selection = _select(source, target if labels is None else labels, features, mask_column, labels is not None)
+    aside = (weights, mask_column)
+    selection = select_columns(source, target if labels is None else labels, features, aside, labels is not None)
     checked = _check_pass(source, selection, progress)
     found = None if selection.encoder is None else settled_labels(selection.encoder, checked.codes)
     draw = random_mask if found is None or stratify is False else found.stratified
@@ -166,18 +169,6 @@ def ingest(
     )
     report_warnings = tuple(dict.fromkeys([*source.warnings, *told, *messages]))
     return IngestReport(train, test, checked.n_samples, time.monotonic() - began, report_warnings)
-
-
-@dataclass(frozen=True)
-class _Selection:
-    features: tuple[Column, ...]
-    targets: tuple[Column, ...]
-    mask: Column | None
-    encoder: LabelEncoder | None = None
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (*self.features, *self.targets, *([self.mask] if self.mask else []))
 
 
 @dataclass
@@ -206,11 +197,14 @@ def _check_options(
 def _check_label_options(
     target: Selector | Sequence[Selector] | None,
     labels: Selector | None,
+    weights: Selector | None,
     stratify: bool | None,
     test_fraction: float | None,
 ) -> None:
     if labels is not None and target is not None and target != []:
         raise UsageError("Got both a target and labels; a column of labels is given as `labels` alone.")
+    if weights is not None and labels is None:
+        raise UsageError("Got `weights` without `labels`; a regression takes all samples alike. Leave them out.")
     if stratify and labels is None:
         raise UsageError("Got `stratify` without `labels`; only classes have shares. Leave it out, or name the labels.")
     if stratify is not None and test_fraction is None:
@@ -224,47 +218,7 @@ def _check_not_reading_from(sources: list[str], outputs: list[str]) -> None:
                 raise InputError(f"The output '{url}' is also a source; choose another output.")
 
 
-def _select(
-    source: Source,
-    target: Selector | Sequence[Selector] | None,
-    features: Sequence[Selector] | None,
-    mask: str | None,
-    labelled: bool = False,
-) -> _Selection:
-    wanted = [] if target is None else [target] if isinstance(target, str | int) else list(target)
-    what = "column of labels" if labelled else "target"
-    targets = tuple(column for selector in wanted for column in find_columns(source, selector, what))
-    if labelled and len(targets) != 1:
-        raise InputError(f"The labels '{wanted[0]}' have {len(targets)} columns; choose one, as in '{wanted[0]}:0'.")
-    mask_columns = find_columns(source, mask, "test mask") if mask is not None else ()
-    if len(mask_columns) > 1:
-        raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
-    if features is not None:
-        chosen = [features] if isinstance(features, str | int) else list(features)
-        found = tuple(column for selector in chosen for column in find_columns(source, selector, "feature"))
-        both = [column.name for column in found if column in targets]
-        if both:
-            raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
-    else:
-        # A mask that is one column of several takes the whole array with it: the other splits are no features either.
-        masked = {column.array for column in mask_columns if column.array} if source.groups else set()
-        found = tuple(
-            column
-            for column in source.positional
-            if column not in targets and column not in mask_columns and column.array not in masked
-        )
-    if not found:
-        raise InputError(
-            f"'{source.url}' has no column left for the features; it has "
-            f"{quoted([column.name for column in source.columns])}."
-        )
-    check_names([column.name for column in found], [column.name for column in targets])
-    encoder = LabelEncoder(targets[0].name) if labelled else None
-    encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
-    return _Selection(found, encoded, mask_columns[0] if mask_columns else None, encoder)
-
-
-def _blocks(source: Source, selection: _Selection, phase: str, progress: ProgressCallback | None) -> Iterator[Block]:
+def _blocks(source: Source, selection: Selection, phase: str, progress: ProgressCallback | None) -> Iterator[Block]:
     encoder, n_rows = selection.encoder, 0 if selection.encoder is None else selection.encoder.rows_seen
     for block in source.blocks(selection.columns):
         n_rows += len(block.values)
@@ -277,7 +231,7 @@ def _blocks(source: Source, selection: _Selection, phase: str, progress: Progres
             progress(Progress(phase, block.position, source.total, source.unit))
 
 
-def _check_pass(source: Source, selection: _Selection, progress: ProgressCallback | None) -> _Checked:
+def _check_pass(source: Source, selection: Selection, progress: ProgressCallback | None) -> _Checked:
     """Read everything once; raise for what cannot be used."""
     checked = _Checked()
     columns = selection.columns
@@ -306,11 +260,16 @@ def _check_pass(source: Source, selection: _Selection, progress: ProgressCallbac
     if first_bad:
         raise _not_finite(columns, bad_counts, first_bad)
     _check_enough(source, selection, checked.n_samples)
+    for column, least in zip(
+        selection.weights, lowest[len(selection.features) + len(selection.targets) :], strict=False
+    ):
+        if least <= 0.0:
+            raise InputError(f"The weights '{column.name}' go down to {least:g}; expected positive numbers.")
     _check_constant(selection, lowest == highest, lowest, checked.n_samples)
     return checked
 
 
-def _check_constant(selection: _Selection, constant: BoolArray, values: FloatArray, n_samples: int) -> None:
+def _check_constant(selection: Selection, constant: BoolArray, values: FloatArray, n_samples: int) -> None:
     """`InputError` where there is nothing to learn, or nothing to learn it from (of labels: `LabelEncoder.settle`)."""
     d = len(selection.features)
     if selection.encoder is not None:
@@ -328,7 +287,7 @@ def _check_constant(selection: _Selection, constant: BoolArray, values: FloatArr
             )
 
 
-def _check_enough(source: Source, selection: _Selection, n_samples: int) -> None:
+def _check_enough(source: Source, selection: Selection, n_samples: int) -> None:
     needed = MINIMUM_TRAINING_SAMPLES if selection.targets else 1
     if n_samples < needed:
         raise InputError(
@@ -376,7 +335,7 @@ def _mask(
 
 def _write_pass(
     source: Source,
-    selection: _Selection,
+    selection: Selection,
     mask: BoolArray | None,
     n_samples: int,
     outputs: list[str],
@@ -387,25 +346,28 @@ def _write_pass(
     features = [column.name for column in selection.features]
     targets = [column.name for column in selection.targets]
     classes = None if selection.encoder is None else selection.encoder.classes
+    weight_name = selection.weights[0].name if selection.weights else None
     n_test = 0 if mask is None else int(mask.sum())
     sizes = [n_samples - n_test, n_test]
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(DatasetWriter.create(url, features, targets, chunk_rows, overwrite, size, classes))
+            stack.enter_context(
+                DatasetWriter.create(url, features, targets, chunk_rows, overwrite, size, classes, weight_name)
+            )
             for url, size in zip(outputs, sizes, strict=False)
         ]
         start = 0
         for block in _blocks(source, selection, "write", progress):
-            X, y = _split_columns(block.values, selection)
-            stop = start + len(X)
+            parts = _split_columns(block.values, selection)
+            stop = start + len(block.values)
             if mask is None:
-                writers[0].append(X, y)
+                writers[0].append(*parts)
             else:
                 is_test = mask[start:stop]
-                if len(is_test) < len(X):
+                if len(is_test) < len(block.values):
                     raise InputError(f"'{source.url}' changed while it was read; ingest it again.")
-                writers[0].append(X[~is_test], y[~is_test])
-                writers[1].append(X[is_test], y[is_test])
+                writers[0].append(*(part[~is_test] for part in parts))
+                writers[1].append(*(part[is_test] for part in parts))
             start = stop
         train = writers[0].finish()
         if mask is None:
@@ -419,6 +381,7 @@ def _write_pass(
         return train, test, writers[0].warnings
 
 
-def _split_columns(values: FloatArray, selection: _Selection) -> tuple[FloatArray, FloatArray]:
+def _split_columns(values: FloatArray, selection: Selection) -> list[FloatArray]:
+    """Inputs, targets and weights."""
     d, p = len(selection.features), len(selection.targets)
-    return values[:, :d], values[:, d : d + p]
+    return [values[:, :d], values[:, d : d + p], values[:, d + p : d + p + len(selection.weights)]]

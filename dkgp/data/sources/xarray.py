@@ -200,7 +200,12 @@ class DatasetSource(_VariablesSource):
         targets = tuple(Column(name, "y", index) for index, name in enumerate(self._dataset.target_names))
         if targets:
             self.groups["y"] = targets
-        self.columns = self.positional = (*self.columns, *targets)
+        weights = tuple(Column(name, "w", 0) for name in (self._dataset.weight_name,) if name is not None)
+        if weights:
+            self.groups["w"] = weights
+        self.positional = (*self.columns, *targets)
+        # Not counted by an index, so that they are no feature unless they are asked for.
+        self.columns = (*self.positional, *weights)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
@@ -209,6 +214,8 @@ class DatasetSource(_VariablesSource):
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
             parts = {_INPUTS: dataset.raw_inputs(start, stop), "y": dataset.targets(start, stop, standardised=False)}
+            if (weights := dataset.weights(start, stop)) is not None:
+                parts["w"] = weights[:, None]
             place = row_places(self.url, start)
             values = np.stack([self._values(parts[column.array], column, place) for column in columns], axis=1)
             yield Block(values, place, stop)

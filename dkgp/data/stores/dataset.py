@@ -45,6 +45,8 @@ class Dataset:
         where it is a number.
     class_counts
         Samples of each class, where the store tells; else None.
+    weight_name
+        Name of the column that the samples' weights are of; None where all count alike.
     standardisation
         The map applied by reads.
     fingerprint
@@ -78,6 +80,8 @@ class Dataset:
         self._input_array = StoredArray.from_manifest(self.url, "X", manifest)
         # One target is stored as a vector, none at all has no array.
         self._target_array = StoredArray.from_manifest(self.url, "y", manifest) if self.target_names else None
+        self.weight_name: str | None = metadata.get("weight_name")
+        self._weight_array = StoredArray.from_manifest(self.url, "w", manifest) if self.weight_name else None
         # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
         self._input_columns: IntArray | None = None
         self._target_columns: IntArray | None = None
@@ -183,6 +187,14 @@ class Dataset:
     def all_labels(self) -> IntArray:
         """Labels of all samples, read chunk by chunk, (n,) int64. Errors as for `labels`."""
         return np.concatenate([self.labels(start, stop) for start, stop in self.row_chunks()])
+
+    def weights(self, start: int, stop: int) -> FloatArray | None:
+        """Weights of the samples [start, stop), (stop - start,), positive; None where all count alike."""
+        return None if self._weight_array is None else self._weight_array.read(start, stop)
+
+    def all_weights(self) -> FloatArray | None:
+        """Weights of all samples, (n,); None where all count alike."""
+        return self.weights(0, self.n_samples)
 
     def with_standardisation(self, standardisation: Standardisation) -> Dataset:
         """The same data under another map, such as the training set's.

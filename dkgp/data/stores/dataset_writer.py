@@ -57,20 +57,23 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         expected_samples: int | None,
         claim: Claim,
         classes: tuple[str, ...] | None = None,
+        weight_name: str | None = None,
     ) -> None:
         self.url = url
         self._claim = claim
         self.feature_names = feature_names
         self.target_names = target_names
         self.classes = classes
+        self.weight_names = () if weight_name is None else (weight_name,)
         self.chunk_rows = chunk_rows
         self.n_samples = 0
         self.warnings: list[str] = []
         self._expected_samples = expected_samples
         self._finished = False
         self._n_written = 0
-        self._pending: list[tuple[FloatArray, FloatArray]] = []
-        self._hashes = (hashlib.sha256(), hashlib.sha256())
+        # Inputs, targets and weights; no column where there are none.
+        self._pending: list[tuple[FloatArray, ...]] = []
+        self._hashes = (hashlib.sha256(), hashlib.sha256(), hashlib.sha256())
         self._class_counts: IntArray = np.zeros(len(classes or ()), dtype=np.int64)
         self._moments = (RunningMoments(len(feature_names)), RunningMoments(len(target_names)))
         self._arrays = self._create_arrays(expected_samples or 0)
@@ -85,6 +88,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         overwrite: bool = False,
         n_samples: int | None = None,
         classes: Sequence[str] | None = None,
+        weight_name: str | None = None,
     ) -> DatasetWriter:
         """Start a store.
 
@@ -102,6 +106,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         classes
             Names of the classes where the one target is a label, which is then handed in as codes into these names and
             not standardised.
+        weight_name
+            Name of the column of the samples' weights, where there are such.
 
         Raises
         ------
@@ -119,13 +125,15 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         attributes: Json = {"feature_names": list(names[0]), "target_names": list(names[1])}
         if known is not None:
             attributes["classes"] = list(known)
+        if weight_name is not None:
+            check_names([*names[0], weight_name], names[1])
         with new_store(address, DATASET_KIND, attributes, overwrite) as claim:
-            return cls(address, names[0], names[1], rows, n_samples, claim, known)
+            return cls(address, names[0], names[1], rows, n_samples, claim, known, weight_name)
 
     def __exit__(self, *error: object) -> None:
         self.abort()
 
-    def append(self, inputs: ArrayLike, targets: ArrayLike | None = None) -> None:
+    def append(self, inputs: ArrayLike, targets: ArrayLike | None = None, weights: ArrayLike | None = None) -> None:
         """Add samples.
 
         Parameters
@@ -134,26 +142,38 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             Raw, shape (rows, d_raw).
         targets
             Raw, shape (rows, p) or (rows,) for one target.
+        weights
+            Positive, shape (rows,), where the store has them.
 
         Raises
         ------
         InputError
-            Another shape, or a NaN or infinity; the message names column and row. What was written is removed.
+            Another shape, a NaN or infinity, or a weight that is not positive; the message names column and row. What
+            was written is removed.
         StorageError
             The storage refused; what was written is removed.
         """
         try:
             X = _matrix(inputs, len(self.feature_names), "inputs")
             y = _matrix(np.empty((len(X), 0)) if targets is None else targets, len(self.target_names), "targets")
-            if len(X) != len(y):
-                raise InputError(f"Got {len(X)} rows of inputs and {len(y)} of targets; expected as many of each.")
+            w = _matrix(np.empty((len(X), 0)) if weights is None else weights, len(self.weight_names), "weights")
+            if not len(X) == len(y) == len(w):
+                raise InputError(
+                    f"Got {len(X)} rows of inputs, {len(y)} of targets and {len(w)} of weights; expected as many."
+                )
             _check_finite(X, self.feature_names, self.n_samples)
             _check_finite(y, self.target_names, self.n_samples)
+            _check_finite(w, self.weight_names, self.n_samples)
+            if (w <= 0.0).any():
+                row = int(np.argmax(w <= 0.0))
+                raise InputError(
+                    f"The weight in row {self.n_samples + row + 1} is {w[row, 0]:g}; expected positive ones."
+                )
             if self.classes is not None:
                 codes = codes_of_targets(y[:, 0], len(self.classes), f"the block from row {self.n_samples} on")
                 self._class_counts += np.bincount(codes, minlength=len(self.classes))
             # The caller may reuse its buffer before the rows are written.
-            self._pending.append((X.copy(), y.copy()))
+            self._pending.append((X.copy(), y.copy(), w.copy()))
             self.n_samples += len(X)
             if self.n_samples - self._n_written >= self.chunk_rows:
                 self._write_pending(whole_chunks_only=True)
@@ -200,6 +220,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             }
             if self.classes is not None:
                 metadata |= {"classes": list(self.classes), "class_counts": self._class_counts.tolist()}
+            if self.weight_names:
+                metadata["weight_name"] = self.weight_names[0]
             set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
             commit(self.url, DATASET_KIND, metadata, self._arrays, self._claim)
             self._finished = True
@@ -222,37 +244,44 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         if p:
             shape, dimensions = target_layout(n_samples, p)
             arrays += [create_array(self.url, "y", shape, self.chunk_rows, dimensions, about[1], claim=self._claim)]
+        if self.weight_names:
+            named = {"name": self.weight_names[0]}
+            arrays += [
+                create_array(self.url, "w", (n_samples,), self.chunk_rows, ("sample",), named, claim=self._claim)
+            ]
         return arrays
 
     def _write_pending(self, whole_chunks_only: bool) -> None:
         if not self._pending:
             return
-        X, y = (np.concatenate(blocks) for blocks in zip(*self._pending, strict=True))
-        n_rows = len(X) // self.chunk_rows * self.chunk_rows if whole_chunks_only else len(X)
-        self._pending = [(X[n_rows:].copy(), y[n_rows:].copy())] if n_rows < len(X) else []
+        parts = tuple(np.concatenate(blocks) for blocks in zip(*self._pending, strict=True))
+        n_rows = len(parts[0]) // self.chunk_rows * self.chunk_rows if whole_chunks_only else len(parts[0])
+        self._pending = [tuple(part[n_rows:].copy() for part in parts)] if n_rows < len(parts[0]) else []
         end = self._n_written + n_rows
         if end > self._arrays[0].shape[0]:
             for array in self._arrays:
                 array.resize(end)
         for start in range(0, n_rows, self.chunk_rows):
             rows = slice(start, min(start + self.chunk_rows, n_rows))
-            self._write_chunk(X[rows], y[rows])
+            self._write_chunk([part[rows] for part in parts])
 
-    def _write_chunk(self, X: FloatArray, y: FloatArray) -> None:
+    def _write_chunk(self, parts: list[FloatArray]) -> None:
         # In whole chunks, so that the moments do not depend on how the rows were handed in.
-        for part, values in enumerate((X, y)):
-            self._hashes[part].update(np.ascontiguousarray(values, dtype="<f8").tobytes())
-            self._moments[part].update(values)
-        self._arrays[0].write(self._n_written, X)
-        if self.target_names:
-            array = self._arrays[1]
-            array.write(self._n_written, y.reshape(len(y), *array.shape[1:]))
-        self._n_written += len(X)
+        for digest, values in zip(self._hashes, parts, strict=True):
+            digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+        for moments, values in zip(self._moments, parts[:2], strict=True):
+            moments.update(values)
+        for array, values in zip(self._arrays, [part for part in parts if part.shape[1]], strict=True):
+            array.write(self._n_written, values.reshape(len(values), *array.shape[1:]))
+        self._n_written += len(parts[0])
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(fingerprint_header(self.feature_names, self.target_names, self.n_samples, self.classes))
-        for part in self._hashes:
+        # Without weights it is what it was before there were any.
+        for part in self._hashes if self.weight_names else self._hashes[:2]:
             digest.update(part.digest())
+        for name in self.weight_names:
+            digest.update(name.encode())
         return digest.hexdigest()
 
     def _own_standardisation(self) -> Standardisation:

@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "dkgp-manifest.json"
-# Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes. Predictions: 2 may
-# hold decisions, classes and probabilities.
+# Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes and weigh
+# samples. Predictions: 2 may hold decisions, classes and probabilities.
 FORMAT_VERSIONS = {"dataset": 2, "prediction": 2}
 _KIND_ATTRIBUTE = "dkgp_store"
 

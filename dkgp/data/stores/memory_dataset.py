@@ -129,6 +129,7 @@ class AssembledDataset(Dataset):
         self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
         self.standard_inputs, self.standard_targets = _row_array(inputs), _row_array(targets)
         self.classes, self.class_counts = classes, None
+        self.weight_name, self._weight_array = None, None
         self._input_columns = self._target_columns = self._recoding = self._signs = None
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:

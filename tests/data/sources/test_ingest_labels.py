@@ -252,6 +252,7 @@ def test_bad_labels_are_told_before_anything_is_written(tmp_path: Path, name: st
     [
         ({"labels": "y", "target": "a"}, "both a target and labels"),
         ({"target": "y", "test_fraction": 0.5, "test_out": "t", "stratify": True}, "`stratify` without `labels`"),
+        ({"target": "y", "weights": "a"}, "`weights` without `labels`"),
         ({"labels": "y", "stratify": False}, "`stratify` without a random split"),
     ],
 )
@@ -412,3 +413,51 @@ def _number_or_text(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def test_weights_go_with_their_samples(tmp_path: Path, rng: np.random.Generator) -> None:
+    frame = _table(rng, ["u", "v"])
+    frame["w"] = rng.uniform(0.1, 5.0, N)
+    _csv(frame, tmp_path / "d.csv")
+    places = {"test_fraction": 0.25, "test_out": tmp_path / "b.zarr"}
+    report = ingest(tmp_path / "d.csv", tmp_path / "a.zarr", labels="kind", weights="w", chunk_rows=7, **places)  # type: ignore[arg-type]
+    by_input = dict(zip(frame["a"], frame["w"], strict=True))
+    assert report.test is not None
+    for store in (report.train, report.test):
+        assert (store.weight_name, store.feature_names) == ("w", ("a", "b"))
+        inputs = store.inputs(0, store.n_samples, False)[:, 0]
+        weights = store.all_weights()
+        assert weights is not None
+        assert weights.tolist() == [by_input[value] for value in inputs]
+        np.testing.assert_array_equal(store.weights(3, 9), weights[3:9])
+    again = ingest(tmp_path / "a.zarr", tmp_path / "c.zarr", labels="kind", weights="w").train
+    assert again.fingerprint == report.train.fingerprint
+    without = ingest(tmp_path / "a.zarr", tmp_path / "n.zarr", labels="kind").train
+    assert (without.weight_name, without.all_weights(), without.n_features) == (None, None, 2)
+    assert without.fingerprint != report.train.fingerprint
+    frame["w"] *= 2.0
+    _csv(frame, tmp_path / "e.csv")
+    other = ingest(tmp_path / "e.csv", tmp_path / "e.zarr", labels="kind", weights="w").train
+    first = ingest(tmp_path / "d.csv", tmp_path / "f.zarr", labels="kind", weights="w").train
+    assert other.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "message"),
+    [
+        (["1", "0", "2"], {}, "weights 'w' go down to 0; expected positive numbers"),
+        (["1", "-1", "2"], {}, "go down to -1"),
+        (["1", "", "2"], {}, "'w' holds a missing value or NaN in line 3"),
+        (["1", "inf", "2"], {}, "'w' holds infinity in line 3"),
+        (["1", "much", "2"], {}, "'w' holds the text 'much' in line 3"),
+        (["1", "1", "2"], {"weights": "y"}, "or labels or test mask"),
+        (["1", "1", "2"], {"features": ["a", "w"]}, "column of weights 'w' is among the features"),
+        (["1", "1", "2"], {"weights": "z"}, "no column of weights 'z'"),
+    ],
+)
+def test_weights_that_are_refused(tmp_path: Path, weights: list[str], options: dict[str, Any], message: str) -> None:
+    lines = ["a,w,y", *(f"{row},{weight},{row % 2}" for row, weight in enumerate(weights))]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=message):
+        ingest(tmp_path / "d.csv", tmp_path / "out.zarr", **{"labels": "y", "weights": "w", **options})
+    assert [path.name for path in tmp_path.iterdir()] == ["d.csv"]
