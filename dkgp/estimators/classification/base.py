@@ -120,6 +120,10 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
 
+        They are fitted to decisions at samples that were left out, with an offset for each class. So where two classes
+        are about as likely, the label, which is the decision's, need not be the likelier one (as of scikit-learn's
+        `SVC`); `classes_[predict_proba(X).argmax(axis=1)]` are the labels by probability.
+
         Parameters
         ----------
         X
