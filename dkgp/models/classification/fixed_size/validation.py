@@ -34,13 +34,18 @@ STEPS, SHARED_WORK = 16, 2_000_000
 DECADES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
 FINER = (0.5, 0.25)
 FARTHEST = (-7.0, 4.0)
+# Windows without a new least score after which none is expected.
+RISING = 3
 # Scores of noise variances that differ by less than this share are alike.
 ALIKE = 1e-3
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Rule (38): the score of k has moved by less than a share `eps` from the mean over the `window` before it."""
+    """Rule (38): the score of k has moved by less than a share `eps` from the mean over the `window` before it.
+
+    A path whose score has only risen for three windows ends as well: (38) would not end it, and nothing is to come.
+    """
 
     window: int = 10
     eps: float = 1e-3
@@ -55,6 +60,8 @@ class Stop:
         """The first cardinality of scores (k + 1,), from 0, at which it is met."""
         for k in range(max(at_least, self.window + 1), len(scores)):
             if abs(scores[k - self.window : k].mean() - scores[k]) < self.eps * abs(scores[k]):
+                return k
+            if self.eps > 0.0 and k >= RISING * self.window + int(np.argmin(scores[: k + 1])):
                 return k
         return None
 

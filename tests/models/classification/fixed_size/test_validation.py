@@ -198,6 +198,16 @@ def test_the_rule_stops_at_its_first_cardinality(rng: np.random.Generator, one_t
     np.testing.assert_array_equal(short.errors, whole.errors[: expected + 1])
 
 
+def test_a_path_that_overfits_ends() -> None:
+    scores = np.concatenate([[1.0, 0.8, 0.5], 0.5 * 1.01 ** np.arange(1, 60)])
+    assert Stop(5, 1e-3).first(scores) == 2 + 15
+    assert Stop(5, 1e-3).first(scores, at_least=30) == 30
+    # Off, as in the paper, a negative eps ends nothing.
+    assert Stop(5, -np.inf).first(scores) is None
+    falling = 0.99 ** np.arange(80)
+    assert Stop(5, 1e-3).first(falling) is None
+
+
 def test_cardinality_by_rule(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     system = Problem(rng, one_thread, 1, False).systems("first")[0]
     found = validate(system, 0.1, stop=None, max_basis=M)
