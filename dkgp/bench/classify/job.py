@@ -12,12 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dkgp import __version__
 from dkgp.bench.classify.measure import Unit, measure_all
 from dkgp.bench.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec
 from dkgp.bench.classify.plot import plot_errors
 from dkgp.bench.classify.problems import PROBLEMS, load, problem_names
 from dkgp.bench.classify.published import TABLE_3
 from dkgp.bench.classify.records import Record
+from dkgp.bench.classify.rivals import boosting_library
 from dkgp.bench.classify.tables import (
     Figures,
     ablation_table,
@@ -136,7 +138,7 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     problems = {table: _problems(job, folder, table) for table in tables}
     methods = {table: _methods(job, table) for table in tables}
     rows = [_here(name, folder, job.seed) for name in dict.fromkeys(chain.from_iterable(problems.values()))]
-    record = Record(job.record, {"seed": job.seed})
+    record = Record(job.record, {"seed": job.seed, "version": __version__, "boosting": boosting_library()})
     asked: dict[str, Any] = {"problems": problems, "methods": methods, "seed": job.seed, "splits": _count(job, "3")}
     title = "Classification: problems of the pursuit paper, and generated ones"
     document = report("classify", title, COLUMNS, rows, {}, **asked)
