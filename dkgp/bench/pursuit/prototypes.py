@@ -24,7 +24,7 @@ from dkgp.commands.reporting.measurements import Column, check_record_file, repo
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import tune_dataset
 from dkgp.models.classification.fixed_size.paths import Path
 from dkgp.models.classification.fixed_size.system import Targets, fold_systems
@@ -40,6 +40,9 @@ STAND_IN = "made-ringnorm"
 # Of the pool: sizes of models of all that were chosen, and cardinalities of the pursuit.
 ALL_OF, FEW_OF = (0.1, 0.4), (0.025, 0.1, 0.4)
 SUBSET = 2000
+# k-centre by the plain distance of standardised inputs, as the paper has it, in place of the kernel's length scales.
+UNSCALED = "k-centre, unscaled"
+KINDS = (*PROTOTYPES, UNSCALED)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class BenchPrototypesJob:
             if getattr(self, name) < least:
                 raise InputError(f"`{name}` must be at least {least}; got {getattr(self, name)}")
         for name in self.methods:
-            check_prototypes(name)
+            if name != UNSCALED:
+                check_prototypes(name)
         for name in self.problems:
             if name not in PROBLEMS:
                 raise UsageError(f"unknown problem '{name}'; there are {', '.join(PROBLEMS)}")
@@ -156,7 +160,7 @@ def _problem(
 ) -> tuple[Kernel, float, dict[str, list[list[float]]]]:
     """Figures of each kind, by split, in the order of `_names`."""
     problem, samples = problem_samples(name, job.folder, job.seed, job.n)
-    found: dict[str, list[list[float]]] = {method: [] for method in job.methods or PROTOTYPES}
+    found: dict[str, list[list[float]]] = {method: [] for method in job.methods or KINDS}
     tuned: tuple[Kernel, float] | None = None
     for split in splits(problem, samples, range(job.splits), job.seed):
         train = split.train[: job.n]
@@ -188,7 +192,12 @@ class _Split:
     def errors(self, method: str, size: int, cardinalities: list[int]) -> list[float]:
         """Test errors in per cent of the pursuit's models from so many prototypes; and seconds to choose these."""
         operator, began = self.operator, time.perf_counter()
-        _, chosen = choose_prototypes(method, operator, size, self.seed, targets=self.signs)
+        if method == UNSCALED:
+            plain = SquaredExponential(gamma=(1.0,), n_features=operator.kernel.n_features)
+            with BlockedKernelOperator(plain, 1.0, operator.context.source, operator.executor) as unscaled:
+                _, chosen = choose_prototypes("k-centre", unscaled, size, self.seed)
+        else:
+            _, chosen = choose_prototypes(method, operator, size, self.seed, targets=self.signs)
         seconds = time.perf_counter() - began
         targets = Targets(self.signs, np.zeros(len(self.signs), dtype=np.intp), 1)
         (system,) = fold_systems(operator, chosen, [operator.kernel], targets, "first")

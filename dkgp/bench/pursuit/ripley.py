@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["figure_7", "figure_8"]
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 80)
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 15, 20, 25, 30, 40, 60)
+PAPER = 11
 FOLDS, GRID = 10, 200
 WHAT = "cross-validated error, %"
 
@@ -60,7 +61,7 @@ def _figure_7(job: BenchPursuitJob, executor: BlockExecutor) -> PaperFigure:
     rows = [
         {
             "data": problem.name,
-            "method": f"{size} prototypes",
+            "method": f"{size} prototype{'s' if size > 1 else ''}",
             "what": WHAT,
             "value": means[place],
             "spread": spread[place],
@@ -75,7 +76,8 @@ def _figure_7(job: BenchPursuitJob, executor: BlockExecutor) -> PaperFigure:
         "repeats": repeats,
     }
     figures = {"prototypes that are enough": enough, "error with these, %": float(means[SIZES.index(enough)])}
-    rows[SIZES.index(enough)]["paper"] = "11 are enough"
+    if PAPER in SIZES:
+        rows[SIZES.index(PAPER)]["paper"] = "enough"
 
     def draw(figure: Figure) -> None:
         panel = figure.subplots()

@@ -58,7 +58,7 @@ class FixedSizeLSSVC(KernelClassifier):
     pool : int, default 2000
         Prototypes to choose from.
     prototypes : str, default "k-centre"
-        How the pool is chosen: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance".
+        How the pool is chosen: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance", "greedy".
     max_basis : int, optional
         Most prototypes that a model may have; by default the pool.
     candidates : int, optional

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.bench.classify.problems import splits
-from dkgp.bench.pursuit.prototypes import BenchPrototypesJob, run_bench_prototypes
+from dkgp.bench.pursuit.prototypes import KINDS, UNSCALED, BenchPrototypesJob, run_bench_prototypes
 from dkgp.bench.pursuit.tuned import problem_samples
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
@@ -21,19 +21,21 @@ from dkgp.models.classification.prototypes import PROTOTYPES
 def test_each_kind_has_its_row_and_the_record_is_written(tmp_path: File) -> None:
     out = tmp_path / "prototypes.json"
     document = run_bench_prototypes(BenchPrototypesJob(n=300, pool=50, splits=2, out=str(out)), SilentReporter())
-    assert [row["prototypes"] for row in document["rows"]] == list(PROTOTYPES)
+    assert [row["prototypes"] for row in document["rows"]] == list(KINDS) == [*PROTOTYPES, UNSCALED]
     for row in document["rows"]:
         assert 1.5 < row["pursued 20"] < 15.0
         assert row["seconds"] >= 0.0
         assert row["all 20_std"] >= 0.0
-    assert set(document["figures"].values()) <= set(PROTOTYPES)
+    assert set(document["figures"].values()) <= set(KINDS)
     assert json.loads(out.read_text())["rows"] == document["rows"]
 
 
 def test_all_of_uniform_prototypes_is_the_dense_solution() -> None:
-    job = BenchPrototypesJob(n=200, pool=50, splits=1, methods=("uniform",))
+    job = BenchPrototypesJob(n=200, pool=50, splits=1, methods=("uniform", "k-centre", UNSCALED))
     document = run_bench_prototypes(job, SilentReporter())
-    (row,) = document["rows"]
+    row, scaled, unscaled = document["rows"]
+    # Another distance, other prototypes.
+    assert scaled["all 20"] != unscaled["all 20"]
     problem, samples = problem_samples("made-ringnorm", None, 0, 200)
     (split,) = splits(problem, samples, [0], 0)
     X, test = samples.inputs[split.train], samples.inputs[split.test]
