@@ -1,6 +1,6 @@
 """`dkgp bench certify`: exact LS-SVMs and what is proven of their labels, judged by dense solutions, beside an SVM.
 
-Each problem is trained whole, as a user would: hyperparameters by the marginal likelihood of a subset, one solve for
+Each problem is trained whole, as a user would: hyperparameters by a subset, one solve for
 all classes, decisions with bounds. A part of it, as many samples as a dense factor takes in a moment, is then solved
 anew, once to the tolerance and once to a few passes only, and every decision and certified label of these two is held
 against Cholesky in float64.
@@ -34,6 +34,7 @@ from dkgp.models.classification.exact.decisions import certified_decisions
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE, TrainedExact, train_exact
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.classification.left_out_search import improved_by_left_out, own_units
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.registry import Extra
@@ -80,6 +81,7 @@ class BenchCertifyJob:
     tolerance: float = DECISION_TOLERANCE
     subset: int = 2000
     isotropic: bool = False
+    own_units: bool = False
     svm: bool = False
     seed: int = 0
     out: str | None = None
@@ -185,7 +187,11 @@ def _measure(
     dataset = memory_dataset(problem.inputs, labels.codes.astype(np.float64))
     tests = np.asarray(dataset.standardisation.inputs(problem.test_inputs))
     reporter.note(f"{problem.name}: tuning on {min(job.subset, dataset.n_samples):,} samples")
-    found = tune_labels(dataset, labels, subset=job.subset, seed=job.seed, isotropic=job.isotropic)
+    if job.own_units:
+        start = own_units(dataset, job.seed)
+        found = improved_by_left_out(dataset, labels, start, subset=job.subset, seed=job.seed)
+    else:
+        found = tune_labels(dataset, labels, subset=job.subset, seed=job.seed, isotropic=job.isotropic)
     tuned = time.perf_counter()
     trained = train_exact(dataset, labels, found, executor, tolerance=job.tolerance, seed=job.seed)
     done = time.perf_counter()
@@ -215,7 +221,8 @@ def _measure(
     }
     if job.svm:
         reporter.note(f"{problem.name}: an SVM of scikit-learn's")
-        row |= _svc(np.asarray(dataset.inputs(0, dataset.n_samples)), labels, tests, problem.test_codes, job.seed)
+        units = np.asarray(dataset.standardisation.input_std) if job.own_units else 1.0
+        row |= _svc(dataset.inputs(0, dataset.n_samples) * units, labels, tests * units, problem.test_codes, job.seed)
     return row, judged
 
 
@@ -291,13 +298,13 @@ def _dense(
 
 
 def _svc(X: FloatArray, labels: Labels, tests: FloatArray, codes: NDArray[np.int64], seed: int) -> dict[str, Any]:
-    """scikit-learn's `SVC` on the same standardised inputs, C and gamma by cross-validation on a subset."""
+    """scikit-learn's `SVC` on the same inputs, C and gamma by cross-validation on a subset."""
     from sklearn.model_selection import GridSearchCV
     from sklearn.svm import SVC
 
     began = time.perf_counter()
     chosen = np.random.default_rng([seed, 16]).permutation(len(X))[:SVC_SUBSET]
-    grid = {"C": COSTS, "gamma": [step / X.shape[1] for step in STEPS]}
+    grid = {"C": COSTS, "gamma": [step / float(X.var(axis=0).sum()) for step in STEPS]}
     search = GridSearchCV(SVC(cache_size=500), grid, cv=SVC_FOLDS).fit(X[chosen], labels.codes[chosen])
     tuned = time.perf_counter()
     machine = SVC(cache_size=500, **search.best_params_).fit(X, labels.codes)

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
 
 def test_no_certified_label_is_wrong(folder: Path, tmp_path: Path) -> None:
     job = BenchCertifyJob(
-        str(folder), ("plain", "masked"), subset=100, isotropic=True, svm=True, out=str(tmp_path / "certify.json")
+        str(folder), ("plain", "masked"), subset=100, own_units=True, svm=True, out=str(tmp_path / "certify.json")
     )
     document = run_bench_certify(job, SilentReporter())
     rows = {row["data"]: row for row in document["rows"]}

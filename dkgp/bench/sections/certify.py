@@ -45,6 +45,12 @@ section.SECTIONS.add(
             ),
             section.SUBSET,
             Option("isotropic", "One length scale for all features.", type=bool, default=False),
+            Option(
+                "own_units",
+                "One length scale in the features' own units, as of pixels; it and the noise by left-out decisions.",
+                type=bool,
+                default=False,
+            ),
             Option("svm", "Race scikit-learn's SVC on the same samples too.", type=bool, default=False),
             section.SEED,
             section.OUT,
@@ -52,7 +58,7 @@ section.SECTIONS.add(
         examples=(
             "dkgp bench certify",
             "dkgp bench certify --data benchmark-data --problem adult --out certify.json",
-            "dkgp bench certify --data benchmark-data --problem usps --isotropic --svm",
+            "dkgp bench certify --data benchmark-data --problem usps --own-units --svm",
         ),
         without_null="it counts what holds, and races no copy of itself",
     )

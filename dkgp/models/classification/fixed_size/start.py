@@ -1,4 +1,4 @@
-"""Kernels that a search starts from, and their scale."""
+"""Kernels that a search starts from."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
-from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators.inputs import centre_of
 
-__all__ = ["median_kernel", "scaled", "start_kernel"]
+__all__ = ["median_kernel", "start_kernel"]
 
 # The paper's kernel has one length scale; with few features or samples no more can be learned beforehand.
 FEW_FEATURES, FEW_SAMPLES = 3, 1000
@@ -44,24 +43,3 @@ def start_kernel(dataset: Dataset, labels: Labels, *, isotropic: bool, seed: int
         return median_kernel(dataset, seed), "median"
     found = tune_labels(dataset, labels, subset=TUNED_SAMPLES, seed=seed, **TUNING)
     return found.kernel, "likelihood"
-
-
-def scaled(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel with all inverse squared length scales multiplied by one factor.
-
-    Raises
-    ------
-    InputError
-        It has none.
-    """
-    if factor == 1.0:
-        return kernel
-    parameters = kernel.parameters()
-    scales = [item.name.split(".")[-1] == "gamma" for item in parameters]
-    if not any(scales):
-        raise InputError(
-            f"the kernel {kernel.type_name} has no length scale to search for; choose `search` none, or another kernel"
-        )
-    return kernel.with_parameters(
-        [item.value * factor if own else item.value for item, own in zip(parameters, scales, strict=True)]
-    )

@@ -31,11 +31,12 @@ from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_
 from dkgp.models.classification.fixed_size.paths import candidate_draws
 from dkgp.models.classification.fixed_size.search import ProfileSearch, Search
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.fixed_size.start import scaled, start_kernel
+from dkgp.models.classification.fixed_size.start import start_kernel
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.validation import chosen_noise, validate_noise
 from dkgp.models.classification.labels import Labels, decided, stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
+from dkgp.models.classification.scaling import scaled
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
