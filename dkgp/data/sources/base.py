@@ -8,8 +8,9 @@ blocks of the columns that are asked for, as often as it is asked. Whatever cann
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +86,11 @@ class Source(ABC):
         Progress when all is read, and what it counts.
     warnings
         What the user should hear of.
+    left_out
+        Names that are there but cannot be chosen, and why.
     """
 
+    left_out: Mapping[str, str] = MappingProxyType({})
     url: str
     columns: tuple[Column, ...]
     positional: tuple[Column, ...]
@@ -176,6 +180,8 @@ def find_columns(source: Source, selector: str | int, what: str) -> tuple[Column
         return (_at(source.groups[array], int(index), what, f"'{array}' of '{source.url}'"),)
     if _is_integer(selector):
         return (_at(source.positional, int(selector), what, f"'{source.url}'"),)
+    if selector in source.left_out:
+        raise InputError(f"The {what} '{selector}' of '{source.url}' {source.left_out[selector]}.")
     names = list(source.groups) or [column.name for column in source.columns]
     extra = [column.name for column in source.positional] if source.groups else []
     listed = quoted(names) + (f"; the columns are {quoted(extra)}" if extra and extra != names else "")

@@ -211,6 +211,11 @@ class NpzSource(Source):
                 f"'{self.url}' holds no vector or matrix of numbers; it has {', '.join(headers) or 'nothing'}."
             )
         self.total = usable[inputs][0] if inputs is not None else max(lengths, key=lengths.count)
+        self.left_out = {
+            name: reason
+            for name, (shape, dtype) in headers.items()
+            if (reason := _why_left_out(shape, dtype, self.total)) is not None
+        }
         self.groups = {}
         for name, shape in usable.items():
             if shape[0] != self.total:
@@ -230,6 +235,17 @@ class NpzSource(Source):
             self.groups[name] = tuple(Column(label, name, index) for index, label in enumerate(labels))
         self.columns = tuple(column for group in self.groups.values() for column in group)
         self.positional = self.groups[inputs] if inputs is not None else self.columns
+
+
+def _why_left_out(shape: tuple[int, ...], dtype: np.dtype[Any], total: int) -> str | None:
+    if dtype.hasobject:
+        return (
+            "holds Python objects, which are not read, since that may run code; save it as numbers or text, such as by "
+            ".astype(str)"
+        )
+    if dtype.names is not None or len(shape) not in (1, 2):
+        return f"has shape {shape} and type {dtype}; expected a vector or matrix of plain values"
+    return None if shape[0] == total else f"has {shape[0]} rows, where there are {total} samples"
 
 
 FORMATS.add(Format("NPY", NpySource, suffixes=(".npy",), magics=(b"\x93NUMPY",)))

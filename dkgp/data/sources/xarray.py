@@ -185,7 +185,8 @@ class ZarrSource(_VariablesSource):
 
     def _arrays(self) -> dict[str, Any]:
         opened = _open_zarr(self.url)
-        return {"": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
+        # By name, as a listing's own order differs between disks.
+        return {"": opened} if isinstance(opened, zarr.Array) else dict(sorted(opened.arrays()))
 
 
 class DatasetSource(_VariablesSource):

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 
 from dkgp.data import Dataset, ingest, open_dataset
 from dkgp.data.classes import class_name
@@ -41,6 +42,22 @@ def _netcdf(frame: pd.DataFrame, path: Path) -> None:
     xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_netcdf(path)
 
 
+def _netcdf_3(frame: pd.DataFrame, path: Path) -> None:
+    """Text is a matrix of characters there, and truth a small number that is said to be one."""
+    xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_netcdf(
+        path, format="NETCDF3_64BIT", engine="scipy"
+    )
+
+
+def _zarr_arrays(frame: pd.DataFrame, path: Path) -> None:
+    group = zarr.create_group(path, zarr_format=3)
+    for name in frame:
+        values = np.array(frame[name].tolist())
+        dtype = "string" if values.dtype.kind == "U" else values.dtype
+        array = group.create_array(str(name), shape=values.shape, dtype=dtype, chunks=(17,))
+        array[:] = values.astype(object) if dtype == "string" else values
+
+
 def _zarr(frame: pd.DataFrame, path: Path) -> None:
     xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_zarr(path, zarr_format=2)
 
@@ -52,7 +69,9 @@ WRITERS: dict[str, tuple[str, Callable[[pd.DataFrame, Path], None]]] = {
     "categorical": ("d.parquet", lambda frame, path: frame.astype({"kind": "category"}).to_parquet(path)),
     "npz": ("d.npz", _npz),
     "netcdf": ("d.nc", _netcdf),
+    "netcdf 3": ("d.nc", _netcdf_3),
     "zarr": ("d.zarr", _zarr),
+    "zarr arrays": ("d.zarr", _zarr_arrays),
 }
 
 LABELS: dict[str, tuple[list[Any], tuple[str, ...]]] = {
@@ -269,6 +288,13 @@ def test_values_that_are_no_labels(tmp_path: Path) -> None:
         ingest(tmp_path / "d.npz", tmp_path / "out.zarr", labels="y")
     with pytest.raises(InputError, match=r"b'\\xff' is not UTF-8 text.*row 2"):
         ingest(tmp_path / "d.npz", tmp_path / "out.zarr", labels="t", features=["X"])
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_pickled_labels_are_not_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", X=np.arange(4.0)[:, None], y=np.array(["u", "v"] * 2, dtype=object))
+    with pytest.raises(InputError, match=r"'y' of .*Python objects, which are not read.* text"):
+        ingest(tmp_path / "d.npz", tmp_path / "out.zarr", labels="y")
     assert not (tmp_path / "out.zarr").exists()
 
 
