@@ -59,6 +59,11 @@ def test_work_grows_with_the_pool_and_the_kernels(dataset: Dataset) -> None:
     assert list(small) == ["prototypes", "search", "paths", "fit"]
     assert large["search"] == pytest.approx(4.0 * small["search"], rel=0.02)
     assert phases(pool=100, search="none")["search"] == pytest.approx(small["search"] / 7.0)
+    # A path that nothing stops goes through the pool.
+    with_end, without = (
+        foresee_classifier(dataset, FOUND, FixedSizeSettings(pool=400, stop=stop), 2**30) for stop in ((10, 1e-3), None)
+    )
+    assert (with_end.explored, without.explored) == (80.0, 400.0)
     # No pool is larger than the data.
     assert phases(pool=10**6) == phases(pool=N)
 

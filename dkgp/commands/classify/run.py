@@ -127,7 +127,8 @@ def _finished(job: ClassifyJob, reporter: Reporter, opened: _Opened, *, converge
         return None
     if converged and not model.summary["converged"]:
         return None
-    held = {**model.summary["asked"], "by_reference": model.by_reference}
+    asked = model.summary.get("asked", {})  # an estimator's has none
+    held = {"fingerprint": model.fingerprint, **asked, "by_reference": model.by_reference}
     other = difference(held, {**_asked(job, opened), "by_reference": job.by_reference})
     if other is not None:
         reporter.note(f"the model '{job.out}' is of a run with another {other}")

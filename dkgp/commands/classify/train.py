@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
@@ -22,7 +22,7 @@ from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.records import exact_record, fixed_size_record
-from dkgp.models.memory import plan_within
+from dkgp.models.memory import MemoryPlan, plan_within
 from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
@@ -54,8 +54,6 @@ def train_one(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, rep
     InterruptedRunError
         A signal asked for the end; the message says how to go on.
     """
-    if not job.resume:
-        prepared.checkpointing.store.clear()
     train = _exact if job.is_exact else _fixed_size
     try:
         return train(job, prepared, executor, reporter)
@@ -73,7 +71,8 @@ def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, r
     if found is not None:
         kernel, noise = fold_white(found.kernel, found.noise_variance)
         noise_variance = noise if job.given_noise else None
-    together, inputs_bytes = _planned_pool(job, prepared, kernel, executor)
+    plan, inputs_bytes = _planned_pool(job, prepared, kernel, executor)
+    _begin(job, prepared)
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
         reporter.work("classify") as show,
@@ -95,14 +94,16 @@ def _fixed_size(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, r
             kernel=kernel,
             noise_variance=noise_variance,
             weights=prepared.weights,
-            together=together,
+            together=plan.together,
             checkpointing=prepared.checkpointing,
             callback=after_evaluation,
             within=show,
             interrupted=interruption,
             coordinator_input_bytes=inputs_bytes,
         )
-    return fixed_size_record(trained, prepared.dataset, prepared.labels, prepared.weights)
+    record = fixed_size_record(trained, prepared.dataset, prepared.labels, prepared.weights)
+    record.summary["memory_plan"] = plan.to_json()
+    return record
 
 
 def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter) -> ClassifierRecord:
@@ -118,7 +119,9 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
     solver, chosen = _solver(job, prepared, kernel, least, rule, executor)
     if chosen:
         reporter.note(f"the solver is {solver.name}: {chosen['auto']['reason']}")
-    inputs_bytes = _planned(job, prepared, kernel, solver, executor)
+    plan = _planned(job, prepared, kernel, solver, executor)
+    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+    _begin(job, prepared)
     with (
         RecordLog(job.log_json, resume=job.resume) as log,
         reporter.solve("classify", rule.gradient_tolerance(dataset.n_samples)) as show,
@@ -143,7 +146,8 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
             within=show,
             checkpointing=prepared.checkpointing,
             interrupted=interruption,
-            coordinator_input_bytes=inputs_bytes,
+            # What the plan found room for: all inputs at the coordinator, or none.
+            coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
             calibrate=job.settings.probability,
             seed=job.settings.seed,
         )
@@ -152,6 +156,7 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
         **trained.summary,
         **chosen,
         "solver": name,
+        "memory_plan": plan.to_json(),
         "gradient_tolerance": rule.gradient_tolerance(dataset.n_samples),
     }
     return exact_record(trained, dataset, labels, prepared.weights, summary)
@@ -193,8 +198,8 @@ def _limits(job: ClassifyJob) -> StoppingRule | None:
 
 def _planned_pool(
     job: ClassifyJob, prepared: Prepared, kernel: Kernel | None, executor: BlockExecutor
-) -> tuple[int, int]:
-    """Kernels that go together in a pass, and bytes of inputs that the coordinator may hold.
+) -> tuple[FixedSizeMemory, int]:
+    """The projected memory, and bytes of inputs that the coordinator may hold.
 
     Raises `MemoryBudgetError` where a pool does not fit, one kernel at a time.
     """
@@ -214,26 +219,36 @@ def _planned_pool(
     if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + found.coordinator_bytes + inputs > budget:
         inputs, found = 0, plan(budget - resident)
     found.require(budget, resident)
-    return found.together, inputs
+    return found, inputs
 
 
-def _planned(job: ClassifyJob, prepared: Prepared, kernel: Kernel, solver: Solver, executor: BlockExecutor) -> int:
-    """Bytes of inputs that the coordinator may hold; `MemoryBudgetError` where the solve does not fit."""
+def _planned(
+    job: ClassifyJob, prepared: Prepared, kernel: Kernel, solver: Solver, executor: BlockExecutor
+) -> MemoryPlan:
+    """Project the solve's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
     dataset, width = prepared.dataset, feature_width(kernel)
     resident, budget = memory_budget(job)
-    plan = plan_within(
+    memory = solver_memory(solver, dataset.n_samples, width)
+    return plan_within(
         budget,
         dataset.n_samples,
         dataset.n_features,
         prepared.labels.n_outputs + job.fit_intercept,
-        solver_memory(solver, dataset.n_samples, width),
+        memory,
         resident_bytes=resident - prepared.checkpointing.held_bytes + compiling_bytes(kernel),
         shares_process=executor.shares_memory,
         overlaps=executor.overlaps,
         cache_bytes=job.cluster.cache_bytes,
         width=width,
+    ).with_tiles(
+        executor.tiles if memory.repeats_products else replace(executor.tiles, bytes=0), dataset.n_samples, budget
     )
-    return DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0
+
+
+def _begin(job: ClassifyJob, prepared: Prepared) -> None:
+    """Remove checkpoints of an earlier run, now that nothing can be refused any more."""
+    if not job.resume:
+        prepared.checkpointing.store.clear()
 
 
 def _largest(dataset: Dataset, kernel: Kernel) -> float:

@@ -87,7 +87,12 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(
     np.testing.assert_array_equal(record.prototypes, rows)
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert max(each["iteration"] for each in records) == found["passes"] <= 20
-    assert min(each["score"] for each in records) == found["score"]
+    # Of noise variances with as good as the same score the largest is taken.
+    best = min(records, key=lambda each: each["score"])
+    assert found["score"] in best["scores"]
+    assert found["score"] == pytest.approx(best["score"], rel=0.01)
+    assert found["memory_plan"]["pool"] == 40
+    assert found["memory_plan"]["coordinator_bytes"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "score" in result.stderr
     assert not Path(f"{out}.checkpoint").exists()
@@ -269,3 +274,15 @@ def test_any_solver_takes_the_columns_of_labels_and_of_ones(
     assert found["converged"]
     assert found["solver"] == solver
     assert max(found["decision_error"]) < 1e-2
+
+
+def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(
+    labelled: Labelled, run: Command, document: Command, out: Path
+) -> None:
+    options = ("--solver", "cg", "--tol", 1e-6, "--no-probability")
+    document(run(*exact(labelled(2), out, *options, "--max-passes", 3)), 4)
+    before = {path: path.read_bytes() for path in Path(f"{out}.checkpoint").rglob("*") if path.is_file()}
+    assert before
+    for command in (exact(labelled(2), out, *options), classify(labelled(2), out)):
+        refused(run(*command, "--overwrite", "--memory-limit", "1MiB"), "is projected to need")
+        assert {path: path.read_bytes() for path in Path(f"{out}.checkpoint").rglob("*") if path.is_file()} == before

@@ -41,22 +41,32 @@ def same_model(found: ClassifierRecord, expected: ClassifierRecord) -> None:
         assert np.asarray(getattr(found, name)).tobytes() == np.asarray(getattr(expected, name)).tobytes(), name
     for name in ("kernel", "noise_variance", "calibration", "certificate", "path"):
         assert getattr(found, name) == getattr(expected, name), name
-    timed = {"seconds": 0, "timings": {}}
+    # And what is evaluated anew where less was kept.
+    timed = {"seconds": 0, "timings": {}, "kernel_evaluations": 0}
     assert [{**record, **timed} for record in found.history] == [{**record, **timed} for record in expected.history]
 
 
 def killed_in_pass(process: Process, number: int, command: list[object]) -> None:
-    """Run a command in a process of its own that is killed (kill -9) within a pass over the data."""
+    """Run a command in a process of its own that is killed (kill -9) when it begins a pass over the data."""
+    killed_after(process, "dkgp.models.classification.fixed_size.train:fold_systems", number, command, before=True)
+
+
+def killed_after(process: Process, place: str, number: int, command: list[object], *, before: bool = False) -> None:
+    """Run a command that is killed (kill -9) after so many calls of MODULE:NAME, or before the last of them."""
+    module, name = place.split(":")
+    *holders, function = name.split(".")
     code = f"""
-import os, signal, sys
-import dkgp.models.classification.fixed_size.train as module
-real, calls = module.fold_systems, []
+import functools, os, signal, sys
+import {module}
+holder = functools.reduce(getattr, {holders!r}, sys.modules[{module!r}])
+real, calls = getattr(holder, {function!r}), []
 def dying(*given, **named):
     calls.append(None)
+    found = None if {before} and len(calls) == {number} else real(*given, **named)
     if len(calls) == {number}:
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(*given, **named)
-module.fold_systems = dying
+    return found
+setattr(holder, {function!r}, dying)
 from dkgp.cli import main
 main(sys.argv[1:])
 """
@@ -106,6 +116,28 @@ def test_killed_within_a_pass_it_resumes_to_the_same_bits(
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert [record["score"] for record in records] == [record["score"] for record in open_classifier(whole).history]
     assert not Path(f"{out}.checkpoint").exists()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [1, 6])
+@pytest.mark.parametrize("method", [LONG, EXACT], ids=["fixed-size", "exact"])
+def test_killed_when_a_checkpoint_was_saved_it_resumes_to_the_same_bits(
+    labelled: Labelled,
+    process: Process,
+    run: Command,
+    document: Command,
+    out: Path,
+    method: tuple[object, ...],
+    number: int,
+) -> None:
+    whole = out.parent / "whole.zarr"
+    document(run(*classify(labelled(3), whole, *method)))
+    command = classify(labelled(3), out, *method, "--checkpoint-every", 0)
+    killed_after(process, "dkgp.data.stores.checkpoint:CheckpointStore.save", number, command)
+    result = run(*command, "--resume")
+    document(result)
+    assert "resuming after round" in result.stderr
+    same_model(open_classifier(out), open_classifier(whole))
 
 
 @pytest.mark.faults
