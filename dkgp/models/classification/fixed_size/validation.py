@@ -38,6 +38,8 @@ FARTHEST = (-7.0, 4.0)
 RISING = 3
 # Scores of noise variances that differ by less than this share are alike.
 ALIKE = 1e-3
+# Squared errors of labels -1 and 1 are differences of sums: so much of them is rounding, of either sign.
+ROUNDED = 1e-12
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def chosen_noise(validations: Sequence[Validation]) -> Validation:
 
     Scores of little noise are often all alike, and the least of them an accident.
     """
-    most = min(validation.score for validation in validations) * (1.0 + ALIKE)
+    least = min(validation.score for validation in validations)
+    most = least + ALIKE * abs(least) + ROUNDED
     return max((some for some in validations if some.score <= most), key=lambda some: some.noise_variance)
 
 

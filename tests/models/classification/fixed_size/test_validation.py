@@ -16,6 +16,7 @@ from dkgp.models.classification.fixed_size.paths import Path, candidate_draws
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.validation import (
     Stop,
+    Validation,
     chosen_cardinality,
     chosen_noise,
     validate,
@@ -235,3 +236,13 @@ def test_noise_variances_get_finer_about_the_best(rng: np.random.Generator, one_
     np.testing.assert_allclose(np.abs(neighbours).min(), 0.25, rtol=1e-9)
     given = validate_noise(system, (0.5, 0.1), stop=None, max_basis=5)
     assert [validation.noise_variance for validation in given] == [0.1, 0.5]
+
+
+def test_errors_that_are_all_rounding_choose_the_most_noise() -> None:
+    def scored(noise_variance: float, score: float) -> Validation:
+        return Validation(noise_variance, np.full((2, 3), score), np.array([1.0, score]), False)
+
+    # Differences of sums that cancel may come out below zero.
+    found = chosen_noise([scored(1e-8, -1.7e-16), scored(1e-7, 2.7e-15), scored(1e-3, 2.9e-7)])
+    assert found.noise_variance == 1e-7
+    assert chosen_noise([scored(1e-2, 0.5), scored(1e-1, 0.5004), scored(1.0, 0.51)]).noise_variance == 1e-1
