@@ -170,7 +170,7 @@ def test_a_table_is_complete_and_goes_on_from_its_record(tmp_path: Path, monkeyp
         assert row["accepted"].startswith("missed by")
     assert third["rows"][1]["size"] > 1
     assert third["rows"][0]["size"] is None
-    assert [row["fit_to_svm"] for row in fourth["rows"]][1::2] == [1.0, 1.0]
+    assert [row["grow_to_svm"] for row in fourth["rows"]][1::2] == [1.0, 1.0]
     assert fourth["rows"][0]["fit_ms"] > 0.0
     # Two of three splits of one method were not done, and the last line was being written when it was killed.
     lines = record.read_text().splitlines(keepends=True)
@@ -202,7 +202,14 @@ def test_a_record_that_is_none_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_judgements_and_outliers_stand_in_the_tables() -> None:
     def runs(*errors: float, size: int | None = 30) -> list[dict[str, Any]]:
-        shared = {"balanced_error": 0.1, "size": size, "tune_seconds": 1.0, "fit_seconds": 0.01, "predict_seconds": 0.1}
+        shared = {
+            "balanced_error": 0.1,
+            "size": size,
+            "tune_seconds": 1.0,
+            "fit_seconds": 0.01,
+            "grow_seconds": 0.01,
+            "predict_seconds": 0.1,
+        }
         return [{"split": number, "error": error, **shared} for number, error in enumerate(errors)]
 
     figures = {("ringnorm", "svm"): runs(0.017, 0.018), ("ringnorm", "ls-svm"): runs(0.05, 0.06, size=None)}

@@ -135,7 +135,10 @@ def test_parameters_and_outliers_have_tables(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_new_draw_differs_only_where_candidates_are_drawn(trial: Trial, intercept: str) -> None:
     plain = MethodSpec.read(f"scdp-pool,intercept={intercept}").made()
     found = plain.tune(trial)
+    assert isinstance(plain, FixedSize)
     judged = plain.fit(trial, found).decide(trial.test_inputs)
+    grown = plain.grow(trial, found)
+    np.testing.assert_allclose(grown.decide(trial.test_inputs), judged, atol=1e-6)
     # Among all there is nothing to draw: by the recursion the same model as by the triangles of the fit.
     again = MethodSpec.read(f"scdp-pool,intercept={intercept},redraw=yes").made().fit(trial, found)
     np.testing.assert_allclose(again.decide(trial.test_inputs), judged, atol=1e-6)

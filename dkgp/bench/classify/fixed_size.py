@@ -110,14 +110,13 @@ class FixedSize:
     def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
         """Train with that kernel and noise variance: the pool, one pass, the path of every fold, and the fit."""
         if self.settings.get("redraw"):
-            dataset, kernel = self._dataset(trial), kernel_from_json(found["kernel"])
-            settings, noise_variance = self.settings_of(trial.n, seed=trial.seed), found["noise_variance"]
-            steps = found["cardinality"] + (settings.intercept == "selected")
-            executor = _executor(trial)
-            model = redrawn(dataset, trial.labels, settings, kernel, noise_variance, steps, executor)
-            return _Trained(model, dataset.standardisation.inputs)
+            return self._grown(trial, found, anew=True)
         trained, standardise = self._train(trial, found)
         return _Trained(trained.model, standardise)
+
+    def grow(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+        """Train with kernel, noise variance and cardinality known: one path on all samples, as Table 4 times it."""
+        return self._grown(trial, found, anew=False)
 
     def __post_init__(self) -> None:
         # Settings that a fixed-size LS-SVM does not take are refused before any work.
@@ -132,6 +131,14 @@ class FixedSize:
         else:
             size = math.ceil(pool * n) if pool <= 1.0 else min(n, int(pool))
         return FixedSizeSettings(pool=size, **given)
+
+    def _grown(self, trial: Trial, found: dict[str, Any], *, anew: bool) -> Classifier:
+        dataset, kernel = self._dataset(trial), kernel_from_json(found["kernel"])
+        settings, noise_variance = self.settings_of(trial.n, seed=trial.seed), found["noise_variance"]
+        steps = found["cardinality"] + (settings.intercept == "selected")
+        executor = _executor(trial)
+        model = redrawn(dataset, trial.labels, settings, kernel, noise_variance, steps, executor, anew=anew)
+        return _Trained(model, dataset.standardisation.inputs)
 
     def _dataset(self, trial: Trial) -> Dataset:
         return memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)

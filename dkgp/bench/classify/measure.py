@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from dkgp.bench.classify.methods import MethodSpec
 from dkgp.bench.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
 from dkgp.bench.classify.records import Record
-from dkgp.bench.classify.trial import trial_of
+from dkgp.bench.classify.trial import Classifier, Trial, trial_of
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import NumericalError
 
@@ -74,11 +74,9 @@ def measure(unit: Unit) -> dict[str, Any]:
         began = time.perf_counter()
         found = method.tune(trial)
         tune_seconds = time.perf_counter() - began
-        seconds: list[float] = []
-        while len(seconds) < REPEATS and (not seconds or seconds[-1] < QUICK_SECONDS):
-            began = time.perf_counter()
-            classifier = method.fit(trial, found)
-            seconds.append(time.perf_counter() - began)
+        classifier, fit_seconds = _timed(method.fit, trial, found)
+        grow = getattr(method, "grow", None)
+        grow_seconds = fit_seconds if grow is None else _timed(grow, trial, found)[1]
         began = time.perf_counter()
         decisions = classifier.decide(trial.test_inputs)
         predict_seconds = time.perf_counter() - began
@@ -91,10 +89,23 @@ def measure(unit: Unit) -> dict[str, Any]:
         **scores(decisions, trial.test_codes),
         "size": classifier.size,
         "tune_seconds": tune_seconds,
-        "fit_seconds": float(np.median(seconds)),
+        "fit_seconds": fit_seconds,
+        "grow_seconds": grow_seconds,
         "predict_seconds": predict_seconds,
         "found": found,
     }
+
+
+def _timed(
+    train: Callable[[Trial, dict[str, Any]], Classifier], trial: Trial, found: dict[str, Any]
+) -> tuple[Classifier, float]:
+    """The classifier, and the median of the seconds that it took."""
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and (not seconds or seconds[-1] < QUICK_SECONDS):
+        began = time.perf_counter()
+        classifier = train(trial, found)
+        seconds.append(time.perf_counter() - began)
+    return classifier, float(np.median(seconds))
 
 
 def scores(decisions: FloatArray, codes: IntArray) -> dict[str, float]:

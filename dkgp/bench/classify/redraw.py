@@ -1,7 +1,8 @@
-"""SCDPP with candidates for the final model that cross-validation did not see, as the paper's outliers have it.
+"""One path of the pursuit with everything known: kernel, noise variance and cardinality.
 
-dkgp draws one set of candidates for all folds and for the fit, so a cardinality is judged by the very choices that the
-fit makes. A fit that draws anew, at the cardinality and hyperparameters that were found, may choose otherwise.
+This is what the paper's Table 4 times. With other candidates than cross-validation saw it also shows the paper's
+outliers of SCDPP: dkgp draws one set of candidates for all folds and for the fit, so a cardinality is judged by the
+very choices that the fit makes; a fit that draws anew may choose otherwise.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ def redrawn(
     noise_variance: float,
     cardinality: int,
     executor: LocalExecutor,
+    *,
+    anew: bool,
 ) -> Redrawn:
-    """Take so many steps with other candidates; an intercept that competes takes one of them."""
+    """Take so many steps, with other candidates if `anew`; an intercept that competes takes one of them."""
     n = dataset.n_samples
     targets = Targets(labels.signs(), np.zeros(n, dtype=np.intp), 1)
     with BlockedKernelOperator(kernel, noise_variance, dataset, executor) as operator:
@@ -60,7 +63,7 @@ def redrawn(
             settings.prototypes, operator, min(settings.pool, n), settings.seed, targets=labels.signs()
         )
         (system,) = fold_systems(operator, prototypes, [kernel], targets, settings.intercept)
-    draws = candidate_draws(system.size, cardinality, settings.candidates, settings.seed + OTHER_SEED)
+    draws = candidate_draws(system.size, cardinality, settings.candidates, settings.seed + OTHER_SEED * anew)
     path = Path(system, noise_variance, None, draws)
     path.advance(cardinality)
     model = path.model(cardinality)
