@@ -74,7 +74,7 @@ def all_pieces() -> list[str]:
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
-    return ["tree", *solvers, *loops, "vectors", "factor", "leaves", *stages]
+    return ["tree", "fixed-size", *solvers, *loops, "vectors", "factor", "leaves", *stages]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -172,6 +172,18 @@ def _tree() -> None:
         operator.matmat(points[:, :1], "single")
 
 
+def _fixed_size() -> None:
+    from dkgp.data.stores.memory_dataset import memory_dataset
+    from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+    from dkgp.models.classification.fixed_size.train import train_fixed_size
+    from dkgp.models.classification.labels import Labels
+
+    points, codes = _points(), np.arange(_ROWS) % 2
+    settings = FixedSizeSettings(pool=8, folds=2, search="none", noise_variances=(1.0,), probability=False)
+    dataset, labels = memory_dataset(points, codes), Labels(("0", "1"), codes)
+    train_fixed_size(dataset, labels, settings, LocalExecutor(1), kernel=_KERNEL)
+
+
 _LOOPS: dict[str, Callable[[TileEvaluator, Features], object]] = {
     "matmat": lambda evaluator, rows: evaluator.matmat(rows, rows, np.ones((_ROWS, 1))),
     "pair": lambda evaluator, rows: evaluator.pair(rows, rows, np.ones((_ROWS, 1)), np.ones((_ROWS, 1))),
@@ -183,6 +195,7 @@ _OTHERS: dict[str, Callable[[], None]] = {
     "factor": _factor,
     "leaves": _leaves,
     "tree": _tree,
+    "fixed-size": _fixed_size,
 }
 
 
@@ -282,17 +295,18 @@ def compile_pieces(
 
 
 @contextmanager
-def helped(kernel: Kernel | None = None) -> Iterator[None]:
+def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[None]:
     """Compile in the background, while the context is open, what a run with this kernel will need and nobody has yet.
 
-    By default for the squared exponential, with which most runs begin. Of contexts that nest the outermost has helpers.
+    By default for the squared exponential, with which most runs begin; `also` names other pieces. Of contexts that nest
+    the outermost has helpers.
     """
     if not _one_at_a_time.acquire(blocking=False):
         yield
         return
     helpers = None
     try:
-        wanted = missing(pieces_of_run(_KERNEL if kernel is None else kernel))
+        wanted = missing([*also, *pieces_of_run(_KERNEL if kernel is None else kernel)])
         if wanted:
             helpers = _Helpers(wanted, min(_MOST_HELPERS, max(1, available_cores() - 1)))
         yield

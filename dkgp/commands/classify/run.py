@@ -73,7 +73,7 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
         prepared, overwrite = _prepare(job, opened, reporter)
         found = opened.hyperparameters
         with (
-            helped(None if found is None else found.kernel),
+            helped(None if found is None else found.kernel, ("fixed-size",) if job.method == "fixed-size" else ()),
             open_executor(job.cluster, opened.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
