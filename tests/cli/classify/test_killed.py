@@ -78,11 +78,19 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("method", [SMALL, ("--method", "exact")], ids=["fixed-size", "exact"])
+@pytest.mark.parametrize(
+    "other", [("local", "--workers", 3), pytest.param(("processes", "--workers", 2), marks=pytest.mark.slow)]
+)
 def test_any_workers_come_to_the_same_bits(
-    labelled: Labelled, run: Command, document: Command, out: Path, method: tuple[object, ...]
+    labelled: Labelled,
+    run: Command,
+    document: Command,
+    out: Path,
+    method: tuple[object, ...],
+    other: tuple[object, ...],
 ) -> None:
     ingested, predictions = labelled(3), []
-    clusters = (("none",), ("local", "--workers", 3))
+    clusters: tuple[tuple[object, ...], ...] = (("none",), other)
     models = [out.parent / f"{cluster[0]}.zarr" for cluster in clusters]
     for model, cluster in zip(models, clusters, strict=True):
         document(run(*classify(ingested, model, *method, "--cluster", *cluster)))
