@@ -33,6 +33,8 @@ FIGURES: dict[str, tuple[str, str]] = {
     "9": ("fronts", "figure_9"),
     "10": ("fronts", "figure_10"),
     "11": ("clock", "figure_11"),
+    "12": ("homotopies", "figure_12"),
+    "13": ("homotopies", "figure_13"),
 }
 
 COLUMNS = (

@@ -29,7 +29,7 @@ section.SECTIONS.add(
                 "figures",
                 "Number of a figure.  [default: all]",
                 spellings=("--figure",),
-                choices=tuple(str(number) for number in range(3, 12)),
+                choices=tuple(str(number) for number in range(3, 14)),
                 multiple=True,
             ),
             replace(

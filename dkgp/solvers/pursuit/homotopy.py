@@ -13,6 +13,7 @@ B. Efron, T. Hastie, I. Johnstone, R. Tibshirani, Least angle regression (2004).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT
 from dkgp.solvers.pursuit.rivals import one_right_hand_side
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system
@@ -43,11 +45,14 @@ class Break:
     support : (k,) int
         Active regressors, in the order in which they joined; a weight that has just become zero is still there.
     weights : (k,) float64
+    seconds : float
+        Since the path began.
     """
 
     level: float
     support: IndexArray
     weights: FloatArray
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,9 +115,9 @@ class _Active:
             self._lower = lower
         (row,) = self._system.columns(np.asarray([index], dtype=np.intp)).T
         self.out[index] = True
-        corner = row[self.order]
-        for i in range(k):
-            corner[i] = (corner[i] - self._lower[i, :i] @ corner[:i]) / self._lower[i, i]
+        corner = np.ascontiguousarray(row[self.order])
+        if k:
+            solve_lower(self._lower, k, corner[None, :])
         pivot = row[index] - corner @ corner
         if not pivot > LEAST_PIVOT * row[index]:
             return False
@@ -140,13 +145,9 @@ class _Active:
 
     def direction(self) -> tuple[FloatArray, FloatArray]:
         """d of A_SS d = s_S, and A_:S d."""
-        k = len(self.order)
-        d = np.asarray(self.signs)
-        for i in range(k):
-            d[i] = (d[i] - self._lower[i, :i] @ d[:i]) / self._lower[i, i]
-        for i in range(k - 1, -1, -1):
-            d[i] /= self._lower[i, i]
-            d[:i] -= d[i] * self._lower[i, :i]
+        k, d = len(self.order), np.asarray(self.signs)
+        solve_lower(self._lower, k, d[None, :])
+        solve_lower_transposed(self._lower, k, d[None, :])
         return d, self._rows[:k].T @ d
 
     def image(self) -> FloatArray:
@@ -186,7 +187,7 @@ def homotopy(
     if not until >= 0.0:
         raise InputError(f"`until` must not be negative; got {until}")
     system = as_system(system)
-    b = one_right_hand_side(system, rhs)
+    b, began = one_right_hand_side(system, rhs), time.perf_counter()
     most = system.size if most is None else most
     limit = 8 * system.size + 8 if breaks is None else breaks
     active, c = _Active(system), b.copy()
@@ -221,7 +222,7 @@ def homotopy(
             if leaving >= 0:
                 active.weights[leaving] = 0.0
             if step > TIED * level or leaving >= 0 or len(found) == 1:
-                found.append(_break(active, level))
+                found.append(_break(active, level, time.perf_counter() - began))
             gone = None
             if leaving >= 0:
                 gone = (active.order[leaving], active.signs[leaving])
@@ -232,8 +233,8 @@ def homotopy(
     return HomotopyPath(system.size, found)
 
 
-def _break(active: _Active, level: float) -> Break:
-    return Break(level, np.asarray(active.order, dtype=np.intp), np.asarray(active.weights))
+def _break(active: _Active, level: float, seconds: float) -> Break:
+    return Break(level, np.asarray(active.order, dtype=np.intp), np.asarray(active.weights), seconds)
 
 
 def _joining(

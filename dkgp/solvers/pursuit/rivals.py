@@ -6,6 +6,7 @@ the LASSO are in `dkgp.solvers.pursuit.homotopy`. Only columns of A are taken, e
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +46,14 @@ class RivalPath:
         Of the first j of the order, when one more was about to be used, or at the end; j = 1, ..., k.
     iterations : list of int
         Steps taken by then.
+    seconds : list of float
+        Since the path began.
     """
 
     order: IndexArray
     weights: list[FloatArray]
     iterations: list[int]
+    seconds: list[float]
 
     def solution(self, k: int, size: int) -> FloatArray:
         """w of cardinality k, with its zeros: (D,)."""
@@ -93,13 +97,14 @@ def forward_stagewise(
     if not 0.0 < shrinkage <= 1.0:
         raise InputError(f"`shrinkage` must be above 0, and 1 at most; got {shrinkage}")
     system = as_system(system)
-    b = one_right_hand_side(system, rhs)
+    b, began = one_right_hand_side(system, rhs), time.perf_counter()
     most = system.size if most is None else most
     columns, gradient, weights = Columns(system), -b, np.zeros(system.size)
     order: list[int] = []
     out = np.zeros(system.size, dtype=bool)
     found: list[FloatArray] = []
     taken: list[int] = []
+    seconds: list[float] = []
     done = 0
     for done in range(iterations + 1):
         sizes = np.where(out, -1.0, np.abs(gradient))
@@ -113,6 +118,7 @@ def forward_stagewise(
             if order:
                 found.append(weights[order])
                 taken.append(done)
+                seconds.append(time.perf_counter() - began)
             if len(order) == most:
                 break
             order.append(best)
@@ -122,7 +128,8 @@ def forward_stagewise(
     if len(found) < len(order):
         found.append(weights[order])
         taken.append(done)
-    return RivalPath(np.asarray(order, dtype=np.intp), found, taken)
+        seconds.append(time.perf_counter() - began)
+    return RivalPath(np.asarray(order, dtype=np.intp), found, taken, seconds)
 
 
 def matching_pursuit(
