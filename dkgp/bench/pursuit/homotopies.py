@@ -47,7 +47,7 @@ METHODS = ("SCDP", "LARS", "LASSO", "MP")
 
 @dataclass(frozen=True)
 class Supports:
-    """What a method chose, by cardinality 1, 2, ...: its regressors, its own weights, and seconds until it had them."""
+    """Choices of a method by cardinality 1, 2, ...: its regressors, its own weights, and seconds until it had them."""
 
     supports: list[IndexArray]
     weights: list[FloatArray]
