@@ -125,7 +125,8 @@ class LSSVC(KernelClassifier):
         y
             Labels: numbers or text, (n,); of a Dataset also the name of a variable.
         sample_weight : (n,) array_like, optional
-            Weights of the squared errors; relative to each other. Samples of weight zero are left out.
+            Weights of the squared errors; relative to each other. Samples of weight zero are left out. A store may
+            bring its own.
 
         Returns
         -------

@@ -66,7 +66,9 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
         note_features(estimator, len(table.names) if table.names else table.inputs.shape[1], table.names)
         if table.dataset is not None:
             labels = labels_of(table.dataset)
-            weight = _weights(sample_weight, labels.n_samples)
+            # A store may bring weights of its own; those that are given take their place.
+            given = table.dataset.all_weights() if sample_weight is None else sample_weight
+            weight = _weights(given, labels.n_samples)
             return LabelledSet(table.dataset, labels, np.asarray(labels.classes), weight)
         inputs, names, label_name = table.inputs, table.names, table.target_names
         targets = _column(computed(table.targets))

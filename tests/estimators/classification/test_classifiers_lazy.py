@@ -17,7 +17,7 @@ from dask.base import collections_to_expr
 from distributed import Client
 
 from dkgp import LSSVC, FixedSizeLSSVC
-from dkgp.data import ClassifierRecord, dataset_from_arrays, open_classifier, save_classifier
+from dkgp.data import ClassifierRecord, DatasetWriter, dataset_from_arrays, open_classifier, save_classifier
 from dkgp.errors import InputError
 from tests.estimators.classification.conftest import KERNEL, NAMES, NOISE, Labelled
 
@@ -159,3 +159,25 @@ def test_models_of_the_command_line_open(labelled: Labelled, exact: LSSVC, tmp_p
     loaded = LSSVC.load(tmp_path / "bare.zarr")
     np.testing.assert_array_equal(loaded.predict(labelled.X_new), exact.predict(labelled.X_new))
     assert loaded.kernel == KERNEL
+
+
+@pytest.mark.parametrize("estimator", [LSSVC, FixedSizeLSSVC])
+def test_a_stores_own_weights(labelled: Labelled, tmp_path: Path, rng: np.random.Generator, estimator: type) -> None:
+    """Those of a store are as if they were given, and those that are given take their place."""
+    classes, codes = np.unique(labelled.y, return_inverse=True)
+    weights = rng.uniform(0.1, 3.0, len(codes))
+    names = [str(name) for name in classes]
+    with DatasetWriter.create(tmp_path / "w.zarr", COLUMNS, ["kind"], classes=names, weight_name="w") as writer:
+        writer.append(labelled.X, codes, weights)
+        writer.finish()
+
+    def decisions(*given: Any, **weighed: Any) -> np.ndarray:
+        fitted = estimator(kernel=KERNEL, noise_variance=NOISE, **OPTIONS[estimator]).fit(*given, **weighed)
+        return np.asarray(fitted.decision_function(np.asarray(labelled.X_new)))
+
+    store, names_given = str(tmp_path / "w.zarr"), np.array(names)[codes]
+    own = decisions(store)
+    np.testing.assert_array_equal(own, decisions(labelled.X, names_given, sample_weight=weights))
+    even = decisions(store, sample_weight=np.ones(len(codes)))
+    np.testing.assert_array_equal(even, decisions(labelled.X, names_given, sample_weight=np.ones(len(codes))))
+    assert np.abs(own - even).max() > 1e-3
