@@ -24,7 +24,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import apply_columns_task
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.runs import RunSums, added, runs_of
+from dkgp.operators.cross.runs import RunSums, accumulated, added, runs_of
 from dkgp.operators.cross.tasks import Prototypes, gram_task, project_task, residual_task
 
 __all__ = ["CrossGram", "CrossKernel", "CrossResidual", "prototypes_of", "summed"]
@@ -239,11 +239,17 @@ def summed(
     vectors: Mapping[str, FloatArray | None],
     samples: IndexArray | None = None,
     owners: Sequence[str] | None = None,
+    *,
+    in_place: bool = False,
 ) -> RunSums:
-    """Sum what a task of the arguments and runs returns; `samples` and vectors as for `runs_of`."""
+    """Sum what a task of the arguments and runs returns; `samples` and vectors as for `runs_of`.
+
+    `in_place` lets values that tasks have made anew be added to where they are, in this process.
+    """
+    combine = accumulated if in_place and operator.executor.shares_memory else added
     runs = runs_of(operator.context, vectors, samples)
     with single_threaded_blas():
-        pending = operator.submit_sum(name, task, arguments, runs, added, owners)
+        pending = operator.submit_sum(name, task, arguments, runs, combine, owners)
         result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))
     return result
 

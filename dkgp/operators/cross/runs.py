@@ -17,7 +17,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["MOST_RUNS", "Run", "RunSums", "added", "piece_rows", "runs_of"]
+__all__ = ["MOST_RUNS", "Run", "RunSums", "accumulated", "added", "piece_rows", "runs_of"]
 
 # More workers than this have nothing to do in a sum; a value goes up through six additions at most.
 MOST_RUNS = 64
@@ -82,6 +82,17 @@ def added(left: RunSums, right: RunSums) -> RunSums:
     """The sums of two neighbours."""
     rows = None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
     return RunSums(tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)), rows)
+
+
+def accumulated(left: RunSums, right: RunSums) -> RunSums:
+    """The sums of two neighbours in the memory of the left one: for sums in one process, where nothing is lost.
+
+    New memory has a price for every page, and sums of many matrices are mostly that.
+    """
+    for total, more in zip(left.sums, right.sums, strict=True):
+        total += more
+    rows = None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
+    return RunSums(left.sums, rows)
 
 
 def piece_rows(prototypes: int) -> int:

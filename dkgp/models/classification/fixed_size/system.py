@@ -142,7 +142,7 @@ def fold_systems(
         "weights": targets.weights,
     }
     arguments = (operator.context, prototypes, tuple(kernels), targets.count)
-    found = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors)
+    found = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors, in_place=True)
     grams, projected = found.sums
     of_targets = targets.by_fold()
     systems = []
