@@ -38,6 +38,16 @@ def stop_rule(text: str) -> tuple[int, float] | None:
         raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
 
 
+def readable(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return a type for click of text that can be read so, and stays text: a batch script gives it again."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return click_type(check)
+
+
 def _prototypes_option() -> list[click.Option]:
     from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
 
@@ -94,10 +104,7 @@ def label_options(function: F) -> F:
         ),
         click.option(
             "--no-probability",
-            "probability",
-            flag_value=False,
-            type=bool,
-            default=True,
+            is_flag=True,
             help="Decisions and classes alone, without the map to probabilities.",
         ),
     )(function)
@@ -130,7 +137,7 @@ def fixed_size_options(function: F) -> F:
         ),
         click.option(
             "--noise-variances",
-            type=click_type(numbers),
+            type=readable(numbers),
             metavar="S2,...",
             help="Noise variances 1 / gamma to choose among.  [default: decades, finer about the best]",
         ),
@@ -144,7 +151,7 @@ def fixed_size_options(function: F) -> F:
         ),
         click.option(
             "--stop",
-            type=click_type(stop_rule),
+            type=readable(stop_rule),
             default="10,0.001",
             show_default=True,
             metavar="STEPS,SHARE|none",
@@ -180,4 +187,12 @@ def fixed_size_settings(options: dict[str, Any]) -> FixedSizeSettings:
     """Take the settings of a fixed-size classifier out of a command's options."""
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 
-    return FixedSizeSettings(**{name: options.pop(name) for name in FixedSizeSettings.__dataclass_fields__})
+    probability, stop = not options.pop("no_probability"), stop_rule(options.pop("stop"))
+    given = options.pop("noise_variances")
+    names = FixedSizeSettings.__dataclass_fields__.keys() - {"probability", "stop", "noise_variances"}
+    return FixedSizeSettings(
+        **{name: options.pop(name) for name in names},
+        probability=probability,
+        stop=stop,
+        noise_variances=None if given is None else numbers(given),
+    )

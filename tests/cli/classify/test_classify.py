@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from dkgp.cli import main
+from dkgp.cli.classify.command import classify_job
+from dkgp.cli.options import cluster_from
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from tests.cli.classify.conftest import labelled_csv
 from tests.cli.conftest import refused
 
@@ -286,3 +292,21 @@ def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(
     for command in (exact(labelled(2), out, *options), classify(labelled(2), out)):
         refused(run(*command, "--overwrite", "--memory-limit", "1MiB"), "is projected to need")
         assert {path: path.read_bytes() for path in Path(f"{out}.checkpoint").rglob("*") if path.is_file()} == before
+
+
+def test_a_batch_script_gives_every_option_again(labelled: Labelled, run: Command, out: Path) -> None:
+    options = ("--stop", "none", "--noise-variances", "0.1,1", "--no-probability", "--class-weight", "run=2")
+    options += ("--class-weight", "sit=3", "--resume", "--max-basis", "7")
+    script = out.parent / "job.sh"
+    train = labelled(2)["train"]
+    run("submit", "--slurm", "--write-only", script, "classify", train, "--out", out, *options)
+    (line,) = re.findall(r"dkgp\.cli classify (.*)\)$", script.read_text(), flags=re.MULTILINE)
+    with main.commands["classify"].make_context("classify", shlex.split(line)) as context:
+        found = dict(context.params)
+    for name in ("as_json", "quiet", "debug"):
+        found.pop(name)
+    cluster_from(found)
+    job = classify_job(found)
+    assert job.settings == FixedSizeSettings(stop=None, noise_variances=(0.1, 1.0), probability=False, max_basis=7)
+    assert job.weights_by_class == {"run": 2.0, "sit": 3.0}
+    assert job.resume
