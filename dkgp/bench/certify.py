@@ -25,8 +25,8 @@ from dkgp.cluster.executors.base import split_evenly
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset
-from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.data import Dataset, Standardisation
+from dkgp.data.stores.memory_dataset import assembled_dataset, memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.exact.certificate import certified_labels
@@ -259,8 +259,11 @@ def judge(
     few = labels.subset(chosen)
     if not few.counts().all():
         return Judged()
-    part = memory_dataset(dataset.input_rows(chosen), few.codes.astype(np.float64))
-    points = np.asarray(part.standardisation.inputs(tests[rng.permutation(len(tests))[:JUDGED_TESTS]]))
+    # As they are standardised already: a feature that does not vary among them stays.
+    d, codes = dataset.n_features, few.codes.astype(np.float64)[:, None]
+    plain, names = Standardisation.identity(d, 1), tuple(dataset.feature_names)
+    part = assembled_dataset(dataset.input_rows(chosen), codes, plain, names, ("y",), "")
+    points = tests[rng.permutation(len(tests))[:JUDGED_TESTS]]
     exact, unsure = _dense(part.inputs(0, len(chosen)), few.signs(), points, found.kernel, found.noise_variance)
     total = Judged()
     cut: dict[str, Any] = {"solver": GreedyBlockCoordinateDescent(), "limits": MaxPasses(FEW_PASSES)}

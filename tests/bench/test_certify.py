@@ -46,6 +46,18 @@ def test_no_certified_label_is_wrong(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "certify.json").read_text())["benchmark"] == "certify"
 
 
+def test_a_feature_that_hardly_ever_varies(
+    folder: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged by fewer samples than have it."""
+    X = np.column_stack([rng.standard_normal((90, 2)), np.arange(90) == 5])
+    np.savez(folder / "rare.npz", X=X, y=np.where(X[:, 0] > 0.0, 1, -1), test_mask=np.arange(90) >= 60)
+    monkeypatch.setattr(certify, "JUDGED", 10)
+    job = BenchCertifyJob(str(folder), ("rare",), isotropic=True)
+    figures = run_bench_certify(job, SilentReporter())["figures"]
+    assert (figures["judged"], figures["wrong"], figures["beyond"]) == (60, 0, 0)
+
+
 def test_a_wrong_certificate_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that are a thousandth of the proven ones are found out."""
     true = certify.certified_decisions
