@@ -35,6 +35,7 @@ FIGURES = {
 STAND_INS = {9: ("made-twonorm",), 10: ("made-ringnorm",)}
 REMARK = "the paper does not say how SCDPP comes by its intercept; drawn like a prototype, it accounts for outliers"
 CARDINALITIES = (1, 2, 3, 4, 6, 8, 11, 15, 20, 28, 40, 60, 90)
+TICKS = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50)
 # Name, candidates of a step, and how the intercept is chosen.
 VARIANTS = (("59", 59, "first"), ("177", 177, "first"), ("59, intercept drawn", 59, "selected"))
 # Per cent beyond SCDP's error at its best cardinality: a draw with another kind of performance.
@@ -157,8 +158,11 @@ def _panel(panel: Axes, name: str, front: dict[str, Any]) -> None:
     panel.plot(places, front["scdp"], "k:", marker=".", label="SCDP")
     panel.set_xticks(places, labels=[str(k) for k in front["cardinalities"]])
     panel.set(title=name, xlabel="prototypes", ylabel="test error, %")
-    panel.set_yscale("log")
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_formatter("{x:g}")
-    panel.grid(alpha=0.3, axis="y", which="both")
+    every = np.concatenate([front["scdp"], *(errors.ravel() for errors in front["draws"].values())])
+    if every.min() > 0.0:
+        panel.set_yscale("log")
+        ticks = [tick for tick in TICKS if 0.9 * every.min() <= tick <= 1.1 * every.max()]
+        panel.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        panel.set_yticks([], minor=True)
+    panel.grid(alpha=0.3, axis="y")
     panel.legend(fontsize="small")
