@@ -54,7 +54,8 @@ autosummary_imported_members = True
 autodoc_default_options = {
     "members": True,
     # scikit-learn's own, on every estimator.
-    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request",
+    "exclude-members": "set_decision_function_request, set_fit_request, set_partial_fit_request, set_predict_request, "
+    "set_predict_proba_request, set_score_request",
 }
 autodoc_member_order = "bysource"
 # Docstrings say what is what in words; signatures show names and defaults.
