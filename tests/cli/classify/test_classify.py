@@ -296,7 +296,7 @@ def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(
 
 def test_a_batch_script_gives_every_option_again(labelled: Labelled, run: Command, out: Path) -> None:
     options = ("--stop", "none", "--noise-variances", "0.1,1", "--no-probability", "--class-weight", "run=2")
-    options += ("--class-weight", "sit=3", "--resume", "--max-basis", "7")
+    options += ("--class-weight", "sit=3", "--max-basis", "7", "--by-reference", "--overwrite")
     script = out.parent / "job.sh"
     train = labelled(2)["train"]
     run("submit", "--slurm", "--write-only", script, "classify", train, "--out", out, *options)
@@ -309,4 +309,5 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, run: Comman
     job = classify_job(found)
     assert job.settings == FixedSizeSettings(stop=None, noise_variances=(0.1, 1.0), probability=False, max_basis=7)
     assert job.weights_by_class == {"run": 2.0, "sit": 3.0}
-    assert job.resume
+    assert job.by_reference
+    assert job.overwrite
