@@ -30,9 +30,6 @@ __all__ = [
     "unpacked",
 ]
 
-# Columns of a product that are taken at once.
-PANEL = 128
-
 
 def triangle_numbers(m: int) -> int:
     """Numbers of a lower triangle with its diagonal."""
@@ -96,15 +93,9 @@ def _add_fold(
             columns *= scale[first:last]
             own = scale[first:last, None] * own
         projected += columns @ own
-        # The upper triangle of BLAS, column by column, is the lower one here, row by row. Panels of it, a little more
-        # than it, take two thirds of the time of `syrk`.
+        # The upper triangle of BLAS, column by column, is the lower one here, row by row.
         stride = columns.strides[1] // columns.itemsize
-        for start in range(0, m, PANEL):
-            stop = min(start + PANEL, m)
-            blas(
-                "gemm", b"N", b"T", stop, stop - start, last - first, 1.0, columns, stride, columns[start:], stride,
-                float(first > 0), square[start:], m,
-            )  # fmt: skip
+        blas("syrk", b"U", b"N", m, last - first, 1.0, columns, stride, float(first > 0), square, m)
     _add_triangle(gram, square)
 
 
