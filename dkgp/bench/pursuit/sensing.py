@@ -37,7 +37,7 @@ class Shape:
 SHAPE = Shape()
 # Of Figure 5, which is Figueiredo and others' (2007).
 VARIANCE = 1e-4
-VARIANCES = (1e-6, 1e-4, 1e-3, 1e-2, 2e-2, 3e-2, 5e-2, 1e-1)
+VARIANCES = (1e-6, 1e-5, 1e-4, 5e-4, 1e-3, 2e-3, 4e-3, 1e-2)
 DRAWS, PAPER_DRAWS = 3, 100
 # lambda of the LASSO: this share of max |X'y|, as there.
 LEVEL = 0.1
