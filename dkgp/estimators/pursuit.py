@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -75,7 +76,7 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
     n_nonzero_coefs : int, optional
         Nonzero coefficients at most; a tenth of the features by default, one at least. With `tol` it is a limit.
     tol : float, optional
-        Stop where the squared residual of a target is at most this.
+        Stop where the squared residual of a target is at most this; with `joint`, that of all together.
     candidates : int, optional
         rho: each choice is the best of its own random draw of so many features (SCDPP); of all by default. The paper's
         value is 59.
@@ -172,16 +173,21 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
             self._pursue(source, targets, settings, limit, executor)
         self._several = several
         self._set_coefficients()
-        short = [path for path in self.paths_ if path.reason.rule == "size" and not path.reason.converged]
+        short = [path for path in self.paths_ if path.reason.rule != "residual"]
         if short and self.tol is not None:
+            most = max(len(path) for path in short)
+            more = any(path.reason.rule == "size" and not path.reason.converged for path in short)
+            advice = "allow more `n_nonzero_coefs`" if more else "the other features do not bring it nearer"
             warnings.warn(
-                f"`tol` = {self.tol:g} is not reached by {limit} coefficients; allow more `n_nonzero_coefs`",
+                f"`tol` = {self.tol:g} is not reached by {most} coefficients; {advice}",
                 ConvergenceWarning,
                 stacklevel=2,
             )
         return self
 
     def _settings(self) -> PursuitSettings:
+        if self.tol is not None and not (np.isfinite(self.tol) and self.tol >= 0.0):
+            raise InputError(f"tol= must be a number that is not negative; got {self.tol}")
         return PursuitSettings(
             candidates=self.candidates,
             per_round=self.per_round,
@@ -192,13 +198,13 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
 
     def _limit(self, features: int) -> int | None:
         """Nonzero coefficients at most."""
-        limit = self.n_nonzero_coefs
+        limit: Any = self.n_nonzero_coefs
         if limit is None:
             limit = None if self.tol is not None else max(1, features // 10)
-        elif not 1 <= limit <= features:
-            raise InputError(f"n_nonzero_coefs= is 1 to {features}, the number of features; got {limit}")
+        elif isinstance(limit, bool) or not isinstance(limit, Integral) or not 1 <= int(limit) <= features:
+            raise InputError(f"n_nonzero_coefs= is 1 to {features}, the number of features; got {limit!r}")
         self.n_nonzero_coefs_ = limit
-        return limit
+        return None if limit is None else int(limit)
 
     def _samples(self, X: Any, y: Any) -> tuple[Any, FloatArray, bool]:
         """Rows, targets (n, p), and whether coefficients have a dimension for targets; notes features and names."""
@@ -253,7 +259,8 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
         self._offset = np.zeros(targets.shape[1])
         system = RowSystem(source, executor)
         if self.fit_intercept:
-            self._shift, self._offset = system.means(), targets.mean(axis=0)
+            # From the first on: a constant target is met by the intercept to the bit.
+            self._shift, self._offset = system.means(), targets[0] + (targets - targets[0]).mean(axis=0)
             system.close()
             if isinstance(source, ArrayInputs):
                 system = RowSystem(ArrayInputs(source.inputs(0, source.n_samples) - self._shift), executor)

@@ -75,9 +75,13 @@ class Pursuit:
         if self._all:
             self._most = columns_that_fit(system.size, self._most, settings.memory_bytes, settings.size is not None)
         self._b = system.project(rhs)
-        if not np.isfinite(self._b).all():
-            raise InputError("the right-hand sides overflow; scale the targets down")
         self._square = system.square(rhs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = [np.sum(self._b**2), 0.0 if self._square is None else np.sum(self._square)]
+        if not np.isfinite(squares).all():
+            raise InputError("the right-hand sides overflow, or their squares do; scale the targets down")
+        # A power of two: scores are compared with each other alone, and squares of tiny gradients would all be zero.
+        self._unit = float(2.0 ** -max(-1000, int(np.frexp(np.abs(self._b).max(initial=0.0))[1])))
         if settings.residual is not None and self._square is None:
             raise InputError("`residual` needs to know |y|^2: give the system its `square`, or its rows")
         if settings.stagnation is not None and self._square is None and judge is None:
@@ -144,13 +148,14 @@ class Pursuit:
     def _values(self) -> FloatArray:
         """Scores of all regressors."""
         assert self._left is not None
+        gradient = self._unit * self._left
         if self._diagonal is None:
-            return score("gradient", self._left, self._left, self._b[:, 0], None)
+            return score("gradient", gradient, gradient, self._b[:, 0], None)
         left = None
         if self.settings.score == "refit":
             left = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self._factor.size],) * 2)
             left = np.where(left > LEAST_PIVOT * self._diagonal, left, 0.0)
-        return score(self.settings.score, self._left, self._left, self._diagonal, left)
+        return score(self.settings.score, gradient, gradient, self._diagonal, left)
 
     def _of_draws(self, wanted: int, given: tuple[int, ...]) -> int:
         settings, groups = self.settings, 1 if given else wanted
@@ -169,7 +174,8 @@ class Pursuit:
         if not given:
             diagonal = np.diagonal(found.inner)
             left = self._factor.schur(found.between, diagonal) if settings.score == "refit" else None
-            values = score(settings.score, found.gradient, found.gradient, diagonal, left)
+            gradient = self._unit * found.gradient
+            values = score(settings.score, gradient, gradient, diagonal, left)
             values = np.where(values > 0.0, values, -1.0)[np.searchsorted(pool, candidates)]
             picked = best_in_groups(values, candidates, groups, self._out.copy())
         places = np.searchsorted(pool, picked)

@@ -17,6 +17,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.cluster.executors.sums import Told
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
@@ -112,13 +113,13 @@ class RowRun:
             yield values, own
 
 
-def row_moments_task(view: RowView, runs: list[RowRun]) -> list[RunSums]:
-    """Sums of each column of X, and a number that is finite where all of them are."""
+def row_moments_task(view: RowView, first: FloatArray, runs: list[RowRun]) -> list[RunSums]:
+    """Sums of each column of X - 1 `first`', and a number that is finite where all of them are."""
     found = []
     for run in runs:
         sums, check = np.zeros(view.source.n_features), np.zeros(1)
         for values, _ in run.pieces(view):
-            sums += values.sum(axis=0)
+            sums += (values - first).sum(axis=0)
             check += np.abs(values).max(initial=0.0)
         found.append(RunSums((sums, check)))
     return found
@@ -182,6 +183,8 @@ class RowSystem:
         Reads the rows and adds up.
     shift, scale : (D,) array_like, optional
         The regressors are (x - shift) * scale.
+    told : callable, optional
+        Hears, within a pass, how many of its tasks are done, and of how many; what it raises ends the pass.
 
     Attributes
     ----------
@@ -203,31 +206,34 @@ class RowSystem:
         *,
         shift: FloatArray | None = None,
         scale: FloatArray | None = None,
+        told: Told | None = None,
     ) -> None:
         self.n, self.size = int(source.n_samples), int(source.n_features)
         for name, given in (("shift", shift), ("scale", scale)):
             if given is not None and np.shape(given) != (self.size,):
                 raise InputError(f"`{name}` has shape {np.shape(given)}; expected ({self.size},)")
         self._view = RowView(f"rows-{uuid.uuid4().hex[:12]}", source, shift, scale)
-        self._executor = executor
+        self._executor, self._told = executor, told
         self._squares: FloatArray | None = None
         self.passes = 0
         executor.require_one_arithmetic()
 
     def means(self) -> FloatArray:
-        """Mean of each column: (D,).
+        """Mean of each column: (D,); of a constant one its value to the bit, so that centring leaves nothing of it.
 
         Raises
         ------
         InputError
             X is not finite.
         """
-        sums, check = self._sum("pmoments", row_moments_task, ())
+        first = self._view.block(0)[0]
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums, check = self._sum("pmoments", row_moments_task, (first,))
         if not np.isfinite(check).all() or not np.isfinite(sums).all():
             where = np.flatnonzero(~np.isfinite(sums))
             named = f" in column {where[0]}" if len(where) else ""
             raise InputError(f"X has numbers that are not finite, or too large{named}; leave out such rows")
-        return np.asarray(sums / self.n)
+        return np.asarray(first + sums / self.n)
 
     def project(self, rhs: FloatArray) -> FloatArray:
         """X'y."""
@@ -288,5 +294,7 @@ class RowSystem:
         ]
         self.passes += 1
         with single_threaded_blas():
-            result: RunSums = self._executor.submit_sum(name, task, (view, *arguments), groups, added).result()
+            result: RunSums = self._executor.submit_sum(name, task, (view, *arguments), groups, added).result(
+                self._told
+            )
         return result.sums

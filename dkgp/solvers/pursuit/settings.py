@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,10 @@ class PursuitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("size", "candidates", "per_round"):
+        for name, least in (("size", 1), ("candidates", 1), ("per_round", 1), ("seed", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"`{name}` must be at least 1; got {value}")
+            if value is not None and (not isinstance(value, Integral) or int(value) < least):
+                raise InputError(f"`{name}` must be a whole number, at least {least}; got {value!r}")
         if self.score not in SCORES or self.score == "residual":
             raise InputError(f"`score` must be gradient, single or refit; got {self.score!r}")
         for name in ("residual", "tolerance"):
@@ -76,8 +77,13 @@ class PursuitSettings:
             raise InputError(
                 "`tolerance` bounds the whole gradient, of which random `candidates` show a part; leave out one of them"
             )
-        if self.stagnation is not None and self.stagnation[0] < 1:
-            raise InputError(f"`stagnation` looks back at least 1 step; got {self.stagnation[0]}")
+        if self.stagnation is not None:
+            window: Any = self.stagnation[0]
+            share = self.stagnation[1]
+            if not isinstance(window, Integral) or int(window) < 1:
+                raise InputError(f"`stagnation` looks back at least 1 step, a whole number of them; got {window!r}")
+            if not (np.isfinite(share) and share >= 0.0):
+                raise InputError(f"`stagnation` has a share that is a number and not negative; got {share}")
         object.__setattr__(self, "first", tuple(int(index) for index in self.first))
         if len(set(self.first)) < len(self.first):
             raise InputError(f"`first` names a regressor twice: {self.first}")

@@ -77,7 +77,8 @@ class GramSystem:
     Raises
     ------
     InputError
-        Not a square, symmetric and finite matrix, or negative numbers on the diagonal.
+        Not a square, symmetric and finite matrix, negative numbers on the diagonal, or others of more than the
+        geometric mean of theirs.
     MemoryBudgetError
         A takes more than it may.
     """
@@ -107,12 +108,21 @@ class GramSystem:
             if not np.isfinite(strip).all():
                 row, column = np.argwhere(~np.isfinite(strip))[0]
                 raise InputError(f"a system is finite; got {strip[row, column]} in row {start + row}, column {column}")
-            far = np.abs(strip - other) > 1e-8 * (1e-300 + np.sqrt(np.outer(diagonal[start : start + 256], diagonal)))
+            limit = 1e-300 + np.sqrt(np.outer(diagonal[start : start + 256], diagonal))
+            far = np.abs(strip - other) > 1e-8 * limit
             if far.any():
                 row, column = np.argwhere(far)[0]
                 raise InputError(
                     f"a system is symmetric; got {strip[row, column]} in row {start + row}, column {column}, and "
                     f"{other[row, column]} across the diagonal"
+                )
+            # Float32's rounding of twins' products is let through.
+            large = np.abs(strip) > (1.0 + 1e-5) * limit
+            if large.any():
+                row, column = np.argwhere(large)[0]
+                raise InputError(
+                    f"a system is positive semidefinite; got {strip[row, column]} in row {start + row}, column "
+                    f"{column}, and {diagonal[start + row]} and {diagonal[column]} on the diagonal"
                 )
 
     def project(self, rhs: FloatArray) -> FloatArray:

@@ -166,5 +166,30 @@ def test_what_cannot_be_fitted_is_refused(rng: np.random.Generator) -> None:
         ConjugateDirectionsPursuit(3).fit(X, y).predict(dask.array.zeros((5, 4)))
     with pytest.raises(ValueError, match="NaN"):
         ConjugateDirectionsPursuit(3).fit(np.where(X > 5.0, np.nan, X), y)
-    with pytest.warns(ConvergenceWarning, match="not reached by 2"):
+    for wrong in (2.5, True, 0):
+        with pytest.raises(InputError, match=f"1 to 30.*got {wrong}"):
+            ConjugateDirectionsPursuit(wrong).fit(X, y)
+    with pytest.raises(InputError, match="tol=.*got nan"):
+        ConjugateDirectionsPursuit(tol=float("nan")).fit(X, y)
+    with pytest.raises(InputError, match="squares"):
+        ConjugateDirectionsPursuit(3).fit(X, 1e160 * y)
+    with pytest.warns(ConvergenceWarning, match="not reached by 2 coefficients; allow more"):
         ConjugateDirectionsPursuit(2, tol=1e-9).fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="not reached by 30 coefficients; the other features"):
+        ConjugateDirectionsPursuit(tol=1e-9).fit(X, y)
+
+
+@pytest.mark.parametrize("choice", ["gradient", "single", "refit"])
+def test_constants_and_twins_get_no_coefficient(choice: str, rng: np.random.Generator) -> None:
+    """Nor do constant targets get any: neither is what rounding leaves of it once its mean is gone."""
+    X, y = rng.standard_normal((997, 6)), rng.standard_normal(997)
+    X[:, 1], X[:, 3], X[:, 5] = 0.1, -7.3e5, X[:, 4]
+    found = ConjugateDirectionsPursuit(6, choice=choice).fit(X, y)
+    assert np.flatnonzero(found.coef_).tolist() == [0, 2, 4]
+    design = np.column_stack([X[:, [0, 2, 4]], np.ones(997)])
+    expected = np.linalg.lstsq(design, y, rcond=None)[0]
+    np.testing.assert_allclose(found.coef_[[0, 2, 4]], expected[:3], rtol=1e-9)
+    assert found.intercept_ == pytest.approx(expected[3], rel=1e-9)
+    flat = ConjugateDirectionsPursuit(3, choice=choice).fit(X, np.full(997, 0.1))
+    assert flat.n_iter_ == 0
+    assert flat.intercept_ == 0.1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,83 @@ def test_shift_and_scale_are_those_of_the_columns(executor: LocalExecutor, rng: 
     dense = pursue(Z.T @ Z, Z.T @ y, PursuitSettings(9))
     assert np.array_equal(found.order, dense.order)
     np.testing.assert_allclose(found.weights_at(9), dense.weights_at(9), rtol=1e-9)
+
+
+def test_a_constant_column_has_its_value_for_mean(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    """Sums over 997 rows round: what centring left of it would be a regressor, and one that `refit` likes."""
+    values = np.array([0.1, -7.3e5, 1.0 / 3.0, 0.0])
+    X = np.column_stack([np.tile(values, (997, 1)), rng.standard_normal(997) + 1e6])
+    assert (X.mean(axis=0)[:3] != values[:3]).any()
+    means = RowSystem(ArrayInputs(X), executor).means()
+    assert np.array_equal(means[:4], values)
+    assert means[4] == pytest.approx(X[:, 4].mean(), rel=1e-15)
+
+
+def test_a_pass_tells_how_far_it_is(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    X, y = rows(rng)
+    heard: list[tuple[int, int]] = []
+    system = RowSystem(ArrayInputs(X), executor, told=lambda done, of: heard.append((done, of)))
+    pursue(system, y, PursuitSettings(3))
+    assert max(done for done, _ in heard) == heard[0][1] > 1
+    assert heard.count(heard[-1]) >= system.passes == 4
+
+    def enough(done: int, of: int) -> None:
+        raise InterruptedRunError("enough")
+
+    with pytest.raises(InterruptedRunError, match="enough"):
+        pursue(RowSystem(ArrayInputs(X), executor, told=enough), y, PursuitSettings(3))
+
+
+KILLED = """
+import os, signal, sys
+from dkgp.cluster import LocalExecutor
+from dkgp.data import open_dataset
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.solvers import Checkpointing, PursuitSettings, RowSystem, pursue
+
+folder, candidates, at = sys.argv[1], int(sys.argv[2]) or None, int(sys.argv[3])
+dataset = open_dataset(folder + "/a.zarr")
+passes = 0
+
+
+def told(done, of):
+    global passes
+    passes += done == of
+    if passes == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+pursue(
+    RowSystem(dataset, LocalExecutor(2), told=told), dataset.all_targets(), PursuitSettings(10, candidates=candidates),
+    checkpointing=Checkpointing(CheckpointStore(folder + "/kept"), 0.0, {"data": dataset.fingerprint}),
+)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("candidates", [None, 9])
+def test_a_path_whose_process_is_killed_within_a_round_is_resumed_to_the_same_bits(
+    candidates: int | None, executor: LocalExecutor, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    X, y = rows(rng)
+    dataset = dataset_from_arrays(tmp_path / "a.zarr", X, y, chunk_rows=100)
+    settings, targets = PursuitSettings(10, candidates=candidates), dataset.all_targets()
+    whole = pursue(RowSystem(dataset, executor), targets, settings)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(candidates or 0), "6"]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    rounds: list[int] = []
+    kept = Checkpointing(CheckpointStore(tmp_path / "kept"), 0.0, {"data": dataset.fingerprint}, resume=True)
+    resumed = pursue(
+        RowSystem(dataset, executor),
+        targets,
+        settings,
+        checkpointing=kept,
+        callback=lambda progress: rounds.append(progress.round),
+    )
+    assert rounds[0] > 3, "nothing was kept of the rounds before"
+    same(resumed, whole)
+    np.testing.assert_array_equal(resumed.solution(), whole.solution())
 
 
 def test_a_residual_near_nothing_is_found_from_residuals(executor: LocalExecutor, rng: np.random.Generator) -> None:

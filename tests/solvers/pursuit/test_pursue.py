@@ -242,11 +242,29 @@ def test_an_ill_conditioned_system_is_solved_to_its_own_accuracy(rng: np.random.
         (np.eye(2), np.ones(2), {"tolerance": 0.1, "candidates": 2}, "leave out one"),
         (np.eye(2), np.ones(2), {"score": "residual"}, "refit"),
         (np.eye(2), np.ones(2), {"per_round": 0}, "at least 1"),
+        (np.eye(2), np.ones(2), {"size": 1.5}, "whole number"),
+        (np.eye(2), np.ones(2), {"seed": -1}, "at least 0"),
+        (np.eye(2), np.ones(2), {"stagnation": (2.5, 0.1)}, "whole number"),
+        (np.eye(2), np.ones(2), {"stagnation": (2, np.nan)}, "not negative"),
+        (np.eye(2), np.array([1e160, 1.0]), {}, "squares"),
+        (np.array([[0.0, 1.0], [1.0, 0.0]]), np.ones(2), {}, "semidefinite.* row 0, column 1"),
+        (np.array([[1.0, 1.2], [1.2, 1.0]]), np.ones(2), {}, "semidefinite"),
     ],
 )
 def test_what_cannot_be_pursued_is_refused(matrix: Any, rhs: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         pursue(matrix, rhs, PursuitSettings(**settings))
+
+
+@pytest.mark.parametrize("candidates", [None, 9])
+@pytest.mark.parametrize("score", ["gradient", "single", "refit"])
+def test_targets_of_any_size_have_the_same_path(candidates: int | None, score: Any, rng: np.random.Generator) -> None:
+    """By powers of two, whose squares float64 does not have: the order is the same, the weights are to the bit."""
+    X, y, A = system(rng)
+    settings = PursuitSettings(6, candidates=candidates, score=score)
+    path, tiny = (pursue(A, scale * (X.T @ y), settings) for scale in (1.0, 2.0**-700))
+    assert np.array_equal(tiny.order, path.order)
+    assert np.array_equal(2.0**700 * tiny.solution(), path.solution())
 
 
 def test_memory_is_refused_with_numbers() -> None:
