@@ -126,9 +126,7 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     from sklearn.utils.multiclass import check_classification_targets
 
     if targets.dtype.kind == "O":
-        for row, value in enumerate(targets):
-            if value is None or value != value:
-                raise InputError(f"the label of sample {row} is missing ({value}); leave such samples out")
+        _refuse_missing(targets)
         kinds = sorted({type(value).__name__ for value in targets})
         if len(kinds) > 1 and "str" in kinds:
             raise InputError(f"labels are of the types {', '.join(kinds)}; expected one type for all")
@@ -142,6 +140,20 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
             f"there is one class only, {classes.tolist()[0]!r}; expected two classes at least to tell apart"
         )
     return classes, np.asarray(codes, dtype=np.int64)
+
+
+def _refuse_missing(labels: Any) -> None:
+    values = np.asarray(labels)
+    if values.dtype.kind == "O" and values.ndim == 1:
+        for row, value in enumerate(values):
+            if _is_missing(value):
+                raise InputError(f"the label of sample {row} is missing ({value}); leave such samples out")
+
+
+def _is_missing(value: Any) -> bool:
+    """True of None, NaN and NaT, which do not equal themselves, and pandas' NA, whose comparisons are no bool."""
+    same = value == value
+    return value is None or not (isinstance(same, bool | np.bool_) and bool(same))
 
 
 def classes_to_json(classes: NDArray[Any]) -> dict[str, Any] | None:
@@ -158,6 +170,7 @@ def classes_from_json(said: dict[str, Any] | None, names: tuple[str, ...]) -> ND
 
 def _validated(estimator: Any, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
     values = labelled_targets(y, None)[0] if is_labelled(y) else computed(y)
+    _refuse_missing(values)
     inputs, targets = validate_data(estimator, X, values, dtype=np.float64, ensure_min_samples=2)
     return inputs, np.asarray(targets)
 

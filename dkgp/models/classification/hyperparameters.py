@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from dkgp.data import Dataset
+from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.models.classification.exact.calibrate import LEAST_OF_A_CLASS, drawn_by_class
 from dkgp.models.classification.labels import Labels
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback
@@ -51,7 +53,8 @@ def tune_labels(
     labels : Labels
         Several classes have a column of signs each, which share the hyperparameters.
     subset, seed, kernel, bounds, fixed, priors, progress
-        As for `dkgp.models.tuning.tune.tune_dataset`; the subset is drawn as there.
+        As for `dkgp.models.tuning.tune.tune_dataset`; the subset is drawn as there, unless that leaves a class with
+        fewer than `LEAST_OF_A_CLASS` of its samples: then by class (`drawn_by_class`), with so many of each.
     isotropic : bool
         One length scale for all features, of the squared exponential unless `kernel` is given.
     learn_variance : bool
@@ -67,7 +70,7 @@ def tune_labels(
     Raises
     ------
     InputError
-        Labels of another number of samples, a subset with one class only, inputs with NaN or infinity; settings out of
+        Labels of another number of samples or of one class only, inputs with NaN or infinity; settings out of
         range.
     NumericalError
         The kernel matrix was not positive definite at any starting point.
@@ -77,12 +80,11 @@ def tune_labels(
         raise InputError(f"there are labels of {labels.n_samples:,} samples; '{dataset.url}' has {n:,}")
     if isotropic and kernel is None:
         kernel = "rbf(isotropic=True)"
-    chosen = draw_subset(n, subset, seed)
+    chosen = _drawn(labels, subset, seed)
     signs = labels.subset(chosen).signs()
     if not np.ptp(signs, axis=0).any():
         raise InputError(
-            f"a subset of {len(chosen):,} samples has one class only, so that nothing can be tuned on it; take a "
-            "larger `subset`, or another seed"
+            f"the {len(chosen):,} samples to tune on are of one class only; expected at least two classes to tell apart"
         )
     inputs = dataset.input_rows(chosen)
     require_finite("inputs", inputs, "the subset's row")
@@ -98,6 +100,15 @@ def tune_labels(
         max_evaluations=max_evaluations,
     )
     return replace(found, n_samples=n)
+
+
+def _drawn(labels: Labels, subset: int, seed: int) -> IntArray:
+    """A random subset; by class where one is so rare that it would be missed, or nearly so."""
+    chosen = draw_subset(labels.n_samples, subset, seed)
+    found = np.bincount(labels.codes[chosen], minlength=labels.n_classes)
+    if (found >= np.minimum(labels.counts(), LEAST_OF_A_CLASS)).all():
+        return chosen
+    return drawn_by_class(labels, subset, seed)
 
 
 def _given(**settings: Any) -> dict[str, Any]:

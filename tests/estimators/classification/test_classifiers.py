@@ -164,6 +164,10 @@ def test_bad_labels_are_refused_in_words(labelled: Labelled, estimator: Any) -> 
     missing[17] = None
     with pytest.raises(InputError, match="label of sample 17 is missing"):
         model.fit(X, missing)
+    for kind in ("string", "category", object):
+        given = pd.Series(y.astype(object)).mask(np.arange(150) == 17, pd.NA).astype(kind)
+        with pytest.raises(InputError, match="label of sample 17 is missing"):
+            model.fit(X, given)
     with pytest.raises(ValueError, match="Input y contains NaN"):
         model.fit(X, np.where(np.arange(150) == 3, np.nan, np.arange(150) % 2))
     with pytest.raises(ValueError, match="Input X contains NaN"):

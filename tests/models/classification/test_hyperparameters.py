@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
+from dkgp.models.classification import hyperparameters
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
-from dkgp.models.tuning.tune import tune
+from dkgp.models.tuning.tune import draw_subset, tune
 
 
 def labelled(rng: np.random.Generator, n: int = 200) -> tuple[Dataset, Labels]:
@@ -40,6 +43,25 @@ def test_what_is_refused(rng: np.random.Generator) -> None:
     data, labels = labelled(rng)
     with pytest.raises(InputError, match="labels of 5 samples; .* has 200"):
         tune_labels(data, labels.subset(np.arange(5)))
-    rare = Labels(("no", "yes"), (np.arange(200) == 7).astype(np.int64))
-    with pytest.raises(InputError, match="has one class only"):
-        tune_labels(data, rare, subset=10, seed=0)
+    with pytest.raises(InputError, match="are of one class only; expected at least two"):
+        tune_labels(data, Labels(("no", "yes"), np.zeros(200, dtype=np.int64)))
+
+
+@pytest.mark.parametrize(("rare", "expected"), [(1, 1), (5, 5), (12, 5)])
+def test_a_class_that_a_random_subset_would_miss_is_in_it(
+    rng: np.random.Generator, rare: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 4000
+    codes = np.zeros(n, dtype=np.int64)
+    codes[rng.choice(np.setdiff1d(np.arange(n), draw_subset(n, 60, 0)), rare, replace=False)] = 1
+    X = rng.standard_normal((n, 2)) + 3.0 * codes[:, None]
+    seen: list[np.ndarray] = []
+
+    def noted(inputs: np.ndarray, targets: np.ndarray, **settings: Any) -> Any:
+        seen.append(targets)
+        return tune(inputs, targets, **settings)
+
+    monkeypatch.setattr(hyperparameters, "tune", noted)
+    found = tune_labels(memory_dataset(X, codes.astype(np.float64)), Labels(("no", "yes"), codes), subset=60)
+    assert np.count_nonzero(seen[0] > 0.0) == expected
+    assert found.subset_size == len(seen[0]) == 60 + expected
