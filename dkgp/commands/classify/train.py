@@ -115,7 +115,8 @@ def _exact(job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, report
             found = tune_labels(dataset, labels, seed=settings.seed, isotropic=settings.isotropic, progress=progress)
     kernel, noise = fold_white(found.kernel, found.noise_variance)
     least = noise if prepared.weights is None else noise / float(prepared.weights.max())
-    rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept)
+    level = noise / dataset.n_samples * (1.0 if prepared.weights is None else float((1.0 / prepared.weights).mean()))
+    rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept, level)
     solver, chosen = _solver(job, prepared, kernel, least, rule, executor)
     if chosen:
         reporter.note(f"the solver is {solver.name}: {chosen['auto']['reason']}")

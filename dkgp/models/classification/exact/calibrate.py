@@ -49,7 +49,9 @@ def calibrated(
         matrix = np.asfortranarray(evaluator.tile(rows, rows))
         np.einsum("ii->i", matrix)[:] += noise_at(noise, chosen)
         decisions = left_out_decisions(matrix, few.signs(), fit_intercept=fit_intercept)
-    return fit_calibration(decisions, few.codes)
+    # A class that is rare has more samples in the subset than its share; probabilities are those of all samples.
+    weights = (labels.counts() / labels.n_samples / (few.counts() / few.n_samples))[few.codes]
+    return fit_calibration(decisions, few.codes, weights)
 
 
 def drawn_by_class(labels: Labels, size: int, seed: int) -> IntArray:

@@ -13,10 +13,12 @@ __all__ = ["DecisionError"]
 
 @dataclass(frozen=True)
 class DecisionError(StoppingRule):
-    """Converged when decisions are near the exact ones: (1 + |b|) ||g|| sqrt(max k(x, x)) / s <= tolerance, |b| = 1.
+    """Converged when decisions are near the exact ones: (1 + |b|) ||g|| sqrt(max V_b) / s <= tolerance, |b| = 1.
 
     g is the largest of the gradients of the t + 1 columns, so that this bounds |r| / s of every decision by the
-    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. What is proven
+    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. V_b is taken as k(x, x), and with an intercept
+    the variance of the noise's mean, which is what a level is unsure by: where s2 is as large as n k(x, x) nothing else
+    would tell the start, E = 0 without any intercept, from the solution. What is proven
     of each decision is evaluated afterwards, for the intercept that was found and with all roundings; this only says
     when to stop.
 
@@ -30,12 +32,20 @@ class DecisionError(StoppingRule):
         max k(x, x).
     intercept : bool
         Whether there is one.
+    level : float
+        Variance of the noise's mean over the samples, sum_i s2_i / n^2.
     """
 
     tolerance: float
     noise_variance: float
     largest: float
     intercept: bool = True
+    level: float = 0.0
+
+    @property
+    def variance(self) -> float:
+        """V_b at most, about."""
+        return self.largest + (self.level if self.intercept else 0.0)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
@@ -44,12 +54,12 @@ class DecisionError(StoppingRule):
     def error(self, progress: Progress) -> float:
         """Distance that decisions may be at from the exact ones."""
         columns = 2.0 if self.intercept else 1.0
-        return columns * progress.gradient_norm * math.sqrt(self.largest / self.noise_variance)
+        return columns * progress.gradient_norm * math.sqrt(self.variance / self.noise_variance)
 
     def gradient_tolerance(self, n: int) -> float:
         """The max |g| that goes with it where entries of g are of like size; what a look at the problem goes by."""
         columns = 2.0 if self.intercept else 1.0
-        return self.tolerance / columns / math.sqrt(n * self.largest / self.noise_variance)
+        return self.tolerance / columns / math.sqrt(n * self.variance / self.noise_variance)
 
     def check(self, progress: Progress) -> StopReason | None:
         """Compare the decisions' error."""

@@ -182,7 +182,8 @@ def train_exact(
         kernel, noise, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
     ) as operator:
         prior = operator.prior()
-        rule = DecisionError(tolerance, operator.noise_variance, float(prior.max()), fit_intercept)
+        level = float(np.broadcast_to(noise, n).mean()) / n
+        rule = DecisionError(tolerance, operator.noise_variance, float(prior.max()), fit_intercept, level)
         chosen: dict[str, Any] = {}
         if solver is None:
             solver, chosen = solver_for_labels(
@@ -327,7 +328,7 @@ def _summary(
     intercept: FloatArray,
 ) -> dict[str, Any]:
     progress = solution.progress
-    largest = math.sqrt(rule.largest)
+    largest = math.sqrt(rule.variance)
     return {
         "method": "exact",
         "n": dataset.n_samples,
@@ -348,7 +349,7 @@ def _summary(
         "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},
         "gradient_inf_norm": progress.gradient_inf_norm,
         "relative_residual": progress.relative_residual,
-        # What a decision among the samples misses at most, about: V_b is k(x, x) there and less.
+        # What a decision among the samples misses at most, about.
         "decision_error": [length * largest for length in certificate.residual],
         "settings": solution.solver,
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.calibration import Calibration, fit_calibration
+from dkgp.models.classification.exact import calibrate
 from dkgp.models.classification.exact.calibrate import drawn_by_class
 from dkgp.models.classification.exact.leave_one_out import left_out_decisions
 from dkgp.models.classification.labels import Labels
@@ -56,3 +59,24 @@ def test_classes_keep_their_shares_and_a_few_samples_each() -> None:
         drawn_by_class(labels, 2, 0)
     with pytest.raises(InputError, match="seed must not be negative"):
         drawn_by_class(labels, 200, -1)
+
+
+def test_a_class_of_which_more_are_drawn_keeps_its_share_in_probabilities(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, rare = 3000, 12
+    codes = np.zeros(n, dtype=np.int64)
+    codes[rng.choice(n, rare, replace=False)] = 1
+    data, labels = memory_dataset(rng.standard_normal((n, 2)), codes.astype(np.float64)), Labels(("no", "yes"), codes)
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def noted(decisions: np.ndarray, drawn: np.ndarray, weights: np.ndarray) -> Calibration:
+        seen.append((drawn, weights))
+        return fit_calibration(decisions, drawn, weights)
+
+    monkeypatch.setattr(calibrate, "fit_calibration", noted)
+    calibrate.calibrated(data, labels, SquaredExponential((0.1, 0.1)), 10.0, subset=200)
+    drawn, weights = seen[0]
+    assert np.count_nonzero(drawn) == 5
+    assert weights[drawn == 1].sum() / weights.sum() == pytest.approx(rare / n)
+    assert weights.mean() == pytest.approx(1.0)

@@ -193,3 +193,22 @@ def test_the_rule_goes_by_the_tolerance(rng: np.random.Generator) -> None:
     rule = DecisionError(0.1, 0.2, 1.0)
     assert rule.error(vague.solution.progress) <= 0.1 < rule.error(vague.solution.history[0])
     assert rule.left(close.solution.progress) <= 1e-4
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("noise_variance", [1e3, 1e10])
+def test_noise_that_drowns_the_kernel_leaves_the_intercept(
+    rng: np.random.Generator, noise_variance: float, weighted: bool
+) -> None:
+    found = problem(rng, n=60)
+    codes = (np.arange(60) < 20).astype(np.int64)
+    data, labels = memory_dataset(found.X, codes.astype(np.float64)), Labels(("a", "b"), codes)
+    weights = label_weights(labels, {"b": 3.0}) if weighted else None
+    hyperparameters, executor = Hyperparameters(found.kernel, noise_variance), LocalExecutor(1)
+    solver = ConjugateGradient(None)
+    result = train_exact(data, labels, hyperparameters, executor, solver=solver, weights=weights, calibrate=False)
+    executor.close()
+    # The exact intercept is the weighted mean of the signs, but for what the kernel still says.
+    mean = np.average(labels.signs()[:, 0], weights=weights)
+    assert result.summary["converged"]
+    assert result.intercept[0] == pytest.approx(mean, abs=0.01)
