@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from threadpoolctl import threadpool_limits
 
 from dkgp.cli import main
@@ -108,6 +109,22 @@ def test_commands_parse(page: Path, line: str) -> None:
         parse(main, "dkgp", arguments)
     except click.ClickException as error:
         pytest.fail(f"{name_of(page)}: dkgp {line}: {error.format_message()}")
+
+
+def test_the_first_commands_on_labels_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.random((150, 3))
+    kinds = np.where(table[:, 0] + 0.2 * rng.random(150) > 0.5, "house", "flat")
+    lines = [",".join([*map(repr, row.tolist()), kind]) for row, kind in zip(table, kinds, strict=True)]
+    (tmp_path / "DATA.csv").write_text("\n".join(["a,b,c,kind", *lines]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    shown = blocks(ROOT / "docs" / "guides" / "classification.md", "sh")[0].splitlines()
+    assert [line.split()[1] for line in shown] == ["ingest", "classify", "predict", "evaluate", "info"]
+    for line in shown:
+        result = CliRunner().invoke(main, shlex.split(line)[1:])
+        assert result.exit_code == 0, f"{line}: {result.output}"
+    assert "flat" in result.output
+    assert (tmp_path / "classes.png").stat().st_size > 0
 
 
 def test_configuration_of_clusters_is_read(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ class DecisionError(StoppingRule):
     """Converged when decisions are near the exact ones: (1 + |b|) ||g|| sqrt(max V_b) / s <= tolerance, |b| = 1.
 
     g is the largest of the gradients of the t + 1 columns, so that this bounds |r| / s of every decision by the
-    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. V_b is taken as k(x, x), and with an intercept
-    the variance of the noise's mean, which is what a level is unsure by: where s2 is as large as n k(x, x) nothing else
-    would tell the start, E = 0 without any intercept, from the solution. What is proven
-    of each decision is evaluated afterwards, for the intercept that was found and with all roundings; this only says
-    when to stop.
+    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. V_b is taken as
+    k(x, x), and with an intercept the variance of the noise's mean, which is what a level is unsure by: where s2 is as
+    large as n k(x, x), nothing else would tell the start, E = 0 without any intercept, from the solution. What is
+    proven of each decision is evaluated afterwards, for the intercept that was found and with all roundings; this only
+    says when to stop.
 
     Parameters
     ----------
