@@ -146,3 +146,14 @@ def test_a_new_draw_differs_only_where_candidates_are_drawn(trial: Trial, interc
     assert drawn.size is not None
     assert drawn.size <= found["cardinality"] + 1
     assert np.abs(drawn.decide(trial.test_inputs) - judged).max() > 1e-3
+
+
+@pytest.mark.parametrize("changed", [{}, {"intercept": "selected"}, {"candidates": 20}])
+def test_the_fit_with_what_a_search_found_is_the_search_s_own(trial: Trial, changed: dict[str, Any]) -> None:
+    method = FixedSize({"pool": 1.0, **changed})
+    found = method.tune(trial)
+    searched, standardise = method._train(trial)
+    fitted = method.fit(trial, found)
+    assert fitted.size == found["cardinality"] == len(searched.model.prototypes)
+    own = searched.model.decisions(standardise(trial.test_inputs))[:, 0]
+    np.testing.assert_allclose(fitted.decide(trial.test_inputs), own, rtol=0.0, atol=1e-9)

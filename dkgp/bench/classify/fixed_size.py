@@ -150,7 +150,9 @@ class FixedSize:
         if found is None:
             trained = train_fixed_size(dataset, trial.labels, self.settings_of(trial.n, seed=trial.seed), executor)
         else:
-            settings = self.settings_of(trial.n, seed=trial.seed, search="none")
+            # Paths of one noise variance alone may end before those of the search did, which go as far as its best.
+            longest = max(1, found["best_cardinality"] + (self.settings.get("intercept") == "selected"))
+            settings = self.settings_of(trial.n, seed=trial.seed, search="none", max_basis=longest, stop=None)
             kernel = kernel_from_json(found["kernel"])
             trained = train_fixed_size(
                 dataset, trial.labels, settings, executor, kernel=kernel, noise_variance=found["noise_variance"]
