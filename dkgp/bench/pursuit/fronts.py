@@ -2,7 +2,7 @@
 
 SCDPP looks at 59 random candidates a step. The paper shows its outliers on ringnorm and titanic, and does not say how
 the intercept, column M + 1 of (29), is chosen. Where it must be drawn among the candidates like a prototype, models go
-without one for many steps: these are the boxes of "intercept drawn". Where it comes first, there are no outliers;
+without one for many steps: these are the boxes of "intercept drawn". Where it comes first, there are hardly any;
 beside that stand the boxes of three times as many candidates.
 """
 

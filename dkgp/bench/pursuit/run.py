@@ -89,13 +89,27 @@ def run_bench_pursuit(job: BenchPursuitJob, reporter: Reporter) -> Document:
             with drawn(path, found.width, found.height, f"Figure {number}: {found.title}") as figure:
                 found.draw(figure)
             pictures.append(str(path))
+        # Figures may take minutes: those that are done are not lost where a later one is interrupted.
+        write_record(_record(job, rows, figures, curves, absent, pictures, remarks), job.out)
+    return write_record(_record(job, rows, figures, curves, absent, pictures, remarks), job.out)
+
+
+def _record(
+    job: BenchPursuitJob,
+    rows: list[dict[str, Any]],
+    figures: dict[str, Any],
+    curves: dict[str, Any],
+    absent: list[str],
+    pictures: list[str],
+    remarks: dict[str, Any],
+) -> Document:
     settings = {
         name: value for name, value in asdict(job).items() if name not in ("figures", "plots", "overwrite", "out")
     }
     document = report("pursuit", "Sparse conjugate directions pursuit", COLUMNS, rows, figures, **settings)
     document |= plain({"curves": curves, "absent": absent, "pictures": pictures, "remarks": remarks})
     document["cautions"] = CAUTIONS
-    return write_record(document, job.out)
+    return document
 
 
 def picture_of(folder: str, number: str) -> Path:

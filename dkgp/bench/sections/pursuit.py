@@ -59,6 +59,7 @@ section.SECTIONS.add(
             section.OUT,
         ),
         examples=(
+            "dkgp bench pursuit --data benchmark-data --plots figures --out pursuit.json",
             "dkgp bench pursuit --figure 4 --draws 100 --plots figures",
             "dkgp bench pursuit --figure 5 --figure 6 --plots figures --out sensing.json",
             "dkgp bench pursuit --data benchmark-data --figure 12 --figure 13 --plots figures",

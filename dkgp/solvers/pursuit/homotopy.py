@@ -25,7 +25,7 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT
-from dkgp.solvers.pursuit.rivals import one_right_hand_side
+from dkgp.solvers.pursuit.rivals import most_of, one_right_hand_side
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system
 
 __all__ = ["Break", "HomotopyPath", "homotopy"]
@@ -188,7 +188,7 @@ def homotopy(
         raise InputError(f"`until` must not be negative; got {until}")
     system = as_system(system)
     b, began = one_right_hand_side(system, rhs), time.perf_counter()
-    most = system.size if most is None else most
+    most = most_of(system, most)
     limit = 8 * system.size + 8 if breaks is None else breaks
     active, c = _Active(system), b.copy()
     top = level = float(np.abs(b).max(initial=0.0))

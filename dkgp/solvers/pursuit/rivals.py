@@ -18,7 +18,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
 
-__all__ = ["Columns", "RivalPath", "debiased", "forward_stagewise", "matching_pursuit"]
+__all__ = ["Columns", "RivalPath", "debiased", "forward_stagewise", "matching_pursuit", "most_of"]
 
 
 class Columns:
@@ -92,13 +92,13 @@ def forward_stagewise(
     Raises
     ------
     InputError
-        A shrinkage out of range, or several right-hand sides.
+        A shrinkage or `most` out of range, or several right-hand sides.
     """
     if not 0.0 < shrinkage <= 1.0:
         raise InputError(f"`shrinkage` must be above 0, and 1 at most; got {shrinkage}")
     system = as_system(system)
     b, began = one_right_hand_side(system, rhs), time.perf_counter()
-    most = system.size if most is None else most
+    most = most_of(system, most)
     columns, gradient, weights = Columns(system), -b, np.zeros(system.size)
     order: list[int] = []
     out = np.zeros(system.size, dtype=bool)
@@ -157,8 +157,15 @@ def debiased(system: PursuitSystem | ArrayLike, rhs: ArrayLike, support: ArrayLi
     Returns
     -------
     (k, t) float64
+
+    Raises
+    ------
+    InputError
+        The support names a regressor that there is not.
     """
     system, S = as_system(system), np.asarray(support, dtype=np.intp)
+    if (wrong := S[(S < 0) | (system.size <= S)]).size:
+        raise InputError(f"a support names regressors from 0 to {system.size - 1:,}; got {wrong[0]}")
     b = system.project(right_hand_sides(rhs))
     weights = np.zeros((len(S), b.shape[1]))
     if not len(S):
@@ -177,3 +184,10 @@ def one_right_hand_side(system: PursuitSystem, rhs: ArrayLike) -> FloatArray:
     if values.shape[1] != 1:
         raise InputError(f"one right-hand side at a time has such a path; got {values.shape[1]}")
     return np.asarray(system.project(values)[:, 0])
+
+
+def most_of(system: PursuitSystem, most: int | None) -> int:
+    """Regressors at most, all by default; `InputError` of a negative number."""
+    if most is not None and most < 0:
+        raise InputError(f"`most` must not be negative; got {most}")
+    return system.size if most is None else most

@@ -34,6 +34,17 @@ def test_pictures_and_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run_bench_pursuit(job, reporter)
 
 
+def test_figures_that_are_done_survive_one_that_breaks_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: Any, reporter: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planes, "figure_4", broken)
+    record = tmp_path / "record.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_bench_pursuit(BenchPursuitJob(figures=("3", "4"), out=str(record)), SilentReporter())
+    assert {row["figure"] for row in json.loads(record.read_text())["rows"]} == {"3"}
+
+
 def test_every_figure_of_the_paper_has_its_function() -> None:
     assert list(FIGURES) == [str(number) for number in range(3, 14)]
 

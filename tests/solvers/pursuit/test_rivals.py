@@ -176,3 +176,12 @@ def test_paths_of_rows_need_no_gram(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(path.at(0.0), np.linalg.solve(A, X.T @ y), rtol=1e-8)
     assert matching_pursuit(system, y, most=4).order.tolist() == matching_pursuit(A, X.T @ y, most=4).order.tolist()
     executor.close()
+
+
+def test_numbers_of_regressors_that_make_no_sense_are_refused() -> None:
+    for rival in (matching_pursuit, homotopy):
+        with pytest.raises(InputError, match="`most` must not be negative; got -1"):
+            rival(np.eye(3), np.ones(3), most=-1)
+    for wrong in (-1, 3):
+        with pytest.raises(InputError, match=f"from 0 to 2; got {wrong}"):
+            debiased(np.eye(3), np.ones(3), [0, wrong])
