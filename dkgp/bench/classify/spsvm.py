@@ -24,7 +24,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -131,6 +131,8 @@ def train_spsvm(operator: BlockedKernelOperator, signs: FloatArray, settings: Sp
     ------
     InputError
         Labels of another number or kind.
+    NumericalError
+        No basis sample is of use.
     """
     if signs.shape != (operator.n,) or not np.isin(signs, (-1.0, 1.0)).all():
         raise InputError(f"expected a sign, -1 or +1, for each of {operator.n:,} samples; got shape {signs.shape}")
@@ -171,6 +173,8 @@ class _Growth:
             self._optimise()
             path[-1] = (self._weights.copy(), self._intercept)
             objective[-1] = self._risk(self._outputs, self._bent)
+        if not path:
+            raise NumericalError("no sample lowers the risk of spSVM; give it labels of both classes")
         indices = np.asarray(self._basis, dtype=np.intp)
         seconds = time.perf_counter() - began
         return SparseSVM(self._operator.kernel, indices, self._operator.inputs(indices), path, objective, seconds)

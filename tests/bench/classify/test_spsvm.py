@@ -10,7 +10,7 @@ import pytest
 
 from dkgp.bench.classify.spsvm import SparseSVM, SparseSVMSettings, train_spsvm, validated_errors
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 
@@ -142,3 +142,10 @@ def test_what_is_no_label_is_refused(executor: LocalExecutor, rng: np.random.Gen
         trained(executor, X, np.zeros(N), size=3)
     with pytest.raises(InputError, match="`size` and `candidates` must be at least 1; got 0 and 59"):
         SparseSVMSettings(0)
+
+
+def test_a_machine_that_no_sample_is_of_use_to_is_refused(executor: LocalExecutor, rng: np.random.Generator) -> None:
+    """The intercept alone meets labels of one class."""
+    X, _ = problem(rng)
+    with pytest.raises(NumericalError, match="no sample lowers"):
+        trained(executor, X, np.ones(N), size=3)
