@@ -10,6 +10,11 @@ the label is +1, and 1 / (n- + 2) where it is -1, of n+ and n- samples. They hav
 that the machine was not trained on; at its own it is too sure of itself. Lin, Lin and Weng, *A note on Platt's
 probabilistic outputs for support vector machines* (2007), say how to do this without overflow: by Newton's iterations.
 
+A slope below zero, of decisions that rank worse than chance, would turn the machine's labels round. Left-out decisions
+of a machine that is nearly a constant are such: without a sample of its own class the constant moves away from it.
+The likelihood is concave, so that the best slope that is not negative is then zero, and every probability the class's
+share.
+
 Several classes: each machine against the rest by itself, and the probabilities divided by their sum.
 """
 
@@ -129,7 +134,7 @@ def fit_calibration(decisions: FloatArray, codes: IntArray, weights: FloatArray 
     classes = 2 if t == 1 else t
     if n and not 0 <= labels.min() <= labels.max() < classes:
         raise InputError(f"codes go from {labels.min()} to {labels.max()}; {t} columns of decisions have {classes}")
-    found = [_sigmoid(values[:, column], labels == (1 if t == 1 else column), counts, column) for column in range(t)]
+    found = [_rising(values[:, column], labels == (1 if t == 1 else column), counts, column) for column in range(t)]
     return Calibration(np.array([slope for slope, _ in found]), np.array([offset for _, offset in found]))
 
 
@@ -139,6 +144,21 @@ def _columns(decisions: FloatArray) -> FloatArray:
     if values.ndim != 2 or values.shape[1] == 0:
         raise InputError(f"decisions have shape {np.shape(decisions)}; expected (r, t)")
     return values
+
+
+def _rising(f: FloatArray, positive: NDArray[np.bool_], weights: FloatArray, column: int) -> tuple[float, float]:
+    """Slope and offset of greatest likelihood among slopes that are not negative."""
+    slope, offset = _sigmoid(f, positive, weights, column)
+    if slope >= 0.0:
+        return slope, offset
+    plus, minus = float(weights[positive].sum()), float(weights[~positive].sum())
+    on, off = _targets(plus, minus)
+    return 0.0, math.log((plus * on + minus * off) / (plus * (1.0 - on) + minus * (1.0 - off)))
+
+
+def _targets(plus: float, minus: float) -> tuple[float, float]:
+    """Platt's targets of weights on both sides, in place of one and zero."""
+    return (plus + 1.0) / (plus + 2.0), 1.0 / (minus + 2.0)
 
 
 def _sigmoid(f: FloatArray, positive: NDArray[np.bool_], weights: FloatArray, column: int) -> tuple[float, float]:
@@ -151,7 +171,7 @@ def _sigmoid(f: FloatArray, positive: NDArray[np.bool_], weights: FloatArray, co
         )
     total = plus + minus
     share = weights / total
-    target = np.where(positive, (plus + 1.0) / (plus + 2.0), 1.0 / (minus + 2.0))
+    target = np.where(positive, *_targets(plus, minus))
     # Sums of products, not BLAS: the same bits for any number of threads. The likelihood does not depend on the unit of
     # f, steps and tolerances do.
     scale = math.sqrt(float(np.sum(share * f**2))) or 1.0

@@ -122,6 +122,7 @@ def test_classes_that_weigh_more_are_found_more_often(
         assert "without calibration: no probabilities" in made.stderr
         counts[weight] = document(made)["classes"]["counts"]["run"]
         assert open_prediction(str(pred)).variables == ("decision", "class")
+        assert re.search(r"error in cross-validation +\d+\.\d\d%, weighted", run("info", out).stdout)
         weights = open_classifier(out).class_weights
         assert weights is not None
         assert weights["run"] / weights["sit"] == pytest.approx(float(weight[4:]))

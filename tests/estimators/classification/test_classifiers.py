@@ -193,6 +193,8 @@ def test_settings_of_prototypes_are_checked(labelled: Labelled) -> None:
         FixedSizeLSSVC(folds="many").fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="`search` must be one of"):
         FixedSizeLSSVC(search="grid").fit(X, y)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"`stop` takes a window and a share.*; got 5"):
+        FixedSizeLSSVC(stop=5).fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="kernel= takes an expression"):
         FixedSizeLSSVC(kernel=3.0).fit(X, y)  # type: ignore[arg-type]
     lonely = np.where(np.arange(150) == 0, "lonely", y)

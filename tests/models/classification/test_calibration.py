@@ -77,9 +77,30 @@ def test_decisions_that_separate_or_say_nothing(rng: np.random.Generator) -> Non
     for value in (0.0, 3.0):
         nothing = fit_calibration(np.full(40, value), codes)
         np.testing.assert_allclose(nothing.probabilities(np.array([[value]]))[0], [0.5, 0.5], atol=1e-9)
-    opposed = fit_calibration(np.where(codes == 1, -1.0, 1.0), codes)
-    assert opposed.slope[0] < 0.0
-    assert np.isfinite(opposed.probabilities(np.array([[1e300], [-1e300]]))).all()
+
+
+def test_decisions_worse_than_chance_leave_the_shares(rng: np.random.Generator) -> None:
+    codes = (np.arange(400) < 120).astype(np.int64)
+    weights = rng.uniform(0.5, 2.0, 400)
+    # Means of the others' labels, as a machine that is a constant has them.
+    signs = 2.0 * codes - 1.0
+    opposed = fit_calibration((signs.sum() - signs) / 399.0, codes, weights)
+    assert opposed.slope[0] == 0.0
+    share = weights[codes == 1].sum() / weights.sum()
+    probabilities = opposed.probabilities(np.array([[1e300], [0.0], [-1e300]]))
+    np.testing.assert_allclose(probabilities[:, 1], share, atol=0.003)
+
+    # The least of a bounded search over the same likelihood, by scipy.
+    f, plus, minus = rng.normal(size=400) - 0.3 * signs, weights[codes == 1].sum(), weights[codes == 0].sum()
+    target = np.where(codes == 1, (plus + 1.0) / (plus + 2.0), 1.0 / (minus + 2.0))
+
+    def loss(at: np.ndarray) -> float:
+        z = at[0] * f + at[1]
+        return float(np.sum(weights * (np.logaddexp(0.0, z) - target * z)))
+
+    known = minimize(loss, [0.5, 0.0], bounds=[(0.0, None), (None, None)], tol=1e-14)
+    found = fit_calibration(f, codes, weights)
+    np.testing.assert_allclose([found.slope[0], found.offset[0]], known.x, atol=1e-5)
 
 
 def test_far_decisions_keep_a_sum_of_one_and_an_order() -> None:

@@ -18,7 +18,7 @@ def classify_tables(document: Document) -> list[RenderableType]:
     rows: Rows = [
         ("model", document["out"]),
         *_about(document),
-        *_how(document),
+        *_how(document, document["class_weights"] is not None),
         ("noise variance", f"{document['noise_variance']:.4g}"),
         *assumed_rows(document),
         ("probabilities", "calibrated" if document["probabilities"] else "none"),
@@ -38,7 +38,7 @@ def classifier_info_tables(document: Document) -> list[RenderableType]:
     rows: Rows = [
         ("classifier", document["location"]),
         *_about(summary),
-        *_how(summary),
+        *_how(summary, weights is not None),
         ("kernel", kernel_text(document["kernel"], document["features"])),
         ("noise variance", f"{document['noise_variance']:.4g}"),
         ("weights of classes", "all the same" if weights is None else _by_name(weights)),
@@ -73,7 +73,7 @@ def _about(document: Document) -> Rows:
     ]
 
 
-def _how(document: Document) -> Rows:
+def _how(document: Document, weighted: bool) -> Rows:
     """Either form: what decisions are sums over, and how good that is."""
     if document["method"] == "exact":
         errors = max(document["decision_error"])
@@ -86,7 +86,10 @@ def _how(document: Document) -> Rows:
     chosen = f"{document['cardinality']:,} prototypes of {document['pool']:,} ({document['prototypes']})"
     return [
         ("method", f"fixed-size: {chosen}"),
-        ("error in cross-validation", f"{document['misclassification']:.2%}"),
+        (
+            "error in cross-validation",
+            f"{document['misclassification']:.2%}" + (", weighted" if weighted else ""),
+        ),
         ("passes over the data", f"{document['passes']:,} in the search"),
     ]
 

@@ -84,6 +84,8 @@ class FixedSizeSettings:
                 raise InputError(
                     f"`noise_variances` must be positive and finite, one at least; got {self.noise_variances}"
                 )
+        if self.stop is not None and np.shape(self.stop) != (2,):
+            raise InputError(f"`stop` takes a window and a share, such as (10, 1e-3), or none; got {self.stop!r}")
         self.rule()
 
     def memory(
