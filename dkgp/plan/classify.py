@@ -22,8 +22,8 @@ KERNELS = {"profile": 7, "annealing": 110, "none": 1}
 TOGETHER = {"profile": 2, "annealing": 3, "none": 1}
 # Noise variances that each is validated with: decades, and finer about the best.
 NOISES = 11
-# Paths that stop where they gain little go so many roots of the pool far, about: 200 of 2,000 on adult and magic.
-STOPPED = 4.5
+# Paths that stop where they gain little go so many roots of the pool far, about: 150 of 2,000 on adult and magic.
+STOPPED = 4.0
 # Of a path, what is taken in the end.
 TAKEN = 0.7
 

@@ -35,7 +35,7 @@ def stop_rule(text: str) -> tuple[int, float] | None:
     try:
         return int(steps), float(share)
     except ValueError:
-        raise ValueError(f"{text!r} is no pair such as 10,0.0001, and not none.") from None
+        raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
 
 
 def readable(read: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -152,7 +152,7 @@ def fixed_size_options(function: F) -> F:
         click.option(
             "--stop",
             type=readable(stop_rule),
-            default="10,0.0001",
+            default="10,0.001",
             show_default=True,
             metavar="STEPS,SHARE|none",
             help="End a path once so many steps improved the score by less than this share.",

@@ -73,7 +73,7 @@ class FixedSizeLSSVC(KernelClassifier):
     isotropic : bool, default False
         One length scale for all features, as in the paper.
     intercept : {"first", "selected", "none"}, default "first"
-    stop : (int, float) or None, default (10, 1e-4)
+    stop : (int, float) or None, default (10, 1e-3)
         Ends the pursuit where the mean score of so many steps is no better, relatively; None goes through all.
     class_weight, probability, client, store, random_state
         As of `LSSVC`.
@@ -120,7 +120,7 @@ class FixedSizeLSSVC(KernelClassifier):
         cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth",
         isotropic: bool = False,
         intercept: Literal["first", "selected", "none"] = "first",
-        stop: tuple[int, float] | None = (10, 1e-4),
+        stop: tuple[int, float] | None = (10, 1e-3),
         class_weight: Any = None,
         probability: bool = True,
         client: Any = None,

@@ -147,7 +147,7 @@ def test_classes_that_weigh_more_are_found_more_often(
         (("--class-weight", "run=nan"), "--class-weight must be positive and finite", 3),
         (("--noise-variances", "0.1,-1"), "--noise-variances must be positive and finite", 3),
         (("--noise-variances", "few"), "no list of numbers", 2),
-        (("--stop", "many"), "'many' is no pair such as 10,0.0001", 2),
+        (("--stop", "many"), "'many' is no pair such as 10,0.001", 2),
         (("--seed", -1), "--seed must not be negative", 3),
         (("--plot", "p.jpeg"), ".png", 3),
         (("--memory-limit", "1MiB"), "a pool of 40 prototypes and 4 folds is projected to need", 3),

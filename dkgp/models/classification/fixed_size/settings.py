@@ -60,7 +60,7 @@ class FixedSizeSettings:
     noise_variances: tuple[float, ...] | None = None
     isotropic: bool = False
     intercept: str = "first"
-    stop: tuple[int, float] | None = (10, 1e-4)
+    stop: tuple[int, float] | None = (10, 1e-3)
     probability: bool = True
     seed: int = 0
 
