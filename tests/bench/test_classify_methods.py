@@ -113,6 +113,7 @@ def test_default_methods_can_all_be_made() -> None:
     assert ABLATION[0][2] == ABLATION_DEFAULT
 
 
+@pytest.mark.slow
 def test_parameters_and_outliers_have_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("made-twonorm", "made-ringnorm"):
         monkeypatch.setitem(PROBLEMS, name, replace(PROBLEMS[name], n=60, n_test=100))
