@@ -14,7 +14,7 @@ import scipy.spatial
 
 from dkgp.bench.library import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp.bench.papers.figures import gradient_correlations, growth_figure
-from dkgp.bench.papers.kernel_cg import RiskDistance, kernel_cg_figure, risks
+from dkgp.bench.papers.kernel_cg.figure import RiskDistance, kernel_cg_figure, risks
 from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
 from dkgp.bench.papers.runs import Contender, Recorded, Workbench, paper_contenders
 from dkgp.bench.papers.tables import table_2

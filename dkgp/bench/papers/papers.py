@@ -18,7 +18,7 @@ import numpy as np
 
 from dkgp.bench.library import DATA_COLUMNS, PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp.bench.papers.figures import convergence_figure, gradient_correlations, growth_figure, growth_row
-from dkgp.bench.papers.kernel_cg import kernel_cg_figure
+from dkgp.bench.papers.kernel_cg.figure import kernel_cg_figure
 from dkgp.bench.papers.plots import check_plot_folder, draw_section
 from dkgp.bench.papers.runs import Workbench
 from dkgp.bench.papers.smola_bartlett import SmolaBartlett, abalone
