@@ -50,7 +50,7 @@ __all__ = [
 MANIFEST_NAME = "dkgp-manifest.json"
 # Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes and weigh
 # samples. Predictions: 2 may hold decisions, classes and probabilities.
-FORMAT_VERSIONS = {"dataset": 2, "prediction": 2}
+FORMAT_VERSIONS = {"dataset": 2, "prediction": 3, "classifier": 2}
 _KIND_ATTRIBUTE = "dkgp_store"
 
 

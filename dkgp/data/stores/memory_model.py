@@ -73,11 +73,11 @@ def memory_sparse_model(record: SparseRecord) -> SparseRecord:
 
 
 def memory_classifier(record: ClassifierRecord, dataset: Dataset | None = None) -> ClassifierRecord:
-    """Give a classifier an address in this process; an exact one's support inputs are the training set's.
+    """Give a classifier an address in this process; the support inputs of one of all samples are the training set's.
 
     The address is of use for as long as something holds what is returned.
     """
-    if dataset is not None and record.form == "exact":
+    if dataset is not None and not record.is_sparse:
         record = replace(record, by_reference=True, chunk_rows=dataset.chunk_rows, _support=dataset)
     resident = replace(record, url=_new_address())
     _RESIDENT[resident.url] = resident

@@ -59,7 +59,9 @@ __all__ = [
 
 PREDICTION_KIND = "prediction"
 VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
-CLASS_VARIABLES = ("decision", "decision_error_bound", "probability", "class", "certified")
+PROBABILITIES = ("probability", "probability_lower", "probability_upper")
+LATENT_VARIABLES = ("latent_variance_lower", "latent_variance_upper")
+CLASS_VARIABLES = ("decision", "decision_error_bound", *PROBABILITIES, "class", "certified", *LATENT_VARIABLES)
 VARIABLES = VALUE_VARIABLES + CLASS_VARIABLES
 
 # A dimension of its own name: xarray could not tell one called "class" from the variable `class`.
@@ -107,7 +109,7 @@ def _layout(name: str, plan: Json) -> tuple[tuple[int, ...], tuple[str, ...]]:
     n, n_classes = int(plan["n_samples"]), len(plan.get("classes") or ())
     if name in _INTEGERS:
         return (n,), ("sample",)
-    if name == "probability" or (name in CLASS_VARIABLES and n_classes > 2):
+    if name in PROBABILITIES or (name in CLASS_VARIABLES and n_classes > 2):
         return (n, n_classes), ("sample", _CLASS_DIMENSION)
     return target_layout(n, 1 if name in CLASS_VARIABLES else len(plan["target_names"]))
 
@@ -152,8 +154,9 @@ class PredictionWriter(_Planned):
         overwrite
             Replace a prediction store that is there. Anything else that is there is left alone.
         classes
-            Names of the C classes, for `CLASS_VARIABLES`: decision and decision_error_bound have one column for two
-            classes, else C; probability has C; class (a code into the names) and certified (0 or 1) have one.
+            Names of the C classes, for `CLASS_VARIABLES`: decision, decision_error_bound and the ends of the latent
+            variance have one column for two classes, else C; probability and its ends have C; class (a code into the
+            names) and certified (0 or 1) have one.
 
         Raises
         ------
@@ -309,9 +312,9 @@ class PredictionWriter(_Planned):
             raise NumericalError(f"'{name}' holds a NaN in row {int(np.argmax(np.isnan(block).any(axis=1)))}.")
         # Roundings of whoever made the rows sum to one are let pass.
         outside = (np.abs(block - 0.5) > 0.5 + 1e-9).any(axis=1)
-        if name == "probability" and outside.any():
+        if name in PROBABILITIES and outside.any():
             row = int(np.argmax(outside))
-            raise NumericalError(f"'probability' holds {block[row].tolist()} in row {row}; expected 0 to 1.")
+            raise NumericalError(f"'{name}' holds {block[row].tolist()} in row {row}; expected 0 to 1.")
         if name in _INTEGERS:
             codes_of_targets(block[:, 0], 2 if name == "certified" else len(self.classes or ()), f"'{name}'")
         return block

@@ -29,8 +29,12 @@ def _values(rng: np.random.Generator, n: int, n_classes: int) -> dict[str, np.nd
         "decision": rng.normal(size=(n, t)),
         "decision_error_bound": rng.uniform(size=(n, t)),
         "probability": probability,
+        "probability_lower": 0.5 * probability,
+        "probability_upper": 0.5 + 0.5 * probability,
         "class": probability.argmax(axis=1),
         "certified": rng.uniform(size=n) < 0.5,
+        "latent_variance_lower": rng.uniform(size=(n, t)),
+        "latent_variance_upper": 1.0 + rng.uniform(size=(n, t)),
     }
 
 
@@ -60,8 +64,10 @@ def test_xarray_names_the_dimension(place: Place, rng: np.random.Generator, n_cl
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shown = xr.open_zarr(place("c.zarr"))
-    assert shown["probability"].dims == ("sample", "class_name")
-    assert shown["decision"].dims == (("sample",) if n_classes == 2 else ("sample", "class_name"))
+    for name in ("probability", "probability_lower", "probability_upper"):
+        assert shown[name].dims == ("sample", "class_name")
+    for name in ("decision", "latent_variance_lower", "latent_variance_upper"):
+        assert shown[name].dims == (("sample",) if n_classes == 2 else ("sample", "class_name"))
     assert shown["class"].dims == shown["certified"].dims == ("sample",)
     assert shown["class"].dtype.kind == "i"
     assert shown["class_name"].values.tolist() == list(classes) == shown["class"].attrs["classes"]
@@ -122,6 +128,8 @@ def test_plans_that_are_refused(
         ("certified", np.full(5, 2), InputError, "0 to 1"),
         ("probability", np.full((5, 3), 1.5), NumericalError, r"1\.5.* in row 0; expected 0 to 1"),
         ("probability", np.full((5, 2), 0.5), InputError, r"expected \(rows, 3\)"),
+        ("probability_lower", np.full((5, 3), -0.5), NumericalError, r"'probability_lower' holds .*-0\.5"),
+        ("latent_variance_upper", np.full((5, 3), np.nan), NumericalError, "NaN in row 0"),
         ("decision", np.full((5, 3), np.nan), NumericalError, "NaN in row 0"),
     ],
 )
@@ -134,15 +142,17 @@ def test_values_that_are_refused(
     assert writer.done_regions([name]) == []
 
 
-def test_stores_of_format_1_are_read(tmp_path: Path) -> None:
-    """As dkgp wrote them before there were classes."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_stores_of_older_formats_are_read(tmp_path: Path, version: int) -> None:
+    """As dkgp wrote them before there were classes, and before probabilities had intervals."""
     writer = PredictionWriter.create(tmp_path / "p.zarr", 5, ["y"], ["mean"])
     writer.write(0, mean=np.arange(5.0))
     writer.commit()
     manifest = json.loads((tmp_path / "p.zarr" / MANIFEST_NAME).read_text())
     assert "classes" not in manifest["metadata"]
     del manifest["checksum"]
-    manifest["version"] = 1
+    assert manifest["version"] == 3
+    manifest["version"] = version
     manifest["checksum"] = checksum(manifest)
     (tmp_path / "p.zarr" / MANIFEST_NAME).write_text(json.dumps(manifest))
     found = open_prediction(tmp_path / "p.zarr")

@@ -1,12 +1,14 @@
-"""Classifiers in a Zarr store: classes, decisions and their calibration, in either of two forms.
+"""Classifiers in a Zarr store: classes, decisions and what makes probabilities of them, in one of several forms.
 
-| form | decisions are sums over | arrays |
+| form | decisions are sums over | arrays, beside `intercept` (t,) |
 |---|---|---|
-| `fixed-size` | k prototypes | `prototypes` (k, d), `weights` (k, t), `intercept` (t,), `indices` (k,) of samples |
-| `exact` | all n samples | `alpha` (n, t), `ones` (n,), `intercept` (t,), `inputs` (n, d) |
+| `fixed-size` | m prototypes | `prototypes` (m, d), `weights` (m, t), `indices` (m,) of samples |
+| `exact` | all n samples | `alpha` (n, t), `ones` (n,), `inputs` (n, d) |
+| `logistic`, `gp` | all n samples | `alpha` (n, t), `inputs` (n, d); of `gp` also `curvature` (n, t) |
+| `logistic`, `gp` | m prototypes | as `fixed-size`; of `gp` also `kernel_lower` (m, m), `posterior_lower` (t, m, m) |
 
-An exact one may leave its inputs in the training set's store, by reference; a fixed-size one needs no training set.
-Two classes have t = 1 column of decisions, positive for the second; C > 2 classes have t = C, one against the rest.
+One of all samples may leave its inputs in the training set's store, by reference; one of prototypes needs no training
+set. Two classes have t = 1 column of decisions, positive for the second; C > 2 classes have t = C, one each.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ __all__ = [
 ]
 
 CLASSIFIER_KIND = "classifier"
-ClassifierForm = Literal["fixed-size", "exact"]
+ClassifierForm = Literal["fixed-size", "exact", "logistic", "gp"]
 
 _JSON = ("class_weights", "calibration", "path")
+# Not in stores of format 1.
+_OF_LIKELIHOODS = ("likelihood", "regularisation")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,18 +59,26 @@ class ClassifierRecord(ModelDescription):
     Attributes
     ----------
     form
-        "fixed-size" or "exact": which of the arrays there are.
+        "fixed-size", "exact", "logistic" or "gp": which of the arrays there are.
     classes
         Names of the classes by code, two at least.
     intercept
         Shape (t,).
     prototypes, weights, indices
-        Of a fixed-size one: standardised prototypes (k, d), weights (k, t), and which training samples they are, shape
-        (k,), None where they are none.
-    alpha, ones
-        Of an exact one: coefficients (n, t), and the solution of Kbar x = 1, shape (n,), that error bounds take.
+        Of one that `is_sparse`: standardised prototypes (m, d), weights (m, t), and which training samples they are,
+        shape (m,), None where they are none.
+    alpha
+        Of one of all samples: coefficients (n, t).
+    ones
+        Of an exact one: the solution of Kbar x = 1, shape (n,), that error bounds take.
+    curvature
+        Of a Gaussian process of all samples: W at the mode, (n, t), none below zero.
+    kernel_lower, posterior_lower
+        Of a Gaussian process of prototypes: lower factors of K_mm and its jitter, (m, m), and of I + F'W F, (t, m, m).
+    likelihood, regularisation
+        Of a logistic one or a Gaussian process: the likelihood as JSON, and lambda.
     by_reference, chunk_rows
-        Of an exact one: whether the support inputs lie in the training set's store, and the rows of their chunks.
+        Of one of all samples: whether the support inputs lie in the training set's store, and the rows of their chunks.
     class_weights
         Weight of each class by name; None where they weigh the same.
     calibration
@@ -83,6 +95,11 @@ class ClassifierRecord(ModelDescription):
     indices: IntArray | None = None
     alpha: FloatArray | None = None
     ones: FloatArray | None = None
+    curvature: FloatArray | None = None
+    kernel_lower: FloatArray | None = None
+    posterior_lower: FloatArray | None = None
+    likelihood: Json | None = None
+    regularisation: float | None = None
     by_reference: bool = False
     chunk_rows: int = 1
     class_weights: dict[str, float] | None = None
@@ -96,20 +113,25 @@ class ClassifierRecord(ModelDescription):
         return 1 if len(self.classes) == 2 else len(self.classes)
 
     @property
+    def is_sparse(self) -> bool:
+        """True for a model of prototypes, which needs no training set."""
+        return self.prototypes is not None
+
+    @property
     def n_support(self) -> int:
-        """Number of points that a decision is a sum over: k prototypes, or n samples."""
+        """Number of points that a decision is a sum over: m prototypes, or n samples."""
         return len(self.coefficients)
 
     @property
     def coefficients(self) -> FloatArray:
-        """Weights of the kernel's columns, (k, t) or (n, t)."""
-        held = self.weights if self.form == "fixed-size" else self.alpha
+        """Weights of the kernel's columns, (m, t) or (n, t)."""
+        held = self.weights if self.is_sparse else self.alpha
         assert held is not None
         return held
 
     @property
     def reference(self) -> str:
-        """Place of the support inputs, for an exact one by reference; "" for what carries them."""
+        """Place of the support inputs, for one by reference; "" for what carries them."""
         return self._support.url if isinstance(self._support, Dataset) else ""
 
     def inputs(self, start: int, stop: int) -> FloatArray:
@@ -140,9 +162,10 @@ def save_classifier(
     url
         Local path or fsspec URL.
     record
-        Written but for its own address, and where an exact one's inputs lie: `dataset` and `by_reference` say that.
+        Written but for its own address, and where the inputs of one of all samples lie: `dataset` and `by_reference`
+        say that.
     dataset
-        The training set; an exact classifier needs it.
+        The training set; a classifier of all samples needs it.
     by_reference
         Refer to the training set's store instead of copying its inputs. The model is then of use only as long as that
         store is where it is now, unchanged.
@@ -161,8 +184,10 @@ def save_classifier(
     arrays = _checked(record, dataset)
     require_noise(record.noise_variance)
     if by_reference:
-        if record.form != "exact" or dataset is None:
-            raise InputError("`by_reference` is of use with an exact classifier and its training set; leave it out.")
+        if record.is_sparse or dataset is None:
+            raise InputError(
+                "`by_reference` is of use with a classifier of all samples and its training set; leave it out."
+            )
         check_reference(dataset.url)
     address = normalise_url(url)
     content: Json = {
@@ -171,7 +196,7 @@ def save_classifier(
         "classes": list(record.classes),
         "by_reference": by_reference,
         "chunk_rows": record.chunk_rows if dataset is None else dataset.chunk_rows,
-        **{name: getattr(record, name) for name in _JSON},
+        **{name: getattr(record, name) for name in (*_JSON, *_OF_LIKELIHOODS)},
     }
     shown = {name: content[name] for name in (*SHOWN, "form", "classes")}
     with new_store(address, CLASSIFIER_KIND, shown, overwrite) as claim:
@@ -181,7 +206,7 @@ def save_classifier(
             rows = default_chunk_rows(len(values), values.size // max(1, len(values)))
             written.append(create_array(address, name, values.shape, rows, _DIMENSIONS[name], dtype=dtype, claim=claim))
             written[-1].write(0, values)
-        if record.form == "exact" and not by_reference:
+        if not record.is_sparse and not by_reference:
             assert dataset is not None
             n, rows = dataset.n_samples, dataset.chunk_rows
             about = {"names": content["feature_names"], "scale": "standardised"}
@@ -194,7 +219,7 @@ def save_classifier(
 
 
 def open_classifier(url: Location, *, reference: str | None = None) -> ClassifierRecord:
-    """Open a classifier's store; an exact one's support inputs are read when they are asked for, all else at once.
+    """Open a classifier's store; support inputs of all samples are read when they are asked for, all else at once.
 
     Parameters
     ----------
@@ -221,6 +246,7 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
             by_reference=by_reference,
             chunk_rows=int(content["chunk_rows"]),
             **{name: content[name] for name in _JSON},
+            **{name: content.get(name) for name in _OF_LIKELIHOODS},
             **values,
             _support=referenced_training_set(address, content, reference) if by_reference else support,
         )
@@ -234,28 +260,22 @@ _DIMENSIONS = {
     "indices": ("basis",),
     "alpha": ("sample", "output"),
     "ones": ("sample",),
+    "curvature": ("sample", "output"),
+    "kernel_lower": ("basis", "column"),
+    "posterior_lower": ("output", "basis", "column"),
     "intercept": ("output",),
 }
 
 
 def _checked(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, NDArray[Any]]:
     """The arrays of a record as they are written, by name."""
-    n_classes, t, d = len(record.classes), record.n_outputs, record.n_features
+    n_classes = len(record.classes)
     if n_classes < 2 or len(set(record.classes)) < n_classes:
         raise InputError(f"A classifier needs two classes of different names at least; got {list(record.classes)}.")
-    shapes: dict[str, tuple[int, ...]] = {"intercept": (t,)}
-    if record.form == "fixed-size":
-        if record.prototypes is None or record.weights is None:
-            raise InputError("A fixed-size classifier needs 'prototypes' and 'weights'; got none.")
-        k = len(record.prototypes)
-        shapes |= {"prototypes": (k, d), "weights": (k, t)}
-        shapes |= {} if record.indices is None else {"indices": (k,)}
-    else:
-        if record.alpha is None or record.ones is None or dataset is None:
-            raise InputError("An exact classifier needs 'alpha', 'ones' and its training set; got none.")
-        shapes |= {"alpha": (dataset.n_samples, t), "ones": (dataset.n_samples,)}
+    if record.form in ("logistic", "gp"):
+        _require_likelihood(record)
     arrays: dict[str, NDArray[Any]] = {}
-    for name, shape in shapes.items():
+    for name, shape in _shapes(record, dataset).items():
         values = np.asarray(getattr(record, name))
         if values.shape != shape:
             raise InputError(f"'{name}' of the classifier has shape {values.shape}; expected {shape}.")
@@ -263,3 +283,41 @@ def _checked(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, NDA
             raise NumericalError(f"'{name}' of the classifier is not finite; the model is not saved.")
         arrays[name] = np.ascontiguousarray(values, dtype=np.int64 if name == "indices" else np.float64)
     return arrays
+
+
+def _shapes(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays that a record of its form has."""
+    t, d = record.n_outputs, record.n_features
+    shapes: dict[str, tuple[int, ...]] = {"intercept": (t,)}
+    if record.form == "fixed-size" or (record.form != "exact" and record.is_sparse):
+        more = ("kernel_lower", "posterior_lower") if record.form == "gp" else ()
+        _require(record, f"A {record.form} classifier", "prototypes", "weights", *more)
+        m = len(record.coefficients)
+        shapes |= {"prototypes": (m, d), "weights": (m, t)}
+        shapes |= {} if record.indices is None else {"indices": (m,)}
+        shapes |= {"kernel_lower": (m, m), "posterior_lower": (t, m, m)} if more else {}
+        return shapes
+    article = "An exact classifier" if record.form == "exact" else f"A {record.form} classifier of all samples"
+    column = {"exact": ("ones",), "gp": ("curvature",)}.get(record.form, ())
+    names = _require(record, article, "alpha", *column, training=True, dataset=dataset)
+    assert dataset is not None
+    n = dataset.n_samples
+    return shapes | {name: (n,) if name == "ones" else (n, t) for name in names}
+
+
+def _require(
+    record: ClassifierRecord, what: str, *names: str, training: bool = False, dataset: Dataset | None = None
+) -> tuple[str, ...]:
+    if any(getattr(record, name) is None for name in names) or (training and dataset is None):
+        needed = [f"'{name}'" for name in names] + (["its training set"] if training else [])
+        raise InputError(f"{what} needs {', '.join(needed[:-1])} and {needed[-1]}; got none.")
+    return names
+
+
+def _require_likelihood(record: ClassifierRecord) -> None:
+    if record.likelihood is None or record.regularisation is None:
+        raise InputError(f"A {record.form} classifier needs 'likelihood' and 'regularisation'; got none.")
+    if not (np.isfinite(record.regularisation) and record.regularisation > 0.0):
+        raise InputError(f"The regularisation must be finite and positive; got {record.regularisation}.")
+    if record.curvature is not None and (np.asarray(record.curvature) < 0.0).any():
+        raise NumericalError("'curvature' of the classifier is below zero; the model is not saved.")
