@@ -35,9 +35,9 @@ Link = Literal["logit", "probit"]
 MultiClass = Literal["softmax", "ovr"]
 
 # What exp, expit and ndtr and the logarithms of the last two may be off by, in relation to their value: against mpmath
-# they are within 2.3 eps, ndtr and its logarithm where Phi's tail is within that times 1 + z^2, z up to 38, for an
-# argument's own rounding comes to z^2 there. Seven times that is allowed. Beyond, and where a value is near the smallest
-# normal number, `TINY` is more than the value.
+# they are within 2.3 eps; ndtr and its logarithm where Phi's tail is within that times 1 + z^2, z up to 38, for that is
+# what an argument's own rounding comes to there. Seven times that is allowed. Beyond, and where a value is near the
+# smallest normal number, `TINY` is more than the value.
 LIBRARY = 16.0 * EPS
 TAIL = 38.6
 TINY = 2.0**-1021
@@ -107,7 +107,7 @@ class Likelihood:
         return getattr(losses, {"logit": "LogisticLoss", "probit": "ProbitLoss", "softmax": "SoftmaxLoss"}[self.name])()
 
     def targets(self, labels: Labels) -> FloatArray:
-        """What the loss takes, (n, t): signs, +1 for the class; of softmax, one for the class and zeros."""
+        """Targets that the loss takes, (n, t): signs, +1 for the class; of softmax, one for the class and zeros."""
         if labels.n_classes != self.n_classes:
             raise InputError(f"there are {labels.n_classes} classes; the likelihood is of {self.n_classes}")
         signs = labels.signs()

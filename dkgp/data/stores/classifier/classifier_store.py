@@ -48,8 +48,6 @@ CLASSIFIER_KIND = "classifier"
 ClassifierForm = Literal["fixed-size", "exact", "logistic", "gp"]
 
 _JSON = ("class_weights", "calibration", "path")
-# Not in stores of format 1.
-_OF_LIKELIHOODS = ("likelihood", "regularisation")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -196,7 +194,7 @@ def save_classifier(
         "classes": list(record.classes),
         "by_reference": by_reference,
         "chunk_rows": record.chunk_rows if dataset is None else dataset.chunk_rows,
-        **{name: getattr(record, name) for name in (*_JSON, *_OF_LIKELIHOODS)},
+        **{name: getattr(record, name) for name in (*_JSON, "likelihood", "regularisation")},
     }
     shown = {name: content[name] for name in (*SHOWN, "form", "classes")}
     with new_store(address, CLASSIFIER_KIND, shown, overwrite) as claim:
@@ -246,7 +244,9 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
             by_reference=by_reference,
             chunk_rows=int(content["chunk_rows"]),
             **{name: content[name] for name in _JSON},
-            **{name: content.get(name) for name in _OF_LIKELIHOODS},
+            # Not in stores of format 1.
+            likelihood=content.get("likelihood"),
+            regularisation=content.get("regularisation"),
             **values,
             _support=referenced_training_set(address, content, reference) if by_reference else support,
         )
