@@ -1,0 +1,1 @@
+"""Gaussian process classification by Laplace's approximation: at any size, with proven intervals."""

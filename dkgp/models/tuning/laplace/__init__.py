@@ -1,0 +1,1 @@
+"""Evidence of labels in Laplace's approximation, its mode and its gradient, by dense algebra on a subset."""

@@ -1,0 +1,87 @@
+"""E[sigma(F)] of a normal F, for the logistic sigma: small relative error in either tail, at any variance.
+
+For a mean m <= 0 (the other side follows from sigma(-f) = 1 - sigma(f)) and standard deviation s,
+
+    s <= 1:  integral of phi(z) sigma(m + s z) dz,
+    s > 1:   integral of sigma'(l) Phi((m - l) / s) dl,
+
+of which the second is the first by parts: the probability that a logistic variable is below F. Both integrands are
+positive, and analytic where |Im| < pi / 2; there they are at most 4 e^(pi^2 / 8) = 13.8 times what they are on the real
+line:
+
+    |sigma(x + i y)| <= 2 sigma(x),  |sigma'(x + i y)| <= 2 sigma'(x)  for |y| <= pi / 2,
+    |phi(x + i y)| = e^(y^2 / 2) phi(x),  |Phi(x + i y)| <= e^(y^2 / 2) Phi(x).
+
+The trapezoidal rule of step h is therefore off by at most 2 * 13.8 / (e^(pi^2 / h) - 1) of the integral (Trefethen and
+Weideman, *The exponentially convergent trapezoidal rule*, 2014, theorem 5.1), 2e-16 for h = 1/4: of the integral,
+however small. What is left out beyond the nodes is smaller still: for s <= 1, with |z| <= 10, at most 4 e^(1/2) Q(9) of
+it, by sigma(m + s z) <= sigma(m) e^(s |z|) and E >= sigma(m) / 2; for s > 1, with m - 42 <= l <= 42, at most 6 e^-42,
+by E >= sigma(m) / 2 and E >= Phi(m / s) / 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.special
+
+from dkgp.data.types import FloatArray, IntArray
+
+__all__ = ["RELATIVE_ERROR", "expected_sigmoid"]
+
+STEP = 0.25
+FARTHEST, REACH = 10.0, 42.0
+# Below it sigma' is zero in float64, and with it all that nodes beyond could add.
+LEAST = -760.0
+# Means of which the nodes are the same.
+MEANS_TOGETHER = 32.0
+# Values at nodes that are held at a time.
+NODES_AT_ONCE = 2_000_000
+# Of the rule 5e-16 by the above; of the integrand's functions, and of a sum of positive terms in NumPy's pairs, a few
+# dozen roundings. SciPy's `ndtr` promises 1e-14 or so in its tail.
+RELATIVE_ERROR = 1e-13
+
+
+def expected_sigmoid(mean: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """E[sigma(F)] and E[sigma(-F)] for F normal, either to `RELATIVE_ERROR` of itself.
+
+    Parameters
+    ----------
+    mean, variance : (r,) float64
+        Finite; the variance not negative.
+
+    Returns
+    -------
+    positive, negative : (r,) float64
+        They add up to one. Below the smallest normal number what is left are its digits: an absolute error of 1e-307.
+    """
+    below, deviation = -np.abs(mean), np.sqrt(variance)
+    small, narrow = np.empty(len(mean)), deviation <= 1.0
+    for rows in _pieces(np.flatnonzero(narrow), 2.0 * FARTHEST / STEP):
+        small[rows] = _narrow(below[rows], deviation[rows])
+    # How far nodes go depends on a row's own mean: no row's bits depend on the others.
+    distance = np.minimum(np.ceil(-below / MEANS_TOGETHER) * MEANS_TOGETHER, -LEAST)
+    for farthest in np.unique(distance[~narrow]).tolist():
+        for rows in _pieces(np.flatnonzero(~narrow & (distance == farthest)), (farthest + 2.0 * REACH) / STEP):
+            small[rows] = _wide(below[rows], deviation[rows], farthest)
+    large = 1.0 - small
+    return np.where(mean > 0.0, large, small), np.where(mean > 0.0, small, large)
+
+
+def _narrow(mean: FloatArray, deviation: FloatArray) -> FloatArray:
+    z = np.arange(-FARTHEST, FARTHEST + STEP / 2.0, STEP)
+    values = scipy.special.expit(mean[:, None] + deviation[:, None] * z)
+    values *= STEP * np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    return np.asarray(values.sum(axis=1))
+
+
+def _wide(mean: FloatArray, deviation: FloatArray, farthest: float) -> FloatArray:
+    nodes = np.arange(REACH, max(-farthest - REACH, LEAST) - STEP, -STEP)
+    values = scipy.special.ndtr((mean[:, None] - nodes) / deviation[:, None])
+    values *= STEP * scipy.special.expit(nodes) * scipy.special.expit(-nodes)
+    return np.asarray(values.sum(axis=1))
+
+
+def _pieces(rows: IntArray, nodes: float) -> list[IntArray]:
+    return np.array_split(rows, -(-len(rows) // max(1, int(NODES_AT_ONCE / nodes)))) if len(rows) else []

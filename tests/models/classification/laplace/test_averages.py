@@ -1,0 +1,109 @@
+"""Averaged probabilities and their intervals: against quadrature, and attacked corner by corner."""
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkgp.errors import InputError
+from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
+from dkgp.models.classification.likelihoods import Likelihood
+
+LOGIT, PROBIT = Likelihood("logit", 2), Likelihood("probit", 2)
+
+
+def sampled(sigmoid, mean, variance):
+    """By adaptive quadrature."""
+
+    def integrand(z):
+        return sigmoid(mean + np.sqrt(variance) * z) * scipy.stats.norm.pdf(z)
+
+    return scipy.integrate.quad(integrand, -12.0, 12.0, epsabs=1e-13, epsrel=1e-12)[0]
+
+
+@pytest.mark.parametrize(("likelihood", "sigmoid"), [(LOGIT, scipy.special.expit), (PROBIT, scipy.special.ndtr)])
+@pytest.mark.parametrize(("mean", "variance"), [(-2.0, 0.3), (0.7, 2.0), (4.0, 6.0)])
+def test_two_classes_equal_quadrature(likelihood, sigmoid, mean, variance):
+    found = averaged(likelihood, np.array([[mean]]), np.array([[variance]]))
+    expected = sampled(sigmoid, mean, variance)
+    assert_allclose(found, [[1.0 - expected, expected]], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["logit", "probit"])
+def test_one_against_the_rest_is_normalised(name, rng):
+    likelihood = Likelihood(name, 4)
+    mean, variance = rng.normal(0.0, 3.0, (50, 4)), rng.exponential(2.0, (50, 4))
+    found = averaged(likelihood, mean, variance)
+    two = Likelihood(name, 2)
+    own = np.column_stack([averaged(two, mean[:, [c]], variance[:, [c]])[:, 1] for c in range(4)])
+    assert_allclose(found, own / own.sum(axis=1, keepdims=True), rtol=1e-14)
+    hopeless = averaged(likelihood, np.full((1, 4), -5000.0) + np.arange(4), np.zeros((1, 4)))
+    assert_allclose(hopeless.sum(), 1.0)
+    assert hopeless.argmax() == 3
+
+
+def test_softmax_equals_quadrature_in_two_dimensions():
+    """Of three classes only differences count: a product rule in their plane."""
+    mean, root = np.array([0.5, -1.0, 0.2]), np.array([[1.5, 0.0, 0.0], [0.4, 1.0, 0.0], [-0.3, 0.2, 2.0]])
+    z, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.stack(np.meshgrid(z, z, z), axis=-1).reshape(-1, 3)
+    product = np.prod(np.stack(np.meshgrid(weights, weights, weights), axis=-1).reshape(-1, 3), axis=1)
+    expected = (product / product.sum()) @ scipy.special.softmax(grid @ root.T + mean, axis=1)
+    found = averaged_softmax(mean[None], (root @ root.T)[None])
+    assert_allclose(found[0], expected, atol=3e-4)
+    known = averaged_softmax(mean[None], np.zeros((1, 3, 3)))
+    assert_allclose(known[0], scipy.special.softmax(mean), rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_intervals_hold_every_average_in_the_box(name, classes, rng):
+    likelihood = Likelihood(name, classes)
+    r, t = 400, likelihood.n_outputs
+    mean = rng.normal(0.0, 1.0, (r, t)) * 10.0 ** rng.uniform(-3.0, 1.7, (r, 1))
+    bound = np.abs(rng.normal(0.0, 1.0, (r, t))) * 10.0 ** rng.uniform(-8.0, 1.0, (r, 1))
+    low = rng.exponential(1.0, (r, t)) * 10.0 ** rng.uniform(-8.0, 4.0, (r, 1))
+    high = low * (1.0 + rng.exponential(1.0, (r, t)) * 10.0 ** rng.uniform(-8.0, 1.0, (r, 1)))
+    lower, upper = averaged_intervals(likelihood, mean, bound, low, high)
+    assert ((lower >= 0.0) & (upper <= 1.0)).all()
+    for draw in range(40):
+        m = mean + bound * (rng.uniform(-1.0, 1.0, (r, t)) if draw > 3 else rng.choice([-1.0, 1.0], (r, t)))
+        v = low + (high - low) * (rng.uniform(0.0, 1.0, (r, t)) if draw > 3 else rng.choice([0.0, 1.0], (r, t)))
+        found = averaged(likelihood, m, v)
+        assert ((lower <= found) & (found <= upper)).all()
+
+
+def test_intervals_are_no_wider_than_the_box_makes_them():
+    """Both ends are met, at the corners: a mean above zero has its least average at the most variance."""
+    box = [np.array([[value]]) for value in (1.0, 0.25, 0.5, 3.0)]
+    lower, upper = averaged_intervals(LOGIT, *box)
+    assert_allclose(lower[0, 1], sampled(scipy.special.expit, 0.75, 3.0), rtol=1e-9)
+    assert_allclose(upper[0, 1], sampled(scipy.special.expit, 1.25, 0.5), rtol=1e-9)
+    assert_allclose(lower[0] + upper[0, ::-1], 1.0, rtol=1e-12)
+    across = [np.array([[value]]) for value in (0.0, 0.5, 0.5, 3.0)]
+    lower, upper = averaged_intervals(PROBIT, *across)
+    assert_allclose(
+        [lower[0, 1], upper[0, 1]], scipy.special.ndtr([-0.5 / np.sqrt(1.5), 0.5 / np.sqrt(1.5)]), rtol=1e-9
+    )
+
+
+def test_tails_keep_their_digits_and_infinite_bounds_tell_nothing():
+    lower, upper = averaged_intervals(LOGIT, *(np.array([[value]]) for value in (-50.0, 1e-6, 1.0, 1.0 + 1e-9)))
+    exact = 3.180e-22  # e^(-50 + 1/2), but for e^-99
+    assert_allclose([lower[0, 1], upper[0, 1]], exact, rtol=1e-3)
+    lower, upper = averaged_intervals(PROBIT, *(np.array([[value]]) for value in (3.0, np.inf, 0.0, 1.0)))
+    assert_array_equal([lower[0], upper[0]], [[0.0, 0.0], [1.0, 1.0]])
+
+
+def test_what_is_no_interval_is_refused():
+    one = np.ones((1, 1))
+    with pytest.raises(InputError, match="ends before it begins"):
+        averaged_intervals(LOGIT, one, one, one, 0.5 * one)
+    with pytest.raises(InputError, match="below zero"):
+        averaged(LOGIT, one, -one)
+    with pytest.raises(InputError, match=r"shape \(1, 2\); expected \(r, 1\)"):
+        averaged(LOGIT, np.ones((1, 2)), np.ones((1, 2)))
+    with pytest.raises(InputError, match="no proven intervals"):
+        averaged_intervals(Likelihood("softmax", 3), *(np.ones((1, 3)) for _ in range(4)))

@@ -1,0 +1,63 @@
+"""The mean of a logistic sigmoid against adaptive quadrature in many digits."""
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import ndtr
+
+from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, expected_sigmoid
+
+FEW = [(-50.0, 4.0), (-3.0, 0.7), (0.5, 1.001), (20.0, 1e4)]
+MANY = [
+    (mean, variance)
+    for mean in (-50.0, -30.0, -10.0, -3.0, -0.1, 0.0, 0.5, 20.0, 50.0)
+    for variance in (1e-8, 1e-3, 0.3, 0.99, 1.0, 1.01, 4.0, 30.0, 100.0, 1e3, 1e4)
+]
+
+
+def by_quadrature(mean, variance):
+    """E[sigma(F)] by mpmath, its intervals around all three places where the integrand may have its weight."""
+    with mpmath.workdps(30):
+        m, s = mpmath.mpf(mean), mpmath.sqrt(mpmath.mpf(variance))
+        ends = {mpmath.mpf(-60), mpmath.mpf(60)}
+        ends |= {place + step for place in (mpmath.mpf(0), -m / s, s) for step in range(-12, 13, 2)}
+        if s > 20:
+            ends |= {-m / s + mpmath.mpf(step) / s for step in range(-60, 61, 6)}
+        inside = sorted(end for end in ends if abs(end) <= 60)
+        return mpmath.quad(lambda z: mpmath.npdf(z) / (1 + mpmath.exp(-(m + s * z))), inside)
+
+
+@pytest.mark.parametrize(("mean", "variance"), FEW)
+def test_both_tails_are_right_to_their_own_size(mean, variance):
+    _check(mean, variance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variance", sorted({variance for _, variance in MANY}))
+def test_both_tails_are_right_everywhere(variance):
+    for mean in sorted({mean for mean, _ in MANY}):
+        _check(mean, variance)
+
+
+def _check(mean, variance):
+    positive, negative = expected_sigmoid(np.array([mean]), np.array([variance]))
+    assert abs(positive[0] / float(by_quadrature(mean, variance)) - 1.0) < RELATIVE_ERROR
+    assert abs(negative[0] / float(by_quadrature(-mean, variance)) - 1.0) < RELATIVE_ERROR
+
+
+def test_a_function_that_is_known_has_the_sigmoid_itself():
+    mean = np.linspace(-700.0, 700.0, 141)
+    positive, _ = expected_sigmoid(mean, np.zeros(141))
+    assert_allclose(positive, 1.0 / (1.0 + np.exp(-mean)), rtol=1e-13)
+
+
+def test_an_average_far_out_is_a_share_of_the_normal_tail_and_no_row_depends_on_others(rng):
+    positive, negative = expected_sigmoid(np.array([-3000.0, 3000.0]), np.array([1e6, 1e6]))
+    # A step of the logistic distribution's width, on a normal that is far wider.
+    assert_allclose(positive[0], ndtr(-3000.0 / np.sqrt(1e6 + np.pi**2 / 3.0)), rtol=1e-8)
+    assert_allclose(negative[1], positive[0], rtol=1e-15)
+    mean, variance = rng.normal(0.0, 40.0, 500), rng.exponential(20.0, 500)
+    together, _ = expected_sigmoid(mean, variance)
+    alone = np.concatenate([expected_sigmoid(mean[i : i + 1], variance[i : i + 1])[0] for i in range(500)])
+    assert_array_equal(together, alone)
