@@ -11,7 +11,6 @@ from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.commands.own_work import (
     checkpointing_of,
     is_unfinished_model,
-    memory_budget,
     model_difference,
     opened,
     remove_checkpoint,
@@ -22,23 +21,21 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_convergence
-from dkgp.commands.reporting.progress import Reporter, SolveProgress, announce
-from dkgp.commands.reporting.records import RecordLog
-from dkgp.commands.signals import interruptible
+from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.tree_sums import add_tree_memory, check_tree_error, check_tree_kernel
+from dkgp.commands.solving import going_on, input_bytes, planned_solve, solving
+from dkgp.commands.tree_sums import check_tree_error, check_tree_kernel
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.model_store import MODEL_KIND
 from dkgp.data.stores.references import check_reference
-from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.memory import MemoryPlan, plan_within
-from dkgp.models.warm_up import compiling_bytes, helped
+from dkgp.models.memory import MemoryPlan
+from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
 
@@ -162,8 +159,17 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
             if _differ(job, choice, executor):
                 job, choice = _decided(asked, dataset, found, reporter, one_arithmetic=False)
                 prepared = _prepare(job, dataset, found, reporter)
-            plan = _plan(job, prepared, executor)
-            executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+            width = feature_width(prepared.hyperparameters.kernel)
+            plan = planned_solve(
+                job,
+                dataset,
+                prepared.hyperparameters.kernel,
+                dataset.n_targets,
+                solver_memory(prepared.solver, dataset.n_samples, width),
+                prepared.checkpointing,
+                executor,
+                needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
+            )
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         chosen = {} if choice is None else {"auto": choice.to_json()}
@@ -311,68 +317,27 @@ def _differ(job: TrainJob, choice: Choice | None, executor: BlockExecutor) -> bo
     return False
 
 
-def _plan(job: TrainJob, prepared: _Prepared, executor: BlockExecutor) -> MemoryPlan:
-    """Project the run's memory, tiles kept in what is left; `MemoryBudgetError` where it does not fit."""
-    dataset, solver = prepared.dataset, prepared.solver
-    resident_bytes, budget_bytes = memory_budget(job)
-    width = feature_width(prepared.hyperparameters.kernel)
-    memory = solver_memory(solver, dataset.n_samples, width)
-    repeats = memory.repeats_products and job.tree_error is None
-    if job.tree_error is not None:
-        memory = add_tree_memory(memory, dataset.n_samples, width, executor.shares_memory, job.cluster.cache_bytes)
-    return plan_within(
-        budget_bytes,
-        dataset.n_samples,
-        dataset.n_features,
-        dataset.n_targets,
-        memory,
-        needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
-        # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-        resident_bytes=resident_bytes
-        - prepared.checkpointing.held_bytes
-        + compiling_bytes(prepared.hyperparameters.kernel),
-        shares_process=executor.shares_memory,
-        overlaps=executor.overlaps,
-        cache_bytes=job.cluster.cache_bytes,
-        width=width,
-    ).with_tiles(executor.tiles if repeats else replace(executor.tiles, bytes=0), dataset.n_samples, budget_bytes)
-
-
 def _solve(
     job: TrainJob, prepared: _Prepared, plan: MemoryPlan, executor: BlockExecutor, reporter: Reporter
 ) -> TrainedModel:
+    checkpoints = prepared.checkpointing.store
     if not job.resume:
-        prepared.checkpointing.store.clear()
-    with (
-        RecordLog(job.log_json, resume=job.resume) as log,
-        reporter.solve("train", job.solver.tolerance) as show,
-        interruptible(reporter.warn) as interruption,
-    ):
-
-        def after_round(progress: SolveProgress) -> None:
-            show(progress)
-            log.write(progress.to_json())
-
-        try:
-            return train(
-                prepared.dataset,
-                prepared.hyperparameters.kernel,
-                prepared.hyperparameters.noise_variance,
-                executor,
-                solver=prepared.solver,
-                stopping=job.solver.stopping(),
-                initial=prepared.initial,
-                initial_gradient=prepared.initial_gradient,
-                callback=after_round,
-                within=show,
-                checkpointing=prepared.checkpointing,
-                interrupted=interruption,
-                # What the plan found room for: all inputs at the coordinator, or none.
-                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
-                tree_error=job.tree_error,
-            )
-        except InterruptedRunError as error:
-            raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
+        checkpoints.clear()
+    with going_on(checkpoints), solving(job, "train", job.solver.tolerance, reporter) as rounds:
+        return train(
+            prepared.dataset,
+            prepared.hyperparameters.kernel,
+            prepared.hyperparameters.noise_variance,
+            executor,
+            solver=prepared.solver,
+            stopping=job.solver.stopping(),
+            initial=prepared.initial,
+            initial_gradient=prepared.initial_gradient,
+            **rounds.arguments(),
+            checkpointing=prepared.checkpointing,
+            coordinator_input_bytes=input_bytes(plan),
+            tree_error=job.tree_error,
+        )
 
 
 def _title(job: TrainJob, summary: Mapping[str, Any]) -> str:

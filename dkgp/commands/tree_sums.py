@@ -15,7 +15,7 @@ from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.tree.memory import building_bytes, tree_bytes
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
-__all__ = ["add_tree_memory", "check_tree_error", "check_tree_kernel"]
+__all__ = ["add_tree_memory", "check_tree_error", "check_tree_gradient", "check_tree_kernel"]
 
 
 def check_tree_error(error: float | None, tolerance: float, solver: str) -> None:
@@ -39,6 +39,16 @@ def check_tree_error(error: float | None, tolerance: float, solver: str) -> None
         raise UsageError(
             f"--tree-error is for solvers that work by kernel products; {solver} evaluates the entries themselves. "
             "Leave it out, or take --solver gbcd or pcg, say"
+        )
+
+
+def check_tree_gradient(error: float | None, gradient_tolerance: float, tolerance: float) -> None:
+    """Refuse an error of tree sums above what a gradient may be off for decisions within a tolerance; `UsageError`."""
+    if error is not None and error >= gradient_tolerance:
+        raise UsageError(
+            f"decisions within --tol {tolerance:g} of these samples take a gradient within {gradient_tolerance:.3g}; "
+            f"--tree-error must be below that, or its errors decide them; got {error:g}. Give "
+            f"{gradient_tolerance / 10:.2g} or less"
         )
 
 

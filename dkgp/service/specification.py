@@ -226,7 +226,9 @@ def _check_sparse(job: SparseJob) -> None:
 
 
 def _check_classify(job: ClassifyJob) -> None:
-    job.check()
+    from dkgp.commands.classify import check_job
+
+    check_job(job)
     _check_training(job)
 
 

@@ -146,7 +146,7 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("sparse", {**SPARSE, "settings": {"per_round": 3}}, "`per_round` belongs to a greedy basis"),
         ("sparse", {**SPARSE, "given_basis": "/b.npy", "basis_size": 5}, "leave out `basis_size`"),
         ("sparse", {**SPARSE, "plot": "/b.png"}, "`plot` shows a basis as it grows"),
-        ("classify", {**CLASSIFY, "method": "svm"}, "method: .*'fixed-size' or 'exact'"),
+        ("classify", {**CLASSIFY, "method": "svm"}, "method: .*'fixed-size', 'exact', 'logistic' or 'gp'"),
         ("classify", {**CLASSIFY, "given_noise": True}, "`given_noise` is that of `hyper`"),
         ("classify", {**CLASSIFY, "by_reference": True}, "`by_reference` belongs to `method` exact"),
         ("classify", {**CLASSIFY, "method": "exact", "settings": {"pool": 3}}, "`pool` belongs to `method` fixed-size"),

@@ -18,7 +18,7 @@ from dkgp.bench.entries import entry_seconds
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import plain
-from dkgp.commands.reporting.progress import SilentReporter, SolveProgress, WorkProgress
+from dkgp.commands.reporting.progress import Measure, SilentReporter, SolveProgress, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.data import open_dataset, open_model
@@ -45,7 +45,9 @@ class _LineReporter(SilentReporter):
         _say(warning=message)
 
     @contextmanager
-    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
+    def solve(
+        self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm"
+    ) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
         """Pass on rounds, and work within a round as often as anybody could read it."""
         said = 0.0
 

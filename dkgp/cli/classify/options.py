@@ -178,6 +178,12 @@ def exact_options(function: F) -> F:
         ),
         click.option("--max-seconds", type=float, help="Of an exact one: stop after so many seconds."),
         click.option(
+            "--tree-error",
+            type=float,
+            metavar="E",
+            help="Of an exact one: take kernel products by a tree, each entry good to E, as for `dkgp train`.",
+        ),
+        click.option(
             "--by-reference", is_flag=True, help="Let an exact one refer to DATASET instead of copying its inputs."
         ),
     )(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.classify.methods import check_job
 from dkgp.commands.classify.run import finished_classify, run_classify
 
-__all__ = ["ClassifyJob", "finished_classify", "run_classify"]
+__all__ = ["ClassifyJob", "check_job", "finished_classify", "run_classify"]

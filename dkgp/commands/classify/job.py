@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
 from dkgp.cluster import ClusterOptions
 from dkgp.data.stores.classifier.classifier_store import ClassifierForm
 from dkgp.errors import InputError, UsageError
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.prototypes import PROTOTYPES
-from dkgp.solvers.registry import AUTO, solver_names
+from dkgp.solvers.registry import AUTO
 
-__all__ = ["BALANCED", "FIXED_SIZE_ALONE", "ClassifyJob"]
+__all__ = ["BALANCED", "ClassifyJob"]
 
 BALANCED = "balanced"
-METHODS: tuple[str, ...] = get_args(ClassifierForm)
-# Settings that an exact one has no use for.
-FIXED_SIZE_ALONE = (
-    "pool",
-    "prototypes",
-    "max_basis",
-    "candidates",
-    "folds",
-    "search",
-    "cardinality",
-    "noise_variances",
-    "stop",
-)
-DEFAULTS = {each.name: each.default for each in fields(FixedSizeSettings)}
 
 
 @dataclass(frozen=True)
@@ -55,6 +40,8 @@ class ClassifyJob:
     solver, tolerance, max_passes, max_seconds
         Of an exact one: a solver's name or "auto", how near decisions are to be to the exact ones, and effort after
         which to stop short of that.
+    tree_error
+        Of an exact one: take kernel products by a tree, each entry good to this.
     by_reference
         Let an exact one refer to the dataset store instead of copying its inputs.
     cluster
@@ -81,6 +68,7 @@ class ClassifyJob:
     max_passes: float | None = None
     max_seconds: float | None = None
     by_reference: bool = False
+    tree_error: float | None = None
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     checkpoint: str | None = None
     checkpoint_seconds: float = 30.0
@@ -94,11 +82,6 @@ class ClassifyJob:
     def checkpoint_url(self) -> str:
         """The place of checkpoints."""
         return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
-
-    @property
-    def is_exact(self) -> bool:
-        """True for a model of all samples."""
-        return self.method == "exact"
 
     @property
     def fit_intercept(self) -> bool:
@@ -133,59 +116,3 @@ class ClassifyJob:
                 raise InputError(f"`class_weight` must be positive and finite; got {value} for the class '{name}'")
             found[name] = weight
         return found
-
-    def check(self) -> None:
-        """Refuse what can be seen to be wrong without the data.
-
-        Raises
-        ------
-        UsageError
-            Options that do not go together.
-        InputError
-            A value out of range.
-        """
-        if self.method not in METHODS:
-            raise InputError(f"`method` must be one of {', '.join(METHODS)}; got '{self.method}'")
-        if self.settings.prototypes not in PROTOTYPES:
-            raise InputError(f"`prototypes` must be one of {', '.join(PROTOTYPES)}; got '{self.settings.prototypes}'")
-        if self.settings.seed < 0:
-            raise InputError(f"`seed` must not be negative; got {self.settings.seed}")
-        if self.solver not in (AUTO, *solver_names()):
-            raise InputError(f"`solver` must be one of {', '.join((AUTO, *solver_names()))}; got '{self.solver}'")
-        if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
-            raise InputError(f"`tolerance` must be positive and finite; got {self.tolerance}")
-        for name in ("max_passes", "max_seconds"):
-            limit = getattr(self, name)
-            if limit is not None and not limit > 0.0:
-                raise InputError(f"`{name}` must be positive; got {limit}")
-        if self.given_noise and self.hyper is None:
-            raise UsageError("`given_noise` is that of `hyper`; give it, or leave `given_noise` out")
-        if self.given_noise and self.settings.noise_variances is not None:
-            raise UsageError("`given_noise` and `noise_variances` both say which noise to take; leave one of them out")
-        other = {
-            "solver": self.solver != AUTO,
-            "tolerance": self.tolerance != DECISION_TOLERANCE,
-            "max_passes": self.max_passes is not None,
-            "max_seconds": self.max_seconds is not None,
-            "by_reference": self.by_reference,
-        }
-        if self.is_exact:
-            other = {name: getattr(self.settings, name) != DEFAULTS[name] for name in FIXED_SIZE_ALONE}
-            other["given_noise"] = self.given_noise
-            if self.settings.intercept == "selected":
-                raise UsageError("`intercept` selected competes with prototypes; `method` exact has none of them")
-        for name, given in other.items():
-            if given:
-                method = "fixed-size" if self.is_exact else "exact"
-                raise UsageError(f"`{name}` belongs to `method` {method}; choose that, or leave it out")
-        _ = self.weights_by_class
-
-    def identity(self) -> dict[str, Any]:
-        """Return what determines the model beside data and hyperparameters."""
-        settings = asdict(self.settings)
-        if self.is_exact:
-            kept = {name: settings[name] for name in ("isotropic", "probability", "seed")}
-            own = {**kept, "intercept": self.fit_intercept, "tolerance": self.tolerance, "solver": self.solver}
-        else:
-            own = {**settings, "given_noise": self.given_noise}
-        return {"method": self.method, "class_weight": sorted(self.class_weight), **own}

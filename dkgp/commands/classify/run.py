@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from dkgp.cluster import open_executor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.train import Prepared, train_one
+from dkgp.commands.classify.method import Opened, Prepared
+from dkgp.commands.classify.methods import check_job, method_of
 from dkgp.commands.own_work import (
     checkpointing_of,
     difference,
@@ -19,17 +19,16 @@ from dkgp.commands.own_work import (
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_side_files
-from dkgp.commands.reporting.path_plot import plot_path
-from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter, announce
-from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ensure_writable, open_classifier, open_dataset
+from dkgp.commands.solving import going_on
+from dkgp.data import CheckpointStore, ClassifierRecord, ensure_writable, open_classifier, open_dataset
 from dkgp.data import save_classifier as save
 from dkgp.data.stores.classifier.classifier_store import CLASSIFIER_KIND
 from dkgp.data.stores.references import check_reference
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white
-from dkgp.models import Hyperparameters, read_hyperparameters
-from dkgp.models.classification.labels import Labels, label_weights, labels_of, stratified_folds
+from dkgp.models import read_hyperparameters
+from dkgp.models.classification.labels import label_weights, labels_of
 from dkgp.models.warm_up import helped
 from dkgp.solvers import Checkpointing
 
@@ -37,13 +36,6 @@ __all__ = ["finished_classify", "run_classify"]
 
 # Of the samples of all classes together: where the rarest has less, an error rate alone says little.
 RARE = 0.2
-
-
-@dataclass(frozen=True)
-class _Opened:
-    dataset: Dataset
-    labels: Labels
-    hyperparameters: Hyperparameters | None
 
 
 def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
@@ -64,7 +56,7 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
-        job.check()
+        check_job(job)
         opened = _opened(job)
         if job.resume:
             finished = _finished(job, reporter, opened, converged=True)
@@ -73,11 +65,12 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
         prepared, overwrite = _prepare(job, opened, reporter)
         found = opened.hyperparameters
         with (
-            helped(None if found is None else found.kernel, ("fixed-size",) if job.method == "fixed-size" else ()),
+            helped(None if found is None else found.kernel, method_of(job).compiles),
             open_executor(job.cluster, opened.dataset.n_samples, reporter) as executor,
         ):
             announce(executor, reporter)
-            record = train_one(job, prepared, executor, reporter)
+            with going_on(prepared.checkpointing.store):
+                record = method_of(job).train(job, prepared, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         record.summary.update({"peak_memory_bytes": memory.bytes, "asked": _asked(job, opened)})
     dataset = opened.dataset
@@ -98,29 +91,30 @@ def finished_classify(job: ClassifyJob, reporter: Reporter, *, converged: bool =
     return _finished(job, reporter, opened, converged=converged)
 
 
-def _opened(job: ClassifyJob) -> _Opened:
+def _opened(job: ClassifyJob) -> Opened:
     """Open a job's data and hyperparameters; `InputError` where there is nothing to tell apart."""
     dataset = open_dataset(job.dataset)
     labels = labels_of(dataset)
     if job.hyper is None:
-        return _Opened(dataset, labels, None)
+        return Opened(dataset, labels, None)
     found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    return _Opened(dataset, labels, found)
+    return Opened(dataset, labels, found)
 
 
-def _asked(job: ClassifyJob, opened: _Opened) -> dict[str, Any]:
+def _asked(job: ClassifyJob, opened: Opened) -> dict[str, Any]:
     """Everything that determines the model."""
     found = opened.hyperparameters
     given: dict[str, Any] = {"kernel": None, "noise_variance": None}
     if found is not None:
         kernel, noise = fold_white(found.kernel, found.noise_variance)
         given = {"kernel": kernel.to_json()}
-        given["noise_variance"] = noise if job.is_exact or job.given_noise else None
-    whole: dict[str, Any] = plain({"fingerprint": opened.dataset.fingerprint, **given, **job.identity()})
+        given["noise_variance"] = noise if method_of(job).takes_noise(job) else None
+    given |= {"method": job.method, "class_weight": sorted(job.class_weight), **method_of(job).identity(job, opened)}
+    whole: dict[str, Any] = plain({"fingerprint": opened.dataset.fingerprint, **given})
     return whole
 
 
-def _finished(job: ClassifyJob, reporter: Reporter, opened: _Opened, *, converged: bool) -> Document | None:
+def _finished(job: ClassifyJob, reporter: Reporter, opened: Opened, *, converged: bool) -> Document | None:
     try:
         model = open_classifier(job.out)
     except InputError:
@@ -138,12 +132,11 @@ def _finished(job: ClassifyJob, reporter: Reporter, opened: _Opened, *, converge
     return _conclude(job, opened.dataset.url, model, reporter)
 
 
-def _prepare(job: ClassifyJob, opened: _Opened, reporter: Reporter) -> tuple[Prepared, bool]:
+def _prepare(job: ClassifyJob, opened: Opened, reporter: Reporter) -> tuple[Prepared, bool]:
     """Check everything that can be checked without computing; say if what is at the output may be replaced."""
     dataset, labels = opened.dataset, opened.labels
     weights = label_weights(labels, job.weights_by_class, dataset.all_weights())
-    if not job.is_exact:
-        stratified_folds(labels, job.settings.folds, job.settings.seed)
+    method_of(job).check_data(job, opened, reporter)
     if job.by_reference:
         check_reference(dataset.url)
     overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset, CLASSIFIER_KIND))
@@ -157,12 +150,13 @@ def _conclude(job: ClassifyJob, dataset_url: str, model: ClassifierRecord, repor
     """End a run whose model is saved: draw the plot, describe it, warn, remove checkpoints that served their turn."""
     summary = model.summary
     if job.plot is not None:
-        _draw(job, model, summary)
+        title = f"{model.form}: n = {summary['n']:,}, d = {summary['d']}, {len(model.classes)} classes"
+        method_of(job).draw(job.plot, model, model.history, title, job)
     checkpoints = CheckpointStore(job.checkpoint_url)
     kept = not summary["converged"] and has_checkpoint(checkpoints)
     if summary["converged"]:
         remove_checkpoint(checkpoints)
-    for warning in _warnings(summary, weighted=bool(job.class_weight)):
+    for warning in [*_warnings(summary, weighted=bool(job.class_weight)), *method_of(job).warnings(summary, job)]:
         reporter.warn(warning)
     told = {name: value for name, value in summary.items() if name != "asked"}
     return {
@@ -185,19 +179,8 @@ def _conclude(job: ClassifyJob, dataset_url: str, model: ClassifierRecord, repor
     }
 
 
-def _draw(job: ClassifyJob, model: ClassifierRecord, summary: Mapping[str, Any]) -> None:
-    assert job.plot is not None
-    title = f"{model.form}: n = {summary['n']:,}, d = {summary['d']}, {len(model.classes)} classes"
-    if model.form == "exact":
-        history: Sequence[Mapping[str, Any]] = model.history
-        if history:
-            plot_convergence(job.plot, history, tolerance=summary["gradient_tolerance"], title=title)
-    else:
-        plot_path(job.plot, model.path, model.history, summary, title=title)
-
-
 def _warnings(summary: Mapping[str, Any], *, weighted: bool) -> list[str]:
-    """Everything that a user must know of a model, in words."""
+    """Everything that a user must know of a model by any method, in words."""
     found = []
     if not summary["converged"]:
         found.append(f"not converged: {summary['reason']}; {summary['advice']}")

@@ -1,4 +1,4 @@
-"""Convergence of a solve so far, and when it may be done, from its gradient norms."""
+"""Convergence of a solve so far, and when it may be done, from its gradient norms or gaps."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ _LEAST_WINDOW = 8
 
 
 class ConvergenceEstimate:
-    """Follows max |g| on its way down to the tolerance, on a logarithmic scale.
+    """Follows max |g|, or another measure, on its way down to the tolerance, on a logarithmic scale.
 
     Parameters
     ----------
     tolerance : float
-        The solve is done when max |g| is at or below it.
+        The solve is done when the measure is at or below it.
+    measure : str
+        A field of the rounds' records, perhaps not finite at first.
     """
 
-    def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance
+    def __init__(self, tolerance: float, measure: str = "gradient_inf_norm") -> None:
+        self.tolerance, self._measure = tolerance, measure
         self._seconds: list[float] = []
         self._log_best: list[float] = []
 
     def update(self, progress: Progress) -> None:
         """Take a round's record in."""
-        norm = math.log(max(progress.gradient_inf_norm, 1e-300))
+        value = float(getattr(progress, self._measure))
+        if not math.isfinite(value):
+            return
+        norm = math.log(max(value, 1e-300))
         self._seconds.append(progress.seconds)
         self._log_best.append(min(norm, self._log_best[-1]) if self._log_best else norm)
 

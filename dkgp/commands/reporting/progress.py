@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from dkgp.data import Progress as WorkProgress
 from dkgp.models import TuneProgress
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DASHBOARD_NOTE",
+    "MEASURES",
     "ChoiceProgress",
+    "Measure",
     "Reporter",
     "SilentReporter",
     "SolveProgress",
@@ -27,6 +29,14 @@ __all__ = [
 
 # What a note begins with that tells where the cluster's dashboard is.
 DASHBOARD_NOTE = "dashboard: "
+
+# What of a record a solve is told to bring down to its tolerance, and what people call it.
+Measure: TypeAlias = Literal["gradient_inf_norm", "duality_gap", "objective_gap_bound"]
+MEASURES: dict[str, str] = {
+    "gradient_inf_norm": "max|g|",
+    "duality_gap": "relative gap",
+    "objective_gap_bound": "risk gap",
+}
 
 Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
 Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
@@ -53,8 +63,8 @@ class Reporter(Protocol):
     def search(self, label: str) -> Search:
         """Open a display of a hyperparameter search."""
 
-    def solve(self, label: str, tolerance: float) -> Solve:
-        """Open a display of a solve: rounds, passes, max |g| against the tolerance, rate, time left.
+    def solve(self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm") -> Solve:
+        """Open a display of a solve: rounds, passes, the measure (max |g|) against the tolerance, rate, time left.
 
         It also takes the progress of what goes on within a round.
         """
@@ -87,7 +97,7 @@ class SilentReporter:
         """Show nothing."""
         return nullcontext(lambda progress: None)
 
-    def solve(self, label: str, tolerance: float) -> Solve:
+    def solve(self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm") -> Solve:
         """Show nothing."""
         return nullcontext(lambda progress: None)
 

@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.progress import ChoiceProgress, SolveProgress, TuneProgress, WorkProgress
+from dkgp.commands.reporting.progress import (
+    MEASURES,
+    ChoiceProgress,
+    Measure,
+    SolveProgress,
+    TuneProgress,
+    WorkProgress,
+)
 
 __all__ = ["TerminalReporter", "duration"]
 
@@ -93,9 +100,11 @@ class TerminalReporter:
             yield update
 
     @contextmanager
-    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
+    def solve(
+        self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm"
+    ) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
         """Open the display of a solve; what goes on within a round is shown where it takes long enough to be read."""
-        estimate, pace = ConvergenceEstimate(tolerance), _Pace()
+        estimate, pace = ConvergenceEstimate(tolerance, measure), _Pace()
         reached = ""
         with self._display(label) as show:
 
@@ -110,7 +119,7 @@ class TerminalReporter:
                 parts = [
                     f"round {progress.iteration}",
                     f"{progress.column_passes:.2f} passes",
-                    f"max|g| {progress.gradient_inf_norm:.2e} -> {tolerance:.0e}",
+                    f"{MEASURES[measure]} {getattr(progress, measure):.2e} -> {tolerance:.0e}",
                 ]
                 if (rate := estimate.decades_per_minute) is not None:
                     parts.append(f"{rate:.2f} decades/min")

@@ -11,6 +11,7 @@ from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
     ChoiceProgress,
+    Measure,
     SolveProgress,
     TuneProgress,
     WorkProgress,
@@ -66,9 +67,11 @@ class EventReporter:
             yield update
 
     @contextmanager
-    def solve(self, label: str, tolerance: float) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
+    def solve(
+        self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm"
+    ) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
         """Report rounds: figures, tolerance, rate and time left; and how far the work within a round has come."""
-        estimate = ConvergenceEstimate(tolerance)
+        estimate = ConvergenceEstimate(tolerance, measure)
         latest: dict[str, Any] = {}
         with self._paced() as show:
 
@@ -80,6 +83,7 @@ class EventReporter:
                 latest.update(
                     progress.to_json(),
                     tolerance=tolerance,
+                    measure=measure,
                     fraction=estimate.fraction,
                     decades_per_minute=estimate.decades_per_minute,
                     seconds_left=estimate.seconds_left,

@@ -84,6 +84,7 @@ class DecisionCertificate:
         *,
         fit_intercept: bool = True,
         stepped: FloatArray | None = None,
+        product_error: float = 0.0,
         assumes: str | None = None,
     ) -> DecisionCertificate:
         """Certify alpha (n, t) and b (t,), made of the solution E (n, t + 1) of Kbar E = [Y, 1].
@@ -105,6 +106,8 @@ class DecisionCertificate:
         fit_intercept : bool
         stepped : (n, t + 1) float64, optional
             See `Certificate.of`.
+        product_error : float
+            Bound on the entries' errors of the product that the gradient is of, beyond rounding; see `Certificate`.
         assumes : str, optional
             See `dkgp.models.rounding.assumptions`.
         """
@@ -114,7 +117,7 @@ class DecisionCertificate:
 
         def off(column: int) -> FloatArray:
             step = None if stepped is None or not stepped.size else stepped[:, column]
-            return sizes.product_errors(solved[:, column], gradient[:, column], step)
+            return sizes.product_errors(solved[:, column], gradient[:, column], step) + product_error
 
         shown: dict[str, Any] = {
             "n": n,

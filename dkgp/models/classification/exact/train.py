@@ -37,6 +37,7 @@ from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
+from dkgp.operators.tree.operator import TreeKernelOperator
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.registry import build_solver
 
@@ -121,6 +122,7 @@ def train_exact(
     calibrate: bool = True,
     calibration_subset: int = 2000,
     seed: int = 0,
+    tree_error: float | None = None,
 ) -> TrainedExact:
     """Train the exact LS-SVM on all samples.
 
@@ -154,6 +156,8 @@ def train_exact(
         Samples that it is found by, at most.
     seed : int
         Of the solver that is chosen, and of that subset.
+    tree_error : float, optional
+        Take products by pruned sums, each entry good to this; see `TreeKernelOperator`. The certificate allows for it.
 
     Returns
     -------
@@ -178,16 +182,25 @@ def train_exact(
         check_positive_definite(kernel, dataset.input_rows(draw_subset(n, 256, 0)))
     signs = labels.signs()
     right = np.column_stack([signs, np.ones(n)]) if fit_intercept else signs
-    with BlockedKernelOperator(
-        kernel, noise, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
-    ) as operator:
+    options: dict[str, Any] = {"coordinator_input_bytes": coordinator_input_bytes}
+    operators: type[BlockedKernelOperator] = BlockedKernelOperator
+    if tree_error is not None:
+        operators, options["error"] = TreeKernelOperator, tree_error
+    with operators(kernel, noise, dataset, executor, **options) as operator:
         prior = operator.prior()
         level = float(np.broadcast_to(noise, n).mean()) / n
         rule = DecisionError(tolerance, operator.noise_variance, float(prior.max()), fit_intercept, level)
         chosen: dict[str, Any] = {}
         if solver is None:
             solver, chosen = solver_for_labels(
-                dataset, kernel, operator.noise_variance, right.shape[1], rule.gradient_tolerance(n), executor, seed
+                dataset,
+                kernel,
+                operator.noise_variance,
+                right.shape[1],
+                rule.gradient_tolerance(n),
+                executor,
+                seed,
+                tree_error=tree_error,
             )
         solution = solve(
             operator,
@@ -212,6 +225,7 @@ def train_exact(
         errors,
         fit_intercept=fit_intercept,
         stepped=solution.stepped,
+        product_error=solution.product_error,
         assumes=assumptions(kernel),
     )
     calibration = None
@@ -219,6 +233,7 @@ def train_exact(
         calibration = calibrated(dataset, labels, kernel, noise, fit_intercept, calibration_subset, seed)
     summary = _summary(dataset, labels, solution, certificate, rule, intercept)
     summary |= {"kept_share": share, "weighted": weights is not None, "fit_intercept": fit_intercept, **chosen}
+    summary |= {} if tree_error is None else {"tree_error": float(tree_error)}
     return TrainedExact(
         kernel, noise_variance, alpha, ones, intercept, certificate, solution, labels.classes, calibration, summary
     )
@@ -248,16 +263,19 @@ def solver_for_labels(
     executor: BlockExecutor,
     seed: int = 0,
     memory_bytes: int | None = None,
+    tree_error: float | None = None,
 ) -> tuple[Solver, dict[str, Any]]:
     """Choose a solver for t right-hand sides by a look at the problem, `tolerance` on max |g|; and say why, as JSON.
 
-    `noise_variance` is the least of the samples'; `memory_bytes` what the run may take.
+    `noise_variance` is the least of the samples'; `memory_bytes` what the run may take; `tree_error` that of products,
+    where they are taken by a tree.
     """
     choice = choose_solver_for(
         _Columns(dataset, t),
         kernel,
         noise_variance,
         tolerance=tolerance,
+        tree_error=tree_error,
         memory_bytes=memory_bytes,
         one_arithmetic=_alike(executor),
         seed=seed,
