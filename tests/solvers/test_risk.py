@@ -12,13 +12,13 @@ import scipy.optimize
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Checkpointing, GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress, solve
-from dkgp.solvers.losses import HuberLoss, LogisticLoss, SquaredLoss
-from dkgp.solvers.risk import Risk, RiskSolution, minimise_risk
+from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
+from dkgp.solvers.risk import RISK_METHODS, Risk, RiskConjugateGradient, RiskSolution, minimise_risk
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(200, 2, noise_variance=0.1, gamma=1.0)
@@ -33,7 +33,7 @@ losses = pytest.mark.parametrize(
 
 
 def minimised(executor: LocalExecutor, targets: np.ndarray, loss: Any, **options: Any) -> RiskSolution:
-    options = {"regularisation": 0.1, "gap": 1e-5} | options
+    options = {"regularisation": 0.1, "gap": 1e-5, "precision": "double"} | options
     return minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, **options)
 
 
@@ -54,7 +54,7 @@ def least_risk(loss: Any, targets: np.ndarray, regularisation: float) -> float:
 
 @losses
 def test_the_least_risk_of_a_general_optimiser(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
-    solution = minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, regularisation=0.1, gap=1e-6)
+    solution = minimised(executor, targets, loss, gap=1e-6)
     assert solution.solution.converged
     least = least_risk(loss, targets, 0.1)
     assert solution.solution.progress.objective == pytest.approx(least, rel=2e-6)
@@ -65,7 +65,7 @@ def test_the_least_risk_of_a_general_optimiser(loss: Any, targets: np.ndarray, e
 @losses
 def test_bounds_hold_all_the_way(loss: Any, targets: np.ndarray, executor: LocalExecutor) -> None:
     seen: list[Progress] = []
-    minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, regularisation=0.1, gap=1e-5, callback=seen.append)
+    minimised(executor, targets, loss, callback=seen.append)
     least = least_risk(loss, targets, 0.1)
     bounds = [step.objective - step.objective_gap_bound for step in seen]
     assert all(bound <= least * (1 + 1e-7) for bound in bounds)
@@ -77,9 +77,7 @@ def test_bounds_hold_all_the_way(loss: Any, targets: np.ndarray, executor: Local
 def test_the_squared_loss_takes_the_closed_forms_way(executor: LocalExecutor) -> None:
     y = PROBLEM.y[:, 0]
     for count in (1, 2, 5):
-        general = minimise_risk(
-            PROBLEM.blocked(executor), y, loss=SquaredLoss(), regularisation=0.1, gap=1e-15, max_iterations=count
-        )
+        general = minimised(executor, y, SquaredLoss(), gap=1e-15, max_iterations=count)
         closed = solve(
             PROBLEM.blocked(executor),
             y,
@@ -193,8 +191,102 @@ def test_the_bound_by_the_gradient_is_as_near_as_proven(
         alpha = scale * rng.standard_normal((200, 1))
         values = K @ alpha
         gradient = risk.gradient(y, alpha, values)
-        bound = risk.bound_by_gradient(y, values, K @ gradient)
+        here, width = risk.value(y, alpha, values), risk.width(gradient, K @ gradient)
+        assert 0.0 < width[0] == pytest.approx(np.sum(gradient * (K @ gradient)) / 0.2, rel=1e-12)
+        bound = here - width
         assert bound[0] <= least * (1 + 1e-7)
-        here, width = risk.value(y, alpha, values), np.sum(gradient * (K @ gradient)) / 0.2
-        assert here[0] - bound[0] <= width * (1 + 1e-9)
+        slopes = loss.slope(y, values)
+        assert bound[0] == pytest.approx(risk.dual(y, slopes, -K @ slopes / 0.1)[0], rel=1e-9, abs=1e-9)
         assert risk.lower_bound(y, alpha, values)[0] <= least * (1 + 1e-7)
+
+
+CLASSES = np.digitize(CONTINUOUS, [-0.4, 0.5])
+ONE_HOT = np.eye(3)[CLASSES]
+every_loss = pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (SquaredLoss(), CONTINUOUS),
+        (HuberLoss(0.5), CONTINUOUS),
+        (LogisticLoss(), LABELS),
+        (ProbitLoss(), LABELS),
+        (SquaredHingeLoss(), LABELS),
+        (SoftmaxLoss(), ONE_HOT),
+    ],
+    ids=["squared", "huber", "logistic", "probit", "hinge", "softmax"],
+)
+every_method = pytest.mark.parametrize("method", RISK_METHODS)
+
+
+def dense_least(loss: Any, targets: np.ndarray, regularisation: float, weights: np.ndarray | None = None) -> float:
+    """By L-BFGS on L' alpha of all columns together."""
+    y = targets.reshape(len(targets), -1)
+    n, p = y.shape
+    root = np.linalg.cholesky(K + 1e-10 * np.eye(n))
+    counts = np.ones((n, 1)) if weights is None else weights[:, None]
+
+    def risk(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        w = flat.reshape(n, p)
+        values = root @ w
+        value = (counts * loss.value(y, values)).sum() + 0.5 * regularisation * (w * w).sum()
+        return value, (root.T @ (counts * loss.slope(y, values)) + regularisation * w).ravel()
+
+    options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9}
+    return float(scipy.optimize.minimize(risk, np.zeros(n * p), jac=True, method="L-BFGS-B", options=options).fun)
+
+
+@every_loss
+@every_method
+def test_every_method_finds_the_least_of_every_loss(
+    method: str, loss: Any, targets: np.ndarray, executor: LocalExecutor
+) -> None:
+    weights, gap = np.linspace(0.0, 2.0, 200), 1e-4 if method == "paramcg" else 1e-6
+    seen: list[Progress] = []
+    found = minimised(
+        executor, targets, loss, method=method, weights=weights, regularisation=1.0, gap=gap, callback=seen.append
+    )
+    assert found.solution.converged
+    assert found.method == method
+    least = dense_least(loss, targets, 1.0, weights)
+    assert found.risk.sum() == pytest.approx(least, rel=2 * gap)
+    assert found.lower_bound.sum() <= least * (1 + 1e-7)
+    assert all(step.objective - step.objective_gap_bound <= least * (1 + 1e-7) for step in seen)
+    assert all(later.objective <= earlier.objective * (1 + 1e-12) for earlier, later in itertools.pairwise(seen))
+    y, alpha = targets.reshape(200, -1), found.solution.alpha
+    np.testing.assert_allclose(found.values, K @ alpha, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.gradient, weights[:, None] * loss.slope(y, K @ alpha) + alpha, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.gradient_image, K @ found.gradient, rtol=0, atol=1e-8)
+
+
+def test_weights_are_repeated_samples(executor: LocalExecutor) -> None:
+    counts = np.arange(200) % 3
+    rows = np.repeat(np.arange(200), counts)
+    repeated = BlockedKernelOperator(PROBLEM.kernel, 0.1, ArrayInputs(PROBLEM.X[rows]), executor)
+    options: dict[str, Any] = {"loss": LogisticLoss(), "regularisation": 0.1, "gap": 1e-9, "precision": "double"}
+    expected = minimise_risk(repeated, LABELS[rows], **options)
+    found = minimise_risk(PROBLEM.blocked(executor), LABELS, weights=counts, **options)
+    assert found.risk[0] == pytest.approx(expected.risk[0], rel=1e-8)
+    width = 2.0 * np.sqrt(2.0 * 1e-8 * found.risk[0] / 0.1)
+    np.testing.assert_allclose(found.values[rows], expected.values, rtol=0, atol=width)
+    assert (found.solution.alpha[counts == 0] == 0.0).all()
+
+
+def test_a_softmax_of_two_classes_is_a_logistic_of_twice_the_regularisation(executor: LocalExecutor) -> None:
+    """Its columns cancel, so that the penalty of both is |d|^2 / 2 of their difference d: lambda counts half."""
+    two = np.column_stack([LABELS > 0.0, LABELS < 0.0]).astype(float)
+    softmax = minimised(executor, two, SoftmaxLoss(), regularisation=0.2, gap=1e-9)
+    logistic = minimised(executor, LABELS, LogisticLoss(), regularisation=0.1, gap=1e-9)
+    assert softmax.risk.shape == softmax.lower_bound.shape == (1,)
+    assert softmax.risk[0] == pytest.approx(logistic.risk[0], rel=1e-8)
+    np.testing.assert_allclose(softmax.values.sum(axis=1), 0.0, atol=1e-10)
+    width = 2.0 * np.sqrt(2.0 * 1e-8 * logistic.risk[0] / 0.1)
+    np.testing.assert_allclose(softmax.values[:, 0] - softmax.values[:, 1], logistic.values[:, 0], rtol=0, atol=width)
+
+
+def test_methods_that_there_are_not(executor: LocalExecutor) -> None:
+    with pytest.raises(UsageError, match="there is no method 'sgd' for a risk; there are auto, kcg"):
+        minimised(executor, LABELS, LogisticLoss(), method="sgd")
+    with pytest.raises(UsageError, match="the method is for .*'regularisation': 0.2.*; what is to be minimised is"):
+        minimised(executor, LABELS, LogisticLoss(), method=RiskConjugateGradient(Risk(LogisticLoss(), 0.2)))
+    for weights in (np.zeros(200), np.full(200, -1.0)):
+        with pytest.raises(InputError, match="the weights of samples must be"):
+            minimised(executor, LABELS, LogisticLoss(), weights=weights)

@@ -1,0 +1,176 @@
+"""Minimise a regularised risk by any method: what is refused, what is taken by default, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data.types import ProgressCallback
+from dkgp.errors import InputError, UsageError
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import as_columns
+from dkgp.solvers.checkpointing import Checkpointing
+from dkgp.solvers.conjugate.kernel_cg import kernel_product
+from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.losses import Loss
+from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
+from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.problem import Risk
+from dkgp.solvers.stopping import DualityGap, MaxIterations, Progress, StoppingRule
+
+__all__ = ["RISK_METHODS", "RiskSolution", "minimise_risk"]
+
+_METHODS: dict[str, Callable[[Risk, Literal["mixed", "double"], int], RiskMethod[Any]]] = {
+    "kcg": lambda risk, precision, seed: RiskConjugateGradient(risk, precision),
+    "gradient": lambda risk, precision, seed: RiskGradientDescent(risk, precision),
+    "paramcg": lambda risk, precision, seed: RiskParameterConjugateGradient(risk, precision),
+}
+RISK_METHODS = tuple(_METHODS)
+
+
+@dataclass(frozen=True)
+class RiskSolution:
+    """The function found; what is one number for a problem is (q,), q = p, or 1 where the loss couples its columns.
+
+    Attributes
+    ----------
+    solution : Solution
+        Its coefficients alpha, why the search stopped, and the way there: `objective` of a record is the risk,
+        `objective_gap_bound` how far it is from the least at most, `duality_gap` that over the larger magnitude of the
+        risk and the bound below it. `gradient` is the functional gradient's, w l'(y, values) + lambda alpha.
+    values : (n, p) float64
+        Its values at the samples: K alpha, evaluated anew in float64 after the last step.
+    gradient_image : (n, p) float64
+        K times the gradient's coefficients, evaluated in float64.
+    risk : (q,) float64
+        Its risk; where products are approximate, what it is at most.
+    lower_bound : (q,) float64
+        No function's risk is below it, rounding aside.
+    method : str
+        The method that was taken.
+    chosen : dict
+        What a choice by "auto" rests on, in plain JSON types; empty where the method was named.
+    product_error : float
+        No entry of `values` or `gradient_image` is off by more than this, beyond rounding: 0 unless products are
+        approximate (tree sums).
+    """
+
+    solution: Solution
+    values: FloatArray
+    gradient_image: FloatArray
+    risk: FloatArray
+    lower_bound: FloatArray
+    method: str
+    chosen: dict[str, Any] = field(default_factory=dict)
+    product_error: float = 0.0
+
+    @property
+    def gradient(self) -> FloatArray:
+        """Coefficients of the functional gradient, of `values` as they are: (n, p)."""
+        return self.solution.gradient
+
+
+def minimise_risk(
+    operator: KernelOperator,
+    targets: ArrayLike,
+    *,
+    loss: Loss,
+    regularisation: float,
+    weights: ArrayLike | None = None,
+    method: str | RiskMethod[Any] = "auto",
+    gap: float = 1e-4,
+    stopping: StoppingRule | None = None,
+    max_iterations: int = 1000,
+    precision: Literal["mixed", "double"] = "mixed",
+    initial: ArrayLike | None = None,
+    callback: Callable[[Progress], None] | None = None,
+    within: ProgressCallback | None = None,
+    checkpointing: Checkpointing | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    seed: int = 0,
+) -> RiskSolution:
+    """Minimise sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        Its noise plays no part.
+    targets : (n,) or (n, p) array_like
+        Each column is a problem of its own, unless the loss couples them; kernel products are shared.
+    loss : Loss
+    regularisation : float
+        lambda.
+    weights : (n,) array_like, optional
+        w, how often each sample counts; once by default.
+    method : str or RiskMethod
+        A name of `RISK_METHODS`, "auto" for the one that should take the least time, or a method of this very risk,
+        with a precision and settings of its own.
+    gap : float
+        Converged when the risk is proven to be within this share of the least.
+    stopping : StoppingRule, optional
+        Another rule, in place of `gap` and `max_iterations`.
+    max_iterations : int
+    precision : {"mixed", "double"}
+        Of the kernel products; see `RiskMethod`.
+    initial : (n,) or (n, p) array_like, optional
+        Warm start.
+    callback, within, checkpointing, interrupted
+        See `dkgp.solvers.solve`.
+    seed : int
+        Of what a method draws.
+
+    Raises
+    ------
+    InputError
+        Targets of another shape, not finite or not for this loss; settings out of range.
+    UsageError
+        No such method, or one of another risk.
+    CheckpointError
+        The checkpoint belongs to another run.
+    InterruptedRunError
+        `interrupted` answered true.
+    """
+    y = as_columns(targets, operator.n, "the targets")
+    for name, value in (("the gap", gap), ("max_iterations", max_iterations)):
+        if not value > 0.0 or not np.isfinite(value):
+            raise InputError(f"{name} must be finite and positive; got {value!r}")
+    counts = None if weights is None else as_columns(weights, operator.n, "the weights", 1)[:, 0]
+    risk = Risk(loss, regularisation, counts)
+    risk.check(y)
+    start = None if initial is None else as_columns(initial, operator.n, "the warm start", y.shape[1])
+    chosen = _method(risk, method, precision, seed).resolved(operator.n, operator.kernel.n_features, y.shape[1])
+    solution, state = run(
+        operator,
+        y,
+        chosen,
+        stopping or DualityGap(gap) | MaxIterations(max_iterations),
+        initial=start,
+        callback=callback,
+        within=within,
+        checkpointing=checkpointing,
+        interrupted=interrupted,
+    )
+    image = state.gradient_image if state.gradient_image.size else kernel_product(operator, state.gradient, "double")
+    return RiskSolution(
+        solution, state.values, image, state.risks, state.bound, chosen.name, product_error=state.product_error
+    )
+
+
+def _method(
+    risk: Risk, method: str | RiskMethod[Any], precision: Literal["mixed", "double"], seed: int
+) -> RiskMethod[Any]:
+    if isinstance(method, RiskMethod):
+        if method.risk.settings() != risk.settings():
+            raise UsageError(
+                f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
+            )
+        return method
+    if method == "auto":
+        return _METHODS["kcg"](risk, precision, seed)
+    if method not in _METHODS:
+        raise UsageError(f"there is no method {method!r} for a risk; there are auto, {', '.join(RISK_METHODS)}")
+    return _METHODS[method](risk, precision, seed)

@@ -1,0 +1,152 @@
+"""A regularised risk R[f] = sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2 over f = sum_i alpha_i k(x_i, .), as a value.
+
+The functional gradient has the coefficients g_i = w_i l'(y_i, f(x_i)) + lambda alpha_i (Ratliff and Bagnell 2007,
+equation 5). Fenchel's dual bounds the least risk from below: for any slopes u,
+
+    D(u) = -u'K u / (2 lambda) - sum_i w_i l*(y_i, u_i / w_i) <= R[f]    for all f,
+
+and at those of f itself, u = w l'(y, f), it lies <g, g>_K / (2 lambda) below R[f], to the last digit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray
+from dkgp.solvers.conjugate.kernel_cg import column_products
+from dkgp.solvers.losses import CurvatureRoot, Loss
+
+__all__ = ["Risk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Risk:
+    """A regularised risk, of each target by itself, or of all together where the loss couples them.
+
+    What is one number for a problem has shape (q,): q = p, or 1 of a coupled loss.
+
+    Parameters
+    ----------
+    loss : Loss
+    regularisation : float
+        lambda.
+    weights : (n,) float64, optional
+        w, not negative: how often each sample counts.
+
+    Raises
+    ------
+    InputError
+        A regularisation that is not finite and positive; weights that are negative, not finite, or all zero.
+    """
+
+    loss: Loss
+    regularisation: float
+    weights: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        if not self.regularisation > 0.0 or not np.isfinite(self.regularisation):
+            raise InputError(f"the regularisation must be finite and positive; got {self.regularisation!r}")
+        if self.weights is None:
+            return
+        weights = np.array(self.weights, dtype=np.float64)
+        if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0.0).any() or not weights.any():
+            raise InputError(
+                "the weights of samples must be a finite number for each, none negative and not all zero; got shape "
+                f"{weights.shape}, from {np.min(weights, initial=0.0):g} to {np.max(weights, initial=0.0):g}"
+            )
+        weights.flags.writeable = False
+        object.__setattr__(self, "weights", weights)
+
+    def settings(self) -> dict[str, Any]:
+        """Plain JSON types that tell this risk from another."""
+        weights = None if self.weights is None else hashlib.sha256(self.weights.tobytes()).hexdigest()
+        return {"loss": repr(self.loss), "regularisation": self.regularisation, "weights": weights}
+
+    def check(self, targets: FloatArray) -> None:
+        """Refuse targets (n, p) that the loss is not made for, or that there are not as many weights for."""
+        self.loss.check(targets)
+        if self.weights is not None and len(self.weights) != len(targets):
+            raise InputError(f"expected a weight for each of {len(targets)} samples; got {len(self.weights)}")
+
+    def weighted(self, by_sample: FloatArray) -> FloatArray:
+        """Rows (n, t) times their weights."""
+        return by_sample if self.weights is None else self.weights[:, None] * by_sample
+
+    def inner(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """Inner products of two (n, p) arrays by problem: (q,)."""
+        found = column_products(left, right)
+        return np.sum(found, keepdims=True) if self.loss.coupled else found
+
+    def value(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
+        """R[f] of alpha and f = K alpha, (n, p) each: (q,)."""
+        losses = np.sum(self.weighted(self.loss.value(targets, values)), axis=0)
+        return np.asarray(losses + 0.5 * self.regularisation * self.inner(alpha, values))
+
+    def slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        """W l'(y, f): (n, p)."""
+        return self.weighted(self.loss.slope(targets, values))
+
+    def gradient(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
+        """Coefficients of the functional gradient: (n, p) (equation 5)."""
+        return self.slope(targets, values) + self.regularisation * alpha
+
+    def curvature_times(self, targets: FloatArray, values: FloatArray, vectors: FloatArray) -> FloatArray:
+        """Second derivative of the loss, weights included, times V by sample: (n, p)."""
+        return self.weighted(self.loss.curvature_times(targets, values, vectors))
+
+    def curvature_root(self, targets: FloatArray, values: FloatArray) -> CurvatureRoot:
+        """R with R R' the second derivative of the loss by sample, weights included."""
+        root = self.loss.curvature_root(targets, values)
+        return root if self.weights is None else _WeightedRoot(root, np.sqrt(self.weights)[:, None])
+
+    def dual(self, targets: FloatArray, slopes: FloatArray, image: FloatArray) -> FloatArray:
+        """Bound that no function's risk is below, by Fenchel's dual: (q,), perhaps minus infinity.
+
+        Parameters
+        ----------
+        targets, slopes, image : (n, p) float64
+            y, u and K beta for u = -lambda beta.
+        """
+        if self.weights is None:
+            conjugates = self.loss.conjugate(targets, slopes)
+        else:
+            weights = self.weights[:, None]
+            counts = weights > 0.0
+            share = np.divide(slopes, weights, out=np.zeros_like(slopes), where=counts)
+            conjugates = weights * self.loss.conjugate(targets, share)
+            # Where a sample does not count, no slope but zero is one of its loss.
+            conjugates = np.where(counts | (slopes == 0.0).all(axis=1, keepdims=True), conjugates, np.inf)
+        return np.asarray(0.5 * self.inner(slopes, image) - np.sum(conjugates, axis=0))
+
+    def lower_bound(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
+        """Bound from below by the dual at alpha itself: (q,), perhaps minus infinity."""
+        return self.dual(targets, -self.regularisation * alpha, values)
+
+    def least_value(self, targets: FloatArray) -> FloatArray:
+        """Sum of the losses' least values, which no risk is below: the dual at no slope at all, (q,)."""
+        nothing = np.zeros_like(targets)
+        return self.dual(targets, nothing, nothing)
+
+    def width(self, gradient: FloatArray, gradient_image: FloatArray) -> FloatArray:
+        """<g, g>_K / (2 lambda) for g and K g: how far the dual at f's own slopes lies below R[f], (q,)."""
+        return np.maximum(self.inner(gradient, gradient_image), 0.0) / (2.0 * self.regularisation)
+
+
+@dataclass(frozen=True)
+class _WeightedRoot:
+    root: CurvatureRoot
+    scale: FloatArray
+
+    def times(self, vectors: FloatArray) -> FloatArray:
+        return self.scale * self.root.times(vectors)
+
+    def transposed_times(self, vectors: FloatArray) -> FloatArray:
+        return self.root.transposed_times(self.scale * vectors)
+
+    def squares(self) -> FloatArray:
+        return self.scale * self.scale * self.root.squares()

@@ -1,0 +1,156 @@
+"""The state that all methods for a risk share: the function found, its values, and both bounds on the least risk.
+
+Values and gradient follow from recursions between products, and are evaluated anew in float64 when the driver asks.
+Where products are approximate (tree sums) both bounds give way by as much as the products may be off.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.conjugate.kernel_cg import kernel_product, ratio
+from dkgp.solvers.risk.problem import Risk
+from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Progress
+
+__all__ = ["RiskState"]
+
+
+@dataclass
+class RiskState(SolverState):
+    """A minimisation between two rounds; `rhs` are the targets, `gradient` the functional gradient's coefficients.
+
+    Attributes
+    ----------
+    risk : Risk
+    values : (n, p) float64
+        f = K alpha, by recursion.
+    gradient_image : (n, p) float64
+        K g in float64 where it is known of g as it is; empty elsewhere.
+    bound : (q,) float64
+        The best bound from below so far.
+    excess : (q,) float64
+        By how much the risk may be above what its evaluation says, where products are approximate.
+    product_error : float
+        Bound on the errors of the last entries of `values` and `gradient_image` that were evaluated anew.
+    """
+
+    saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess")
+
+    risk: Risk = field(init=False)
+    values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    gradient_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    bound: FloatArray = field(default_factory=lambda: np.zeros(0))
+    excess: FloatArray = field(default_factory=lambda: np.zeros(0))
+    product_error: float = 0.0
+
+    @property
+    def here(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Targets, alpha and values: what the risk is a function of."""
+        return self.rhs, self.alpha, self.values
+
+    @property
+    def risks(self) -> FloatArray:
+        """The risk by problem, (q,); where products are approximate, what it is at most."""
+        return self.risk.value(*self.here) + self.excess
+
+    def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
+        """Find the values at the start, which a given gradient does not tell: a warm start costs two products."""
+        self.values = np.zeros_like(self.rhs)
+        self.bound = self.risk.least_value(self.rhs)
+        self.excess = np.zeros_like(self.bound)
+        super().begin(operator, False, None)
+        if warm:
+            self.renew_gradient(operator)
+        else:
+            self.settle()
+
+    def settle(self) -> None:
+        """Let the gradient follow from alpha and the values."""
+        self.gradient = self.risk.gradient(*self.here)
+        self.gradient_image = np.zeros((0, 0))
+
+    def product(self, operator: KernelOperator, vectors: FloatArray) -> FloatArray:
+        """K V in the precision of the round, counted: (n, t)."""
+        self.columns += operator.n
+        return kernel_product(operator, vectors, self.precision)
+
+    def image_of_gradient(self, operator: KernelOperator) -> FloatArray:
+        """K g, for which a product is taken where it is not known; the bound from below rises by it."""
+        if self.gradient_image.size:
+            return self.gradient_image
+        image = self.product(operator, self.gradient)
+        self.raise_bound(image)
+        return image
+
+    def raise_bound(self, gradient_image: FloatArray, excess: FloatArray | float = 0.0) -> None:
+        """Take the better of the bounds that are known here, K g at hand, and that was known before."""
+        by_gradient = self.risk.value(*self.here) - self.risk.width(self.gradient, gradient_image)
+        here = np.maximum(by_gradient, self.risk.lower_bound(*self.here)) - excess
+        self.bound = np.maximum(self.bound, here)
+
+    def move(self, step: FloatArray, direction: FloatArray, image: FloatArray) -> None:
+        """Go so far along a direction (n, p) whose image is K h: alpha, values, and the gradient that follows."""
+        self.alpha = self.alpha + step * direction
+        self.values = self.values + step * image
+        self.settle()
+        self.note_step(np.einsum("ip,ip->p", direction, direction) * step * step)
+
+    def renew_gradient(self, operator: KernelOperator) -> None:
+        """Compute the values anew in float64, and the bound where it was evaluated in float32."""
+        recursion = not self.exact
+        if self.precision == "single" or self.moved.any() or operator.approximate:
+            self.bound = self.risk.least_value(self.rhs)
+        self.values = kernel_product(operator, self.alpha, "double")
+        of_values = operator.error_bound
+        self.settle()
+        self.gradient_image = kernel_product(operator, self.gradient, "double")
+        self.product_error = max(of_values, operator.error_bound)
+        self.excess, below = self._excess(of_values, operator.error_bound)
+        self.raise_bound(self.gradient_image, below)
+        self.moved = np.zeros(self.alpha.shape[1])
+        self.exact = True
+        self.verified = self.measured(operator) if recursion else None
+
+    def _excess(self, of_values: float, of_image: float) -> tuple[FloatArray, FloatArray]:
+        """How far the risk may lie above its evaluation, and the dual below its own: (q,) each.
+
+        Values are off by e, K g by e'. By the bound c on curvatures l(f) <= l(f~) + |l'(f~)| e + c e^2 / 2, of a
+        coupled loss over all its columns, and |alpha'(f~ - f)| <= |alpha|_1 e. The dual at u = w l'(y, f~) is
+        sum w l - u'f~ - u'K u / (2 lambda), which R - <g, g>_K / (2 lambda), as evaluated, exceeds by
+        (lambda alpha / 2 + u)'(f~ - f) - g'e' / (2 lambda).
+        """
+        risk, p = self.risk, self.rhs.shape[1]
+        if of_values == 0.0 and of_image == 0.0:
+            return np.zeros_like(self.bound), np.zeros_like(self.bound)
+        ones = np.ones_like(self.alpha)
+        total = float(len(self.rhs)) if risk.weights is None else float(risk.weights.sum())
+        pulls = risk.inner(np.abs(risk.slope(self.rhs, self.values)), ones)
+        first = (pulls + 0.5 * risk.regularisation * risk.inner(np.abs(self.alpha), ones)) * of_values
+        second = 0.5 * risk.loss.curvature_bound * total * (p if risk.loss.coupled else 1) * of_values**2
+        below = first + risk.inner(np.abs(self.gradient), ones) * of_image / (2.0 * risk.regularisation)
+        return first + second, below
+
+    def measured(self, operator: KernelOperator) -> Progress:
+        """Return where the minimisation stands: the objective is the risk, targets added up."""
+        risk = float(np.sum(self.risks))
+        below = float(np.sum(self.bound))
+        at_zero = self.risk.slope(self.rhs, np.zeros_like(self.rhs))
+        norms, scale = np.linalg.norm(self.gradient, axis=0), np.linalg.norm(at_zero, axis=0)
+        size = max(abs(risk), abs(below))
+        return Progress(
+            iteration=self.iteration,
+            column_passes=self.columns / operator.n,
+            kernel_evaluations=0,
+            seconds=0.0,
+            gradient_inf_norm=float(np.max(np.abs(self.gradient))),
+            gradient_norm=float(np.max(norms)),
+            relative_residual=float(np.max(ratio(norms, scale))),
+            objective=risk,
+            objective_gap_bound=risk - below,
+            duality_gap=(math.inf if math.isinf(size) else (risk - below) / size) if size > 0.0 else 0.0,
+        )
