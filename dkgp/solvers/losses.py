@@ -55,7 +55,7 @@ class Loss(Protocol):
 
     @property
     def coupled(self) -> bool:
-        """Whether the columns are one problem."""
+        """True if the columns are one problem."""
 
     @property
     def curvature_bound(self) -> float:

@@ -117,7 +117,7 @@ class RiskState(SolverState):
         self.verified = self.measured(operator) if recursion else None
 
     def _excess(self, of_values: float, of_image: float) -> tuple[FloatArray, FloatArray]:
-        """How far the risk may lie above its evaluation, and the dual below its own: (q,) each.
+        """Bounds on how far the risk lies above its evaluation, and the dual below its own: (q,) each.
 
         Values are off by e, K g by e'. By the bound c on curvatures l(f) <= l(f~) + |l'(f~)| e + c e^2 / 2, of a
         coupled loss over all its columns, and |alpha'(f~ - f)| <= |alpha|_1 e. The dual at u = w l'(y, f~) is
