@@ -23,6 +23,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
     Cholesky,
     ConjugateGradient,
+    FactorPreconditioning,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     MaxPasses,
@@ -163,19 +164,22 @@ def test_a_mixed_solve_is_certified_by_a_round_that_computes_its_gradient() -> N
     rng = np.random.default_rng(4)
     X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))
     y = np.hstack([np.sin(3.0 * X[:, :1]), X[:, 1:] ** 2])
-    executor = LocalExecutor(1)
-    with BlockedKernelOperator(kernel, 1e-2, ArrayInputs(X), executor) as operator:
-        solution = solve(operator, y, solver=ConjugateGradient(), stopping=GradientInfNorm(1e-5))
-        errors = operator.row_errors()
+    executor, shapes, few = LocalExecutor(1), set(), ConjugateGradient(FactorPreconditioning(20, 10, 5))
+    # Which of these end in a round that steps too is a matter of roundings, and so of the processor.
+    for tolerance in (1e-4, 3e-5, 1e-5, 3e-6, 1e-6):
+        with BlockedKernelOperator(kernel, 1e-2, ArrayInputs(X), executor) as operator:
+            solution = solve(operator, y, solver=few, stopping=GradientInfNorm(tolerance))
+            errors = operator.row_errors()
+        assert solution.converged
+        assert "check" in solution.history[-1].timings
+        true = exact_gradient(X, y, kernel, 1e-2, solution.alpha)
+        certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-2, 1.0, errors, stepped=solution.stepped)
+        assert np.abs(true).max() <= tolerance + 1e-10
+        assert (np.linalg.norm(true - solution.gradient, axis=0) <= certificate.residual_rounding).all()
+        assert max(certificate.residual_rounding) < 1e-8
+        shapes.add(solution.stepped.shape)
     executor.close()
-    assert solution.converged
-    assert "check" in solution.history[-1].timings
-    assert solution.stepped.shape == y.shape
-    true = exact_gradient(X, y, kernel, 1e-2, solution.alpha)
-    certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-2, 1.0, errors, stepped=solution.stepped)
-    assert np.abs(true).max() <= 1e-5 + 1e-10
-    assert (np.linalg.norm(true - solution.gradient, axis=0) <= certificate.residual_rounding).all()
-    assert max(certificate.residual_rounding) < 1e-8
+    assert y.shape in shapes
 
 
 def test_bounds_that_contradict_each_other_are_refused() -> None:

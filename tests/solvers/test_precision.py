@@ -86,17 +86,34 @@ def test_a_solve_that_is_stopped_short_is_verified_where_it_stands(executor: Loc
     assert not solution.stepped.size
 
 
+class Astray(BlockedKernelOperator):
+    """Float32 products with another matrix: what rounding makes of some kernels on some processors, here on any."""
+
+    less = 0.0
+
+    def matmat(self, V: np.ndarray, precision: str = "double") -> np.ndarray:
+        product = super().matmat(V, precision)
+        return product - self.less * V if precision == "single" else product
+
+
+LITTLE = 0.01
+# Its eigenvalues along equal samples are just below zero, where noise is all that Kbar has of them.
+INDEFINITE = 1.01 * LITTLE
+
+
 @pytest.mark.parametrize(
-    ("kernel", "noise", "every"),
+    ("kernel", "noise", "every", "less"),
     [
-        # Steps along float32 tiles that are not positive definite have come to worse than the start.
-        ("polynomial(degree=3)", 1e-6, 2),
-        ("rbf", 1e-7, 2),
-        ("1e6 * rbf", 1e-2, 1),
+        # Steps along float32 tiles that are not positive definite may come to worse than the start.
+        ("polynomial(degree=3)", 1e-6, 2, 0.0),
+        ("rbf", 1e-7, 2, 0.0),
+        ("1e6 * rbf", 1e-2, 1, 0.0),
+        # These do.
+        ("rbf", LITTLE, 2, INDEFINITE),
     ],
 )
 def test_float32_that_led_astray_is_begun_again_in_float64(
-    executor: LocalExecutor, kernel: str, noise: float, every: int
+    executor: LocalExecutor, kernel: str, noise: float, every: int, less: float
 ) -> None:
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((400, 3)), np.random.default_rng(5).standard_normal((400, 1))
@@ -106,29 +123,34 @@ def test_float32_that_led_astray_is_begun_again_in_float64(
         FactorPreconditioning(40, 20, 10),
         observe=lambda state: seen.append((state.precision, bool(state.alpha.any()))),
     )
-    operator = BlockedKernelOperator(parsed, noise, ArrayInputs(X), executor)
+    operator = Astray(parsed, noise, ArrayInputs(X), executor)
+    operator.less = less
     found = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200))
     assert found.converged
     K = parsed(X, X) + noise * np.eye(400)
     assert np.abs(K @ found.alpha - y).max() <= 1.1e-4
     expected = np.linalg.solve(K, y)
     np.testing.assert_allclose(found.alpha, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    assert seen.count(("double", False)) == 1
-    assert seen[1] == ("single", True)
+    begun_again = seen.count(("double", False))
+    if less:
+        assert (begun_again, seen[1]) == (1, ("single", True))
+    else:
+        assert begun_again <= 1
 
 
-@pytest.mark.parametrize("last", [1, 3, 4, 20])
+@pytest.mark.parametrize("last", [1, 2, 3, 20])
 def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
     executor: LocalExecutor, tmp_path: Path, last: int
 ) -> None:
-    """Before, as, and after float32 is given up in the fourth round."""
+    """Before, as, and after float32 is given up in the second round."""
     rng = np.random.default_rng(0)
     X, y = np.repeat(rng.standard_normal((400, 3))[:200], 2, axis=0), np.random.default_rng(5).standard_normal((400, 1))
-    kernel, done = parse_kernel("polynomial(degree=3)", 3), [0]
+    kernel, done = parse_kernel("rbf", 3), [0]
     store = CheckpointStore(tmp_path / "checkpoints")
 
     def solved(**options: Any) -> Solution:
-        operator = BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor)
+        operator = Astray(kernel, LITTLE, ArrayInputs(X), executor)
+        operator.less = INDEFINITE
         solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
         return solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200), **options)
 
@@ -142,7 +164,7 @@ def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
     resumed = solved(checkpointing=Checkpointing(store, 1e9, resume=True))
     assert resumed.alpha.tobytes() == whole.alpha.tobytes()
     assert [each.gradient_norm for each in resumed.history] == [each.gradient_norm for each in whole.history]
-    assert whole.history[3].objective == 0.0 > whole.history[4].objective
+    assert whole.history[1].objective == 0.0 > whole.history[2].objective
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
