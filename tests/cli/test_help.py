@@ -47,7 +47,7 @@ def test_the_commands_of_this_release() -> None:
     below = {
         group: {names[1] for names in ALL if names[0] == group and len(names) == 2} for group in ("bench", "submit")
     }
-    measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth"}
+    measures = {"tiles", "products", "solve", "variance", "overhead", "selection", "scaling", "growth", "risk"}
     assert below["bench"] == measures | {"papers", "solvers", "sparse", "classify", "pursuit", "certify", "prototypes"}
     assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate"}
 

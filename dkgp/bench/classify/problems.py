@@ -37,7 +37,7 @@ class ClassProblem:
     n, n_test
         Training and test samples of a split.
     table
-        Of the paper: 3 or 5.
+        Of the paper: 3 or 5; 0 where it is in neither.
     file, array
         Name of its .npz file without the ending, and of the inputs in it; no file where it is generated.
     published
@@ -88,6 +88,11 @@ PROBLEMS: dict[str, ClassProblem] = {
         ),
         ClassProblem("adult", 30_148, 15_074, 5, "adult", remark="categories as indicators: 104 features"),
         ClassProblem("magic", 12_680, 6_340, 5, "magic"),
+        ClassProblem(
+            "adult-official", 30_162, 15_060, 0, "adult", remark="the file's own split; categories as indicators"
+        ),
+        ClassProblem("ripley", 250, 1000, 0, "ripley", remark="the file's own split"),
+        ClassProblem("usps-4", 7291, 2007, 0, "usps", positive=4, remark="the digit 4 against the rest, own split"),
         ClassProblem("made-twonorm", 400, 7000, 3, published="twonorm", remark="generated; no rule is below 2.28 %"),
         ClassProblem(
             "made-ringnorm",

@@ -1,0 +1,1 @@
+"""Sections of classifiers: their tables, their certificates, and the risks that they minimise."""
