@@ -104,6 +104,31 @@ class _Appended:
         return result
 
 
+class _InSourceUnits:
+    """Rows in the units of their source, to rounding, of rows that a map has standardised.
+
+    Columns that the map dropped are those of `constants` (columns,); NaN where nobody knows what they were.
+    """
+
+    def __init__(
+        self, rows: RowArray, mean: FloatArray, std: FloatArray, kept: Sequence[bool], constants: FloatArray
+    ) -> None:
+        self._rows, self._mean, self._std = rows, mean, std
+        self._kept, self._constants = np.asarray(kept, dtype=bool), constants
+        self.shape: tuple[int, ...] = (rows.shape[0], len(constants))
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        return self._back(self._rows.read(start, stop))
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        return self._back(self._rows.rows(indices))
+
+    def _back(self, values: FloatArray) -> FloatArray:
+        result = np.tile(self._constants, (len(values), 1))
+        result[:, self._kept] = values.reshape(len(values), -1) * self._std + self._mean
+        return result
+
+
 class AssembledDataset(Dataset):
     """A data set of standardised rows from wherever they are; made by the functions of this module."""
 
@@ -119,6 +144,7 @@ class AssembledDataset(Dataset):
         fingerprint: str,
         chunk_rows: int | None = None,
         classes: tuple[str, ...] | None = None,
+        constants: FloatArray | None = None,
     ) -> None:
         n, d = inputs.shape
         self.url = f"{n} samples{origin}"
@@ -131,6 +157,8 @@ class AssembledDataset(Dataset):
         self.classes, self.class_counts = classes, None
         self.weight_name, self._weight_array = None, None
         self._input_columns = self._target_columns = self._recoding = self._signs = None
+        # What the features hold that the map drops, (d_raw,), where it is known.
+        self._constants = np.full(len(raw_feature_names), np.nan) if constants is None else constants
 
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """As `Dataset.inputs`."""
@@ -149,6 +177,33 @@ class AssembledDataset(Dataset):
             values = self._recoded(values)
             return self.standardisation.targets(values) if standardised else values
         return values if standardised else self.standardisation.targets_back(values)
+
+    def with_standardisation(self, standardisation: Standardisation) -> Dataset:
+        """As `Dataset.with_standardisation`."""
+        return self._as_read().with_standardisation(standardisation)
+
+    def as_seen_by(
+        self,
+        feature_names: Sequence[str],
+        target_names: Sequence[str],
+        standardisation: Standardisation,
+        classes: Sequence[str] | None = None,
+    ) -> Dataset:
+        """As `Dataset.as_seen_by`."""
+        return self._as_read().as_seen_by(feature_names, target_names, standardisation, classes)
+
+    def _as_read(self) -> Dataset:
+        """The same data in the units of their source, to be mapped as those of a store are, when they are read."""
+        other, by = object.__new__(Dataset), self.standardisation
+        vars(other).update(vars(self))
+        inputs = _InSourceUnits(self.standard_inputs, by.input_mean, by.input_std, by.kept, self._constants)
+        p = self.standard_targets.shape[1] if len(self.standard_targets.shape) > 1 else 1
+        # Codes are their own standardised form.
+        codes = self.classes is not None or self._signs is not None
+        mean, std = (np.zeros(p), np.ones(p)) if codes else (by.target_mean, by.target_std)
+        targets = _InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
+        vars(other).update(_input_array=inputs, _target_array=targets if self.target_names else None)
+        return other
 
     def _input_units(self, rows: FloatArray, standardised: bool) -> FloatArray:
         return rows if standardised else rows * self.standardisation.input_std + self.standardisation.input_mean
@@ -201,6 +256,7 @@ def memory_dataset(
         fingerprint=digest.hexdigest(),
         chunk_rows=default_chunk_rows(len(inputs), d + p),
         classes=known,
+        constants=inputs[0].copy(),
     )
 
 

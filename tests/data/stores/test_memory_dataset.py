@@ -10,9 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkgp.data import append_rows, dataset_from_arrays, memory_dataset, memory_model, open_model, save_model
+from dkgp.cluster import LocalExecutor
+from dkgp.data import (
+    append_rows,
+    dataset_from_arrays,
+    memory_dataset,
+    memory_model,
+    open_model,
+    open_prediction,
+    save_model,
+)
 from dkgp.data.stores.memory_model import find_model
 from dkgp.errors import InputError, StoreError
+from dkgp.kernels import parse_kernel
+from dkgp.models import predict, save, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 
@@ -97,3 +108,71 @@ def test_models_in_memory_and_what_training_goes_on_from(
     with pytest.raises(InputError, match="gradient has shape"):
         save_model(tmp_path / "n.zarr", gradient=gradient[:3], **common)
     assert not (tmp_path / "n.zarr").exists()
+
+
+def test_another_training_set_sees_it_as_it_sees_a_store(
+    arrays: tuple[np.ndarray, np.ndarray], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    # The training set keeps a feature that is constant here, and has them in another order.
+    train = memory_dataset(
+        rng.normal(2.0, 3.0, (30, 3)), rng.normal(7.0, 0.1, (30, 2)), feature_names=["x2", "x1", "x0"]
+    )
+    stored, held = dataset_from_arrays(tmp_path / "d.zarr", *arrays), memory_dataset(*arrays)
+    seen_by = train.feature_names, train.target_names, train.standardisation
+    expected, found = stored.as_seen_by(*seen_by), held.as_seen_by(*seen_by)
+    rows = np.array([7, 3, 3, 49])
+    np.testing.assert_allclose(found.inputs(5, 20), expected.inputs(5, 20), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.input_rows(rows), expected.input_rows(rows), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.targets(5, 20), expected.targets(5, 20), rtol=1e-12)
+    np.testing.assert_allclose(found.targets(5, 20, False), arrays[1][5:20], rtol=1e-13)
+    swapped = memory_dataset(*arrays).with_standardisation(
+        dataset_from_arrays(tmp_path / "other.zarr", 2.0 * arrays[0], -arrays[1]).standardisation
+    )
+    np.testing.assert_allclose(
+        swapped.inputs(0, 50), (arrays[0] - 2.0 * arrays[0].mean(0))[:, [0, 2]] / (2.0 * arrays[0].std(0)[[0, 2]])
+    )
+
+
+def test_predictions_at_samples_in_memory_are_those_at_a_store_of_them(
+    arrays: tuple[np.ndarray, np.ndarray], rng: np.random.Generator, tmp_path: Path
+) -> None:
+    train_inputs = rng.normal(0.0, 1.0, (40, 3))
+    dataset = memory_dataset(train_inputs, train_inputs.sum(axis=1), target_names=["sum"])
+    executor, kernel = LocalExecutor(), parse_kernel("rbf(length_scale=1)", 3)
+    trained = train(dataset, kernel, 0.1, executor)
+    save(trained, str(tmp_path / "model.zarr"), dataset)
+    model, X = open_model(tmp_path / "model.zarr"), arrays[0] - 4.0
+    # One sample alone is constant in every feature.
+    tests = {
+        "stored": dataset_from_arrays(tmp_path / "test.zarr", X, X[:, 0]),
+        "held": memory_dataset(X, X[:, 0]),
+        "one": memory_dataset(X[:1], X[:1, 0]),
+    }
+    found = {}
+    for name, test in tests.items():
+        predict(model, test, str(tmp_path / f"{name}.pred"), executor)
+        found[name] = open_prediction(tmp_path / f"{name}.pred").read("mean").ravel()
+    executor.close()
+    np.testing.assert_allclose(found["held"], found["stored"], rtol=1e-12)
+    np.testing.assert_allclose(found["one"], found["stored"][:1], rtol=1e-12)
+    x, centre, scale = (X - train_inputs.mean(0)) / train_inputs.std(0), train_inputs.mean(0), train_inputs.std(0)
+    z, sums = (train_inputs - centre) / scale, train_inputs.sum(axis=1)
+    weights = np.linalg.solve(kernel(z, z) + 0.1 * np.eye(40), (sums - sums.mean()) / sums.std())
+    np.testing.assert_allclose(found["held"], kernel(x, z) @ weights * sums.std() + sums.mean(), atol=1e-3)
+
+
+def test_labels_in_memory_are_matched_by_the_names_of_their_classes(arrays: tuple[np.ndarray, np.ndarray]) -> None:
+    held = memory_dataset(arrays[0], np.arange(50) % 2, target_names=["kind"], classes=("cat", "dog"))
+    seen = held.as_seen_by(held.feature_names, ("kind",), held.standardisation, classes=("ape", "dog", "cat"))
+    np.testing.assert_array_equal(seen.all_labels(), np.where(np.arange(50) % 2 == 0, 2, 1))
+    signs = held.as_signs()
+    again = signs.with_standardisation(signs.standardisation)
+    np.testing.assert_array_equal(again.all_targets(), signs.all_targets())
+
+
+def test_features_that_nobody_knows_any_more_are_missing(
+    arrays: tuple[np.ndarray, np.ndarray], rng: np.random.Generator
+) -> None:
+    more = append_rows(memory_dataset(*arrays), *arrays)
+    train = memory_dataset(rng.normal(size=(9, 3)), rng.normal(size=9))
+    assert np.isnan(more.as_seen_by(train.feature_names, (), train.standardisation).inputs(0, 2)[:, 1]).all()
