@@ -11,7 +11,7 @@ from dkgp.models.classification.fixed_size.train import TrainedFixedSize
 from dkgp.models.classification.labels import Labels
 from dkgp.operators.base import FloatArray
 
-__all__ = ["exact_record", "fixed_size_record"]
+__all__ = ["class_weights", "exact_record", "fixed_size_record"]
 
 
 def exact_record(
@@ -48,7 +48,7 @@ def exact_record(
         alpha=trained.alpha,
         ones=trained.ones,
         intercept=trained.intercept,
-        class_weights=_class_weights(labels, weights),
+        class_weights=class_weights(labels, weights),
         calibration=None if trained.calibration is None else trained.calibration.to_json(),
     )
 
@@ -73,13 +73,13 @@ def fixed_size_record(
         prototypes=model.prototypes,
         weights=model.weights,
         indices=trained.indices,
-        class_weights=_class_weights(labels, weights),
+        class_weights=class_weights(labels, weights),
         calibration=None if trained.calibration is None else trained.calibration.to_json(),
         path=[dict(record) for record in trained.path],
     )
 
 
-def _class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
+def class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
     """Mean weight of a class's samples, of mean one over all samples; None where all count the same."""
     if weights is None:
         return None

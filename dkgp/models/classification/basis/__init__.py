@@ -1,0 +1,1 @@
+"""Logistic classifiers and Gaussian process classifiers of a few prototypes, and their distance to the exact ones."""

@@ -1,0 +1,1 @@
+"""Regularised risks over the span of a basis' kernel columns, minimised by Newton's method."""

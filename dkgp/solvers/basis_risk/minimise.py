@@ -1,0 +1,438 @@
+"""Newton's method on a basis, with as few Grams as it takes.
+
+A pass that sums slopes evaluates n m entries; one that sums a Hessian, F' W F, adds about n m^2 multiply-adds: at
+m = 1,000 it is worth some twenty of the others. So a Hessian's factor is kept while it serves, as the metric of a
+limited-memory quasi-Newton method (Nocedal and Wright, *Numerical Optimization*, 2006, algorithm 7.4): where the
+Hessian has hardly changed its steps are Newton's, and elsewhere its pairs learn the change. Once the passes to come, by
+how fast the gradient falls, cost more than another Hessian, that is summed. The first is taken at zero, where the
+columns' curvatures are alike: one factor then serves all classes.
+
+Every pass evaluates values, risk and gradient anew from the coefficients; a step that does not lower the risk enough
+is followed by the least risk along it, found from values at the samples without a pass. In whitened coordinates the
+risk is lambda-strongly convex, so that
+
+    |f - f_S| <= |g| / lambda    and    R - R(f_S) <= |g|^2 / (2 lambda),    f_S the basis' best function, |.| H's norm.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers.basis_risk.factors import Factor
+from dkgp.solvers.basis_risk.problem import BasisRisk, Evaluated, Mask
+from dkgp.solvers.basis_risk.state import MOST_PAIRS, BasisRiskState
+from dkgp.solvers.basis_risk.tasks import Curvatures
+from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.losses import Loss
+from dkgp.solvers.stopping import Progress, StopReason
+
+__all__ = ["MOST_BLOCK_ROWS", "BasisRiskSolution", "minimise_on_basis"]
+
+# Coefficients of all columns together up to which a coupled loss's whole Hessian is factored.
+MOST_BLOCK_ROWS = 6000
+# Of Wolfe's conditions: the least share of a decrease, and how much of a slope may be left.
+DECREASE, LEFT = 1e-4, 0.9
+# Of a risk: what roundings make of it.
+ROUNDING = 1e-12
+# A bound that falls to this share is a gain, and so many steps without any are enough.
+GAINED, MOST_IDLE = 0.9, 8
+# Steps by one factor before it is judged, and passes that a new one is expected to need besides its own.
+LEAST_STEPS, AFTER = 2, 3
+# Multiply-adds that an entry's evaluation is worth, a feature of it, and a column's part in a pass of slopes.
+ENTRY, FEATURE, COLUMN = 24.0, 1.0, 3.0
+
+
+@dataclass(frozen=True)
+class BasisRiskSolution:
+    """The best function of a basis, as near as it was wanted.
+
+    Attributes
+    ----------
+    weights : (m, t) float64
+        beta.
+    whitened : (m, t) float64
+        z = L' beta.
+    intercept : (t,) float64
+        Zeros without one.
+    values : (n, t) float64
+        f at the samples.
+    gradient : (q, t) float64
+        In whitened coordinates, evaluated by the pass that evaluated the values.
+    risk : (p,) float64
+    distance : (p,) float64
+        |g| / lambda: f is no farther from the basis' best function, in H's norm and up to roundings. With an intercept
+        an estimate, by the factor.
+    hessian : Factor or None
+        Of the Hessian at this point, where it was asked for.
+    explained : float
+        Sum of the squares of F: the share of sum k(x, x) that the basis accounts for.
+    reason : StopReason
+    history : list of Progress
+    passes, gram_passes : int
+        Times that all entries were evaluated, and those that summed Grams.
+    kind : str
+        Of the last factor: one "shared" by all columns, of all "columns", or of all "blocks" of a coupled loss.
+    """
+
+    weights: FloatArray
+    whitened: FloatArray
+    intercept: FloatArray
+    values: FloatArray
+    gradient: FloatArray
+    risk: FloatArray
+    distance: FloatArray
+    hessian: Factor | None
+    explained: float
+    reason: StopReason
+    history: list[Progress]
+    passes: int
+    gram_passes: int
+    kind: Curvatures
+
+
+def minimise_on_basis(
+    cross: CrossKernel,
+    targets: FloatArray,
+    *,
+    loss: Loss,
+    regularisation: float,
+    weights: FloatArray | None = None,
+    intercept: bool = False,
+    tolerance: float = 1e-4,
+    max_iterations: int = 200,
+    hessian: bool = False,
+    initial: FloatArray | None = None,
+    indices: IndexArray | None = None,
+    state: BasisRiskState | None = None,
+    callback: Callable[[Progress], None] | None = None,
+    checkpoints: Checkpoints | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> BasisRiskSolution:
+    """Minimise a regularised risk over the span of K_nm's columns.
+
+    Parameters
+    ----------
+    cross : CrossKernel
+    targets : (n, t) float64
+    loss : Loss
+    regularisation : float
+        lambda.
+    weights : (n,) float64, optional
+        Of each sample's loss.
+    intercept : bool
+        Add one to every column, unpenalised.
+    tolerance : float
+        Stop where f(x) is within this of the basis' best function for all x: |g| sqrt(max k(x, x)) / lambda.
+    max_iterations : int
+    hessian : bool
+        Also factor the Hessian where it ends; of a coupled loss the whole one.
+    initial : (q, t) float64, optional
+        Whitened coefficients to start from; zero by default.
+    indices : (m,) int, optional
+        Of the basis, for checkpoints.
+    state : BasisRiskState, optional
+        Of a checkpoint, to go on from instead.
+    callback : callable, optional
+        Called after each step.
+    checkpoints : Checkpoints, optional
+        Saved after steps.
+    interrupted : callable, optional
+
+    Raises
+    ------
+    InputError
+        Arguments that do not fit; a whole Hessian of more than `MOST_BLOCK_ROWS` coefficients.
+    NumericalError
+        A Hessian that is not positive definite in float64, or a risk that overflows.
+    InterruptedRunError
+        As was wished.
+    """
+    problem = BasisRisk(cross, targets, loss, regularisation, weights, intercept)
+    if not (math.isfinite(tolerance) and tolerance > 0.0) or max_iterations < 0:
+        raise InputError(
+            f"expected a positive `tolerance` and `max_iterations` from 0; got {tolerance}, {max_iterations}"
+        )
+    if hessian and loss.coupled and math.prod(problem.shape) > MOST_BLOCK_ROWS:
+        raise InputError(
+            f"the Hessian of {problem.shape[1]} columns that hang together has {math.prod(problem.shape):,} rows with "
+            f"{cross.m:,} basis samples, and would take {8 * math.prod(problem.shape) ** 2 / 2**30:,.1f} GiB; up to "
+            f"{MOST_BLOCK_ROWS:,} rows are factored. Take fewer basis samples, or one class against the rest (`ovr`)"
+        )
+    descent = _Descent(problem, tolerance, max_iterations, hessian, callback, checkpoints, interrupted)
+    with single_threaded_blas():
+        return descent.run(state or descent.start(initial, indices))
+
+
+class _Descent:
+    """A run under way."""
+
+    def __init__(
+        self,
+        problem: BasisRisk,
+        tolerance: float,
+        max_iterations: int,
+        hessian: bool,
+        callback: Callable[[Progress], None] | None,
+        checkpoints: Checkpoints | None,
+        interrupted: Callable[[], bool] | None,
+    ) -> None:
+        self._problem, self._tolerance, self._most, self._hessian = problem, tolerance, max_iterations, hessian
+        self._callback, self._checkpoints, self._interrupted = callback, checkpoints, interrupted
+        prior = problem.cross.operator.prior()
+        self._scale = math.sqrt(float(prior.max()))
+        self._began = time.perf_counter()
+        self._entries = problem.cross.operator.kernel_evaluations
+        self._fine: Curvatures = "blocks" if problem.loss.coupled else "columns"
+
+    def run(self, state: BasisRiskState) -> BasisRiskSolution:
+        problem = self._problem
+        self._entries = problem.cross.operator.kernel_evaluations
+        self._began = time.perf_counter()
+        while (reason := self._reason(state)) is None:
+            self._heed(state)
+            began = time.perf_counter()
+            if self._pays(state):
+                self._refresh(state)
+            self._step(state)
+            self._note(state, time.perf_counter() - began)
+            if self._checkpoints is not None:
+                self._checkpoints.save_if_due(state)
+        if self._checkpoints is not None and self._checkpoints.saved_iteration != state.iteration:
+            self._checkpoints.save(state)
+        if self._hessian and not (state.fresh.all() and state.factor.kind == self._fine):
+            state.evaluated, state.factor = problem.factored(state.theta, self._fine)
+        return self._solution(state, reason)
+
+    def start(self, initial: FloatArray | None, indices: IndexArray | None) -> BasisRiskState:
+        problem = self._problem
+        theta = np.zeros(problem.shape) if initial is None else np.array(initial, dtype=np.float64)
+        if theta.shape != problem.shape or not np.isfinite(theta).all():
+            raise InputError(f"expected finite coefficients of shape {problem.shape} to start from; got {theta.shape}")
+        alike = self._alike(theta)
+        kind: Curvatures = "shared"
+        if not alike:
+            kind = "columns" if not problem.loss.coupled else "blocks" if self._affordable else "shared"
+        evaluated, factor = problem.factored(theta, kind)
+        exact = alike or kind != "shared"
+        state = BasisRiskState(
+            theta,
+            evaluated,
+            factor,
+            problem.cross.prototypes,
+            indices,
+            fresh=np.full(problem.problems, exact),
+            stuck=np.zeros(problem.problems, dtype=bool),
+            ended=np.zeros(problem.problems, dtype=bool),
+            idle=np.zeros(problem.problems, dtype=np.int64),
+            least=np.full(problem.problems, np.inf),
+        )
+        self._note(state, time.perf_counter() - self._began)
+        return state
+
+    def _alike(self, theta: FloatArray) -> bool:
+        """True at zero where all columns are curved alike there: what one factor serves."""
+        problem = self._problem
+        if theta.any():
+            return False
+        if problem.loss.coupled:
+            return True
+        curved = problem.loss.curvature(problem.targets, np.zeros(problem.targets.shape))
+        return bool((curved == curved[:, :1]).all())
+
+    @property
+    def _affordable(self) -> bool:
+        """True unless a coupled loss's whole Hessian is too large."""
+        return not self._problem.loss.coupled or math.prod(self._problem.shape) <= MOST_BLOCK_ROWS
+
+    def _bounds(self, state: BasisRiskState) -> FloatArray:
+        """Bounds on the distance from the basis' best function, in H's norm: (p,)."""
+        problem, g = self._problem, state.evaluated.gradient
+        if problem.intercept:
+            with np.errstate(invalid="ignore"):
+                return np.sqrt(np.maximum(problem.dots(g, state.factor.solve(g)), 0.0) / problem.regularisation)
+        return np.asarray(np.sqrt(problem.dots(g, g)) / problem.regularisation)
+
+    def _reason(self, state: BasisRiskState) -> StopReason | None:
+        distance = self._bounds(state) * self._scale
+        open_ = distance > self._tolerance
+        if not open_.any():
+            return StopReason(
+                "decision", True, f"decisions within {distance.max():.3g} of the basis' best <= {self._tolerance:.3g}"
+            )
+        state.ended |= ~open_
+        if state.ended.all():
+            return StopReason(
+                "rounding",
+                False,
+                f"roundings leave decisions within {distance.max():.3g} of the basis' best > {self._tolerance:.3g}",
+                "raise the `regularisation`, take fewer basis samples, or a larger `tolerance`",
+            )
+        if state.iteration >= self._most:
+            return StopReason(
+                "iterations",
+                False,
+                f"{state.iteration} steps; decisions within {distance.max():.3g} of the basis' best > "
+                f"{self._tolerance:.3g}",
+                "raise `max_iterations`, or the `regularisation`",
+            )
+        return None
+
+    def _pays(self, state: BasisRiskState) -> bool:
+        """True if a Hessian costs less than the passes that are to come without it."""
+        if not self._affordable or state.fresh[~state.ended].all():
+            return False
+        if (state.stuck & ~state.ended).any():
+            return True
+        if len(state.pairs) < LEAST_STEPS:
+            return False
+        now, before = self._bounds(state), state.before[-LEAST_STEPS]
+        open_ = ~state.ended
+        rate = (np.log(before[open_]) - np.log(now[open_])) / LEAST_STEPS
+        left = np.log(now[open_] * self._scale / self._tolerance)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            to_come = np.where(rate > 0.0, left / rate, np.inf)
+        return bool(to_come.max() > self._price(int(open_.sum())) + AFTER)
+
+    def _price(self, columns: int) -> float:
+        """Passes of slopes that a Hessian of so many columns is worth."""
+        (q, t), cross = self._problem.shape, self._problem.cross
+        grams = t * (t + 1) / 2 if self._problem.loss.coupled else columns
+        entry = ENTRY + FEATURE * cross.operator.kernel.n_features + COLUMN * t
+        dense = (q * t) ** 3 / 6.0 if self._problem.loss.coupled else columns * q**3 / 6.0
+        return 1.0 + 0.5 * (1.0 + grams) * q / entry + dense / (cross.n * cross.m * entry)
+
+    def _refresh(self, state: BasisRiskState) -> None:
+        """Take the Hessian where the open problems are."""
+        open_ = ~state.ended
+        state.evaluated, state.factor = self._problem.factored(
+            state.theta, self._fine, open_, state.evaluated, state.factor
+        )
+        state.pairs, state.before = [], []
+        state.fresh, state.stuck = state.fresh | open_, np.zeros_like(state.stuck)
+
+    def _step(self, state: BasisRiskState) -> None:
+        """A quasi-Newton step in the factor's metric, in place."""
+        problem, old, open_ = self._problem, state.evaluated, ~state.ended
+        direction = self._direction(state) * open_
+        slope = problem.dots(old.gradient, direction)
+        # Roundings have spoilt the pairs.
+        if (uphill := open_ & ~(slope < 0.0)).any():
+            direction = np.where(uphill, -state.factor.solve(old.gradient), direction)
+            slope = problem.dots(old.gradient, direction)
+        trial = problem.evaluate(state.theta + direction, open_, old)
+        then, noise = problem.dots(trial.gradient, direction), ROUNDING * np.abs(old.risk)
+        enough = ~open_ | ((trial.risk <= old.risk + DECREASE * slope) & (then >= LEFT * slope))
+        enough |= (trial.risk <= old.risk + noise) & (np.abs(then) <= LEFT * np.abs(slope))
+        steps = open_.astype(np.float64)
+        for place in np.flatnonzero(~enough):
+            steps[place] = problem.line_minimum(state.theta, direction, old, trial, int(place))
+        if not enough.all():
+            trial = problem.evaluate(state.theta + steps * direction, ~enough, trial)
+        better = open_ & (trial.risk <= old.risk + noise) & (steps > 0.0)
+        self._take(state, steps * better * direction, trial.chosen(better, old), better)
+
+    def _take(self, state: BasisRiskState, step: FloatArray, new: Evaluated, better: Mask) -> None:
+        """Take the steps that lower the risk; note those that did not, or by no more than roundings."""
+        old, lengths = state.evaluated, self._bounds(state)
+        state.before.append(lengths)
+        state.pairs = [*state.pairs, (step, new.gradient - old.gradient)][-MOST_PAIRS:]
+        state.theta, state.evaluated = state.theta + step, new
+        state.iteration += 1
+        after = self._bounds(state)
+        gained = (old.risk - new.risk > ROUNDING * np.abs(old.risk)) | (after <= GAINED * state.least)
+        state.least = np.minimum(state.least, after)
+        state.idle = np.where(gained & better, 0, state.idle + 1)
+        failed = ~state.ended & (state.idle > 0)
+        if not self._affordable and (failed & ~better).any():
+            state.pairs, state.before = [], []
+        # With the Hessian of this very point there is no better step; where that is not to be had, several may be idle.
+        hopeless = failed & (state.fresh if self._affordable else state.idle >= MOST_IDLE)
+        state.stuck, state.ended = failed & ~hopeless, state.ended | hopeless
+        state.fresh = state.fresh & ~better
+
+    def _direction(self, state: BasisRiskState) -> FloatArray:
+        """-H^-1 g by the pairs since the factor, in its metric."""
+        problem, q = self._problem, state.evaluated.gradient.copy()
+        shares = []
+        for step, change in reversed(state.pairs):
+            curved = problem.dots(step, change)
+            share = _quotient(problem.dots(step, q), curved)
+            q -= share * change
+            shares.append(share)
+        found = state.factor.solve(q)
+        for (step, change), share in zip(state.pairs, reversed(shares), strict=True):
+            curved = problem.dots(step, change)
+            found = found + (share - _quotient(problem.dots(change, found), curved)) * step
+        return -found
+
+    def _heed(self, state: BasisRiskState) -> None:
+        if self._interrupted is None or not self._interrupted():
+            return
+        where = None if self._checkpoints is None else self._checkpoints.url
+        if self._checkpoints is not None:
+            self._checkpoints.save(state)
+        kept = "nothing was saved" if where is None else f"{state.iteration} steps are saved in {where}"
+        raise InterruptedRunError(f"interrupted after {state.iteration} steps; {kept}", where)
+
+    def _note(self, state: BasisRiskState, seconds: float) -> None:
+        problem, distance = self._problem, self._bounds(state)
+        state.seconds += time.perf_counter() - self._began
+        self._began = time.perf_counter()
+        operator = problem.cross.operator
+        state.entries += operator.kernel_evaluations - self._entries
+        self._entries = operator.kernel_evaluations
+        state.passes, problem.passes = state.passes + problem.passes, 0
+        state.gram_passes, problem.gram_passes = state.gram_passes + problem.gram_passes, 0
+        gap = 0.5 * problem.regularisation * distance**2
+        risk = float(state.evaluated.risk.sum())
+        norms = np.sqrt(problem.dots(state.evaluated.gradient, state.evaluated.gradient))
+        progress = Progress(
+            iteration=state.iteration,
+            column_passes=state.passes * problem.cross.m / problem.cross.n,
+            kernel_evaluations=state.entries,
+            seconds=state.seconds,
+            gradient_inf_norm=float(np.abs(state.evaluated.gradient).max()),
+            gradient_norm=float(norms.max()),
+            relative_residual=float(distance.max() * self._scale),
+            objective=risk,
+            objective_gap_bound=float(gap.sum()),
+            timings={"step": seconds},
+            duality_gap=float(gap.sum()) / abs(risk) if risk else 0.0,
+        )
+        state.history.append(progress)
+        if self._callback is not None:
+            self._callback(progress)
+
+    def _solution(self, state: BasisRiskState, reason: StopReason) -> BasisRiskSolution:
+        problem = self._problem
+        weights, intercept = problem.coefficients(state.theta)
+        return BasisRiskSolution(
+            weights,
+            state.theta[: problem.cross.m],
+            intercept,
+            state.evaluated.values,
+            state.evaluated.gradient,
+            state.evaluated.risk,
+            self._bounds(state),
+            state.factor if self._hessian else None,
+            state.evaluated.explained or 0.0,
+            reason,
+            state.history,
+            state.passes + problem.passes,
+            state.gram_passes + problem.gram_passes,
+            state.factor.kind,
+        )
+
+
+def _quotient(left: FloatArray, right: FloatArray) -> FloatArray:
+    """left / right, and zero where a column has not moved."""
+    return np.divide(left, right, out=np.zeros_like(left), where=right > 0.0)

@@ -1,0 +1,266 @@
+"""A regularised risk over the span of a basis' kernel columns, evaluated in whitened coordinates.
+
+    R(z, b) = sum_i w_i l(y_i, f_i) + lambda |z|^2 / 2,    f = F z + b = K_nm beta + b,    F = K_nm L^-T,  z = L' beta,
+
+L L' = K_mm with a jitter that is in proportion to rounding. The intercept b, where there is one, goes unpenalised; it
+is the last of the q coefficients. Columns are problems of their own, unless the loss couples them: then all are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import scipy.optimize
+from numpy.typing import NDArray
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, NumericalError
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.solvers.basis_risk.factors import Factor, factor_of
+from dkgp.solvers.basis_risk.tasks import Curvatures, basis_risk_task
+from dkgp.solvers.losses import Loss
+
+__all__ = ["BasisRisk", "Evaluated", "Mask"]
+
+Mask = NDArray[np.bool_]
+
+LARGEST_STEP = 2.0**30
+# Of a gradient: its square is a number of float64.
+LARGEST = 1e150
+# Bytes of the Grams of one pass; those of more columns take several.
+GRAM_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A risk at some coefficients.
+
+    Attributes
+    ----------
+    values : (n, t) float64
+        f at the samples.
+    risk : (p,) float64
+        p = t, or 1 of a coupled loss.
+    gradient : (q, t) float64
+    explained : float or None
+        Sum of the squares of F, once Grams were summed.
+    """
+
+    values: FloatArray
+    risk: FloatArray
+    gradient: FloatArray
+    explained: float | None = None
+
+    def with_columns(self, found: Evaluated, columns: IndexArray, problems: Mask | IndexArray) -> Evaluated:
+        """The same with what was found of some columns, which make up some problems."""
+        if len(columns) == self.values.shape[1]:
+            return replace(found, explained=self.explained if found.explained is None else found.explained)
+        values, risk, gradient = self.values.copy(), self.risk.copy(), self.gradient.copy()
+        values[:, columns], risk[problems], gradient[:, columns] = found.values, found.risk, found.gradient
+        return Evaluated(values, risk, gradient, self.explained if found.explained is None else found.explained)
+
+    def chosen(self, where: Mask, other: Evaluated) -> Evaluated:
+        """These problems as they are here, the rest as of the other."""
+        if where.all():
+            return self
+        values, risk, gradient = (
+            np.where(where, getattr(self, name), getattr(other, name)) for name in ("values", "risk", "gradient")
+        )
+        return Evaluated(values, risk, gradient, self.explained)
+
+
+@dataclass
+class BasisRisk:
+    """A risk and what it is of.
+
+    Parameters
+    ----------
+    cross : CrossKernel
+    targets : (n, t) float64
+    loss : Loss
+    regularisation : float
+        lambda.
+    weights : (n,) float64, optional
+        w, not negative; ones by default.
+    intercept : bool
+
+    Raises
+    ------
+    InputError
+        Targets, weights or a regularisation that do not fit; an intercept of a loss that couples its columns.
+    """
+
+    cross: CrossKernel
+    targets: FloatArray
+    loss: Loss
+    regularisation: float
+    weights: FloatArray | None = None
+    intercept: bool = False
+    passes: int = field(default=0, init=False)
+    gram_passes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        n = self.cross.n
+        if self.targets.ndim != 2 or len(self.targets) != n or not self.targets.shape[1]:
+            raise InputError(f"expected targets of shape ({n:,}, t); got {self.targets.shape}")
+        if not np.isfinite(self.targets).all():
+            raise InputError("the targets must be finite; leave out samples that are not")
+        self.loss.check(self.targets)
+        if not (np.isfinite(self.regularisation) and self.regularisation > 0.0):
+            raise InputError(f"`regularisation` must be positive and finite; got {self.regularisation}")
+        if self.weights is not None:
+            if self.weights.shape != (n,):
+                raise InputError(f"expected a weight for each of {n:,} samples; got shape {self.weights.shape}")
+            if not (np.isfinite(self.weights) & (self.weights >= 0.0)).all():
+                raise InputError("weights must be finite and not negative")
+        if self.intercept and self.loss.coupled:
+            raise InputError("a loss that couples its columns has no intercept here: leave it out")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Coefficients of a column, q, and columns, t."""
+        return self.cross.m + self.intercept, self.targets.shape[1]
+
+    @cached_property
+    def lower(self) -> FloatArray:
+        """L: (m, m)."""
+        return self.cross.lower
+
+    @property
+    def problems(self) -> int:
+        """Problems of their own, p."""
+        return 1 if self.loss.coupled else self.shape[1]
+
+    def dots(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """Inner products by problem: (p,), for arrays (r, t), or (r, s) of some columns."""
+        if self.loss.coupled:
+            return np.array([float(np.einsum("ij,ij->", left, right))])
+        return np.asarray(np.einsum("ij,ij->j", left, right))
+
+    def coefficients(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Weights beta (m, t) and intercepts (t,) of coefficients (q, t)."""
+        m = self.cross.m
+        intercept = theta[m] if self.intercept else np.zeros(theta.shape[1])
+        return np.asarray(whiten(self.lower, theta[:m], transposed=True)), np.asarray(intercept)
+
+    def evaluate(self, theta: FloatArray, of: Mask, base: Evaluated) -> Evaluated:
+        """Evaluate some problems at coefficients (q, t), in one pass; what is known of the others is the base's."""
+        columns = self._columns(of)
+        found, _ = self._evaluated(theta[:, columns], "none", columns)
+        return base.with_columns(found, columns, of)
+
+    def factored(
+        self,
+        theta: FloatArray,
+        kind: Curvatures,
+        of: Mask | None = None,
+        base: Evaluated | None = None,
+        known: Factor | None = None,
+    ) -> tuple[Evaluated, Factor]:
+        """Evaluate at coefficients (q, t), and factor the Hessian there.
+
+        Of `kind` "columns" only some problems' on request: the others are as `base` and `known` have them.
+
+        Raises
+        ------
+        NumericalError
+            See `factor_of`.
+        """
+        (q, t), some = self.shape, np.ones(self.problems, dtype=bool) if of is None else of
+        if kind != "columns":
+            found, sums = self._evaluated(theta, kind, np.arange(t))
+            return found, self._factor(kind, sums)
+        lowers: list[FloatArray] = [np.zeros((0, 0))] * t
+        if known is not None:
+            lowers = list(known.lowers) if known.kind == "columns" else [known.lowers[0]] * t
+        evaluated = Evaluated(np.zeros((self.cross.n, t)), np.zeros(t), np.zeros((q, t))) if base is None else base
+        at_once, columns = max(1, GRAM_BYTES // (8 * q * q)), self._columns(some)
+        for first in range(0, len(columns), at_once):
+            part = columns[first : first + at_once]
+            found, sums = self._evaluated(theta[:, part], kind, part)
+            for column, lower in zip(part, self._factor(kind, sums).lowers, strict=True):
+                lowers[column] = lower
+            evaluated = evaluated.with_columns(found, part, part)
+        return evaluated, Factor(kind, tuple(lowers), False, self.regularisation)
+
+    def _columns(self, of: Mask) -> IndexArray:
+        return np.arange(self.shape[1]) if self.loss.coupled else np.flatnonzero(of)
+
+    def _factor(self, kind: Curvatures, sums: tuple[FloatArray, ...]) -> Factor:
+        with single_threaded_blas():
+            return factor_of(
+                kind,
+                sums[3],
+                sums[4],
+                sums[5],
+                self.regularisation,
+                coupled=self.loss.coupled,
+                intercept=self.intercept,
+            )
+
+    def _evaluated(
+        self, theta: FloatArray, kind: Curvatures, columns: IndexArray
+    ) -> tuple[Evaluated, tuple[FloatArray, ...]]:
+        whole = len(columns) == self.shape[1]
+        with single_threaded_blas():
+            beta, intercept = self.coefficients(theta)
+            found = self.cross.sums(
+                "kbasisrisk",
+                "slopes" if kind == "none" else "Hessian",
+                basis_risk_task,
+                (self.loss, beta, intercept, kind),
+                {"targets": self.targets if whole else self.targets[:, columns], "weights": self.weights},
+            )
+            projected, losses, slopes, *_, explained = found.sums
+            z = theta[: self.cross.m]
+            gradient = whiten(self.lower, projected, transposed=False) + self.regularisation * z
+            if self.intercept:
+                gradient = np.concatenate([gradient, slopes[None, :]])
+            risk = losses + 0.5 * self.regularisation * self.dots(z, z)
+        if not (np.isfinite(risk).all() and (np.abs(gradient) < LARGEST).all()):
+            raise NumericalError(
+                "the risk overflows: bring inputs that are far out closer, or raise the `regularisation`"
+            )
+        self.passes += 1
+        self.gram_passes += kind != "none"
+        assert found.rows is not None
+        known = None if kind == "none" else float(explained[0])
+        return Evaluated(found.rows, risk, np.ascontiguousarray(gradient), known), found.sums
+
+    def line_minimum(
+        self, theta: FloatArray, direction: FloatArray, start: Evaluated, end: Evaluated, problem: int
+    ) -> float:
+        """The step at which a problem's risk along a line is least, by values at the samples alone; no pass.
+
+        Parameters
+        ----------
+        theta, direction : (q, t) float64
+        start, end : Evaluated
+            At theta, and at theta and the direction.
+        problem : int
+        """
+        own = slice(None) if self.loss.coupled else slice(problem, problem + 1)
+        z, d = theta[: self.cross.m, own], direction[: self.cross.m, own]
+        linear = self.regularisation * float(np.einsum("ij,ij->", z, d))
+        quadratic = self.regularisation * float(np.einsum("ij,ij->", d, d))
+        values, targets = start.values[:, own], self.targets[:, own]
+        image = end.values[:, own] - values
+
+        def slope(step: float) -> float:
+            u = self.loss.slope(targets, values + step * image)
+            if self.weights is not None:
+                u = self.weights[:, None] * u
+            return float(np.einsum("ij,ij->", u, image)) + linear + step * quadratic
+
+        if not slope(0.0) < 0.0:
+            return 0.0
+        upper = 1.0
+        while slope(upper) < 0.0 and upper < LARGEST_STEP:
+            upper *= 2.0
+        if not slope(upper) > 0.0:
+            return upper
+        return float(scipy.optimize.brentq(slope, 0.0, upper, xtol=1e-12 * upper, rtol=1e-10))

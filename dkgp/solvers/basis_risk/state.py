@@ -1,0 +1,125 @@
+"""A minimisation on a basis between two steps, and as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.basis_risk.factors import Factor
+from dkgp.solvers.basis_risk.problem import Evaluated
+from dkgp.solvers.stopping import Progress
+
+__all__ = ["MOST_PAIRS", "BasisRiskState"]
+
+# Steps and changes of the gradient that are remembered.
+MOST_PAIRS = 12
+
+
+@dataclass
+class BasisRiskState:
+    """Everything that determines how a minimisation goes on.
+
+    Attributes
+    ----------
+    theta : (q, t) float64
+        Coefficients.
+    evaluated : Evaluated
+        The risk there.
+    factor : Factor
+        Of a Hessian.
+    prototypes : (m, d) float64
+        The basis, and which samples it is of: `indices` (m,) or None.
+    fresh, stuck, ended : (p,) bool
+        Problems whose factor is of this very point; whose last step was of no use; and that are done with.
+    idle : (p,) int
+        Steps in a row that have gained nothing.
+    least : (p,) float64
+        The least bound on the distance so far.
+    pairs : list of ((q, t) float64, (q, t) float64)
+        Steps since the factor, and what they changed of the gradient.
+    before : list of (p,) float64
+        Bounds on the distance before each of these steps.
+    """
+
+    theta: FloatArray
+    evaluated: Evaluated
+    factor: Factor
+    prototypes: FloatArray
+    indices: IndexArray | None
+    fresh: NDArray[np.bool_]
+    stuck: NDArray[np.bool_]
+    ended: NDArray[np.bool_]
+    idle: NDArray[np.int64]
+    least: FloatArray
+    pairs: list[tuple[FloatArray, FloatArray]] = field(default_factory=list)
+    before: list[FloatArray] = field(default_factory=list)
+    iteration: int = 0
+    passes: int = 0
+    gram_passes: int = 0
+    entries: int = 0
+    seconds: float = 0.0
+    history: list[Progress] = field(default_factory=list)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint."""
+        q, t = self.theta.shape
+        found = {
+            "theta": self.theta,
+            **{name: getattr(self.evaluated, name) for name in ("values", "risk", "gradient")},
+            **self.factor.arrays(),
+            "prototypes": self.prototypes,
+            **{name: getattr(self, name).astype(np.int64) for name in ("fresh", "stuck", "ended", "idle")},
+            "least": self.least,
+        }
+        if self.indices is not None:
+            found["indices"] = self.indices
+        if self.pairs:
+            found["steps"] = np.array([step for step, _ in self.pairs]).reshape(-1, q, t)
+            found["changes"] = np.array([change for _, change in self.pairs]).reshape(-1, q, t)
+            found["before"] = np.array(self.before)
+        return found
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types."""
+        return {
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "explained": self.evaluated.explained,
+            "factor": [self.factor.kind, self.factor.coupled, self.factor.regularisation],
+            "history": [progress.to_json() for progress in self.history],
+        }
+
+    @classmethod
+    def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> BasisRiskState:
+        """Rebuild from a checkpoint."""
+        kind, coupled, regularisation = metadata["factor"]
+        steps, changes = arrays.get("steps", ()), arrays.get("changes", ())
+        fresh, stuck, ended = (arrays[name].astype(bool) for name in ("fresh", "stuck", "ended"))
+        return cls(
+            theta=arrays["theta"],
+            evaluated=Evaluated(
+                arrays["values"], arrays["risk"], arrays["gradient"], float(metadata["explained"] or 0.0)
+            ),
+            factor=Factor.restored(kind, arrays["lowers"], bool(coupled), float(regularisation)),
+            prototypes=arrays["prototypes"],
+            indices=arrays.get("indices"),
+            fresh=fresh,
+            stuck=stuck,
+            ended=ended,
+            idle=arrays["idle"],
+            least=arrays["least"],
+            pairs=list(zip(steps, changes, strict=True)),
+            before=list(arrays.get("before", ())),
+            iteration=int(metadata["iteration"]),
+            passes=int(metadata["passes"]),
+            gram_passes=int(metadata["gram_passes"]),
+            entries=int(metadata["entries"]),
+            seconds=float(metadata["seconds"]),
+            history=[Progress(**record) for record in metadata["history"]],
+        )
+
+
+_NUMBERS = ("iteration", "passes", "gram_passes", "entries", "seconds")
