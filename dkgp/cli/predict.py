@@ -44,6 +44,14 @@ __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
 @click.option(
     "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192; with variances a batch or several]"
 )
+@click.option(
+    "--tree-error",
+    type=float,
+    metavar="E",
+    help="Take sums over all training samples by a tree that prunes what hardly contributes, each mean (in standard "
+    "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
+    "with short length scales, of many test samples.",
+)
 @click.option("--resume", is_flag=True, help="Go on with predictions that were interrupted.")
 @cluster_options
 @seed_option

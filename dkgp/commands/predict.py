@@ -11,15 +11,25 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.signals import interruptible
-from dkgp.data import SparseRecord, ensure_writable, open_any_model, open_dataset
+from dkgp.commands.tree_sums import check_tree_kernel, require_tree_room
+from dkgp.data import (
+    AnyModel,
+    ClassifierRecord,
+    ModelRecord,
+    SparseRecord,
+    ensure_writable,
+    open_any_model,
+    open_dataset,
+)
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels import kernel_from_json
+from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.predict import predict
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
+from dkgp.operators.block_tasks import feature_width
 
 __all__ = ["PredictJob", "run_predict", "variance_settings"]
 
@@ -42,6 +52,9 @@ class PredictJob:
         Whether a prediction store that is there may be replaced.
     resume
         Go on with a prediction store that was interrupted.
+    tree_error
+        Take sums over the training samples by a tree, each mean or decision good to this; see
+        `dkgp.models.prediction.predict.predict`.
     """
 
     model: str
@@ -52,6 +65,7 @@ class PredictJob:
     chunk_rows: int | None = None
     overwrite: bool = False
     resume: bool = False
+    tree_error: float | None = None
 
 
 def variance_settings(wanted: bool, seed: int, given: Mapping[str, Any], prefix: str = "") -> VarianceSettings | None:
@@ -105,9 +119,12 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
         reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
     model = open_any_model(job.model)
     dataset = open_dataset(job.dataset)
+    kernel = kernel_from_json(model.kernel)
+    if job.tree_error is not None:
+        _check_tree(job, model)
     with PeakMemory() as memory:
         with (
-            helped(kernel_from_json(model.kernel)),
+            helped(kernel),
             open_executor(job.cluster, dataset.n_samples, reporter) as executor,
             reporter.work("predict") as show,
             interruptible(reporter.note) as interruption,
@@ -125,6 +142,7 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
                 overwrite=job.overwrite,
                 resume=job.resume,
                 interrupted=interruption,
+                tree_error=job.tree_error,
             )
         peak_bytes = memory.bytes
     figures = summary.to_json()
@@ -141,9 +159,20 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
         "model": model.url,
         "dataset": dataset.url,
         **plain(figures),
+        **({} if job.tree_error is None else {"tree_error": job.tree_error}),
         "peak_memory_bytes": peak_bytes,
         "warnings": list(reporter.warnings),
     }
+
+
+def _check_tree(job: PredictJob, model: AnyModel) -> None:
+    """Refuse, before anything is started, a tree that cannot serve, or that workers could not keep."""
+    if isinstance(model, SparseRecord) or (isinstance(model, ClassifierRecord) and model.is_sparse):
+        return  # there is none: that is refused, too, where predicting begins
+    kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+    check_tree_kernel(kernel)
+    n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
+    require_tree_room(n, feature_width(kernel), job.cluster.cache_bytes)
 
 
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:

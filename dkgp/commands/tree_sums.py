@@ -15,7 +15,7 @@ from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.tree.memory import building_bytes, tree_bytes
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
-__all__ = ["add_tree_memory", "check_tree_error", "check_tree_gradient", "check_tree_kernel"]
+__all__ = ["add_tree_memory", "check_tree_error", "check_tree_gradient", "check_tree_kernel", "require_tree_room"]
 
 
 def check_tree_error(error: float | None, tolerance: float, solver: str) -> None:
@@ -58,6 +58,17 @@ def check_tree_kernel(kernel: Kernel) -> None:
         TreeKernelOperator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
 
 
+def require_tree_room(n: int, width: int, cache_bytes: int) -> int:
+    """Return the bytes of a tree over n samples of so many numbers; `MemoryBudgetError` above a worker's cache."""
+    needed = tree_bytes(n, width)
+    if needed > cache_bytes:
+        raise MemoryBudgetError(
+            f"the tree of --tree-error over {n:,} samples takes {needed:,} bytes in each process; a worker's cache "
+            f"holds {cache_bytes:,}. Give the workers more with --worker-memory, or leave --tree-error out"
+        )
+    return needed
+
+
 def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bool, cache_bytes: int) -> SolverMemory:
     """Add a tree in each process, the coordinator's included, to what `solver_memory` says.
 
@@ -77,12 +88,7 @@ def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bo
     MemoryBudgetError
         It does not.
     """
-    needed = tree_bytes(n, width)
-    if needed > cache_bytes:
-        raise MemoryBudgetError(
-            f"the tree of --tree-error over {n:,} samples takes {needed:,} bytes in each process; a worker's cache "
-            f"holds {cache_bytes:,}. Give the workers more with --worker-memory, or leave --tree-error out"
-        )
+    needed = require_tree_room(n, width, cache_bytes)
     peak = needed + building_bytes(n, width)
     own = 0 if shares_process else peak
     return replace(memory, own_bytes=memory.own_bytes + own, factor_bytes=memory.factor_bytes + peak)

@@ -10,10 +10,11 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.data import ModelRecord, find_model
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import certified_row_errors
+from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["SupportInputs", "certified_means", "cross_products", "predicted_means"]
+__all__ = ["SupportInputs", "certified_means"]
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,12 @@ class SupportInputs:
         return self.record().inputs(start, stop)
 
 
-def predicted_means(context: BlockContext, inputs: FloatArray) -> FloatArray:
-    """k_x' alpha for standardised test inputs (rows, d), in float64: (rows, p), standardised."""
-    assert isinstance(context.source, SupportInputs)
-    return cross_products(context, inputs, context.source.record().alpha)
-
-
 def certified_means(
-    context: BlockContext, certificate: Certificate, inputs: FloatArray
+    context: BlockContext, certificate: Certificate, inputs: FloatArray, sums: Sums = EVERY_ENTRY
 ) -> tuple[FloatArray, FloatArray]:
     """k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p)."""
+    assert isinstance(context.source, SupportInputs)
+    means, off = sums.products(context, inputs, context.source.record().alpha)
     errors = certified_row_errors(context.kernel, context.source, inputs)
-    return predicted_means(context, inputs), certificate.mean_error_bound(context.kernel.diagonal(inputs), errors)
-
-
-def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:
-    """K(inputs, X) @ weights for standardised inputs (rows, d) and weights (n, t), in float64: (rows, t)."""
-    evaluator = context.evaluator("double")
-    rows = evaluator.prepare(inputs)
-    product = np.zeros((rows.n, weights.shape[1]))
-    for block in range(context.n_blocks):
-        first, last = context.bounds(block)
-        product += evaluator.matmat(rows, context.block_features(block, "double"), weights[first:last])
-    return product
+    bounds = certificate.mean_error_bound(context.kernel.diagonal(inputs), errors)
+    return means, bounds if off is None else np.nextafter(bounds + off, np.inf)

@@ -269,6 +269,8 @@ def _check_tune(job: TuneJob) -> None:
 def _check_predict(job: PredictJob) -> None:
     if job.chunk_rows is not None and job.chunk_rows < 1:
         raise InputError(f"chunk_rows: expected at least 1; got {job.chunk_rows}")
+    if job.tree_error is not None and not job.tree_error > 0.0:
+        raise InputError(f"tree_error: expected a number above zero; got {job.tree_error}")
 
 
 def _check_evaluate(job: EvaluateJob) -> None:

@@ -14,8 +14,8 @@ from dkgp.commands.tree_sums import add_tree_memory
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.operators.tree.forest import Forest
 from dkgp.operators.tree.memory import tree_bytes
-from dkgp.operators.tree.operator import _Forest
 from dkgp.service.specification import job_from_options, options_from_job
 from dkgp.solvers.registry import SolverMemory
 
@@ -120,7 +120,7 @@ def test_too_many_features_are_refused_before_any_cluster_starts(
 def test_a_tree_beyond_the_workers_cache_is_refused(terrain: dict[str, Any]) -> None:
     dataset, memory = open_dataset(terrain["store"]), SolverMemory(own_bytes=7)
     needed = tree_bytes(700, 2)
-    assert _Forest.of(dataset.inputs(0, 700)).nbytes <= needed <= 1.5 * _Forest.of(dataset.inputs(0, 700)).nbytes
+    assert Forest.of(dataset.inputs(0, 700)).nbytes <= needed <= 1.5 * Forest.of(dataset.inputs(0, 700)).nbytes
     with pytest.raises(MemoryBudgetError, match=f"takes {needed:,} bytes in each process; a worker's cache holds"):
         add_tree_memory(memory, 700, 2, True, needed - 1)
     shared, apart = (add_tree_memory(memory, 700, 2, shares, needed) for shares in (True, False))

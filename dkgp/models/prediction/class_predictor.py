@@ -21,8 +21,8 @@ from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
 from dkgp.models.classification.labels import decided
 from dkgp.models.prediction.classes import ClassifierSupport, decisions_of
-from dkgp.models.prediction.exact import PREDICTION_PIECE_ROWS
 from dkgp.models.prediction.predictor import standardised
+from dkgp.models.sums import PIECE_ROWS
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -121,13 +121,13 @@ class ClassPredictor:
         bounds = None if self._certificate is None else np.empty(shape)
 
         def work(piece: int) -> None:
-            where = slice(piece * PREDICTION_PIECE_ROWS, (piece + 1) * PREDICTION_PIECE_ROWS)
+            where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
             decisions[where], bound = decisions_of(self._context, self._certificate, rows[where])
             if bounds is not None and bound is not None:
                 bounds[where] = bound
 
         with single_threaded_blas():
-            in_parallel(work, -(-len(rows) // PREDICTION_PIECE_ROWS), self._threads)
+            in_parallel(work, -(-len(rows) // PIECE_ROWS), self._threads)
         return ClassPredicted(decisions, bounds, self._calibration)
 
 

@@ -8,27 +8,41 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, ModelRecord
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
 from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["PREDICTION_PIECE_ROWS", "exact_rounds", "mean_task"]
+__all__ = ["exact_rounds", "mean_task"]
 
-PREDICTION_PIECE_ROWS = 512
+Means = tuple[IndexArray, FloatArray, FloatArray]
 
 
 def mean_task(
-    context: BlockContext, certificate: Certificate, test: Dataset, pieces: list[tuple[int, int]]
-) -> list[tuple[FloatArray, FloatArray]]:
-    """Predicted means of the test rows of each piece, and bounds on their errors: (rows, p), standardised, float64."""
-    return [certified_means(context, certificate, test.inputs(start, stop)) for start, stop in pieces]
+    context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
+) -> list[Means]:
+    """Rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64."""
+    found = []
+    for piece in pieces:
+        rows, inputs = sums.read(context, test, piece)
+        found.append((rows, *certified_means(context, certificate, inputs, sums)))
+    return found
+
+
+@needs_one_arithmetic
+def tree_mean_task(
+    context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
+) -> list[Means]:
+    """As `mean_task`, by a tree: far away the C library's exponential is taken."""
+    return mean_task(context, certificate, sums, test, pieces)
 
 
 def exact_rounds(
@@ -39,6 +53,7 @@ def exact_rounds(
     variance: VarianceSettings | None,
     stored: dict[str, Any] | None,
     note: Callable[[str], None] | None,
+    sums: Sums = EVERY_ENTRY,
 ) -> Rounds:
     """Return the rounds of a prediction.
 
@@ -52,11 +67,13 @@ def exact_rounds(
         Under which workers' caches keep what belongs to the run.
     stored : dict, optional
         The plan of variances of a prediction that is resumed.
+    sums : Sums
+        How means take theirs; not of variances.
 
     Raises
     ------
     InputError
-        Other settings than those of the prediction to resume.
+        Other settings than those of the prediction to resume, a kernel that a tree cannot serve.
     StoreError
         The model's support inputs cannot be read.
     MemoryBudgetError
@@ -73,7 +90,8 @@ def exact_rounds(
             "the model was certified by an older version, which did not count every rounding; train it again (a warm "
             "start from it takes one pass) for bounds that do"
         )
-    means = _Means(context, test, executor, model, certificate)
+    sums.require(context, executor)
+    means = _Means(context, test, executor, model, certificate, sums)
     if variance is None:
         return means
     run = VarianceRun(model, kernel, context, certificate, test, executor, variance, stored)
@@ -93,22 +111,24 @@ class _Means:
         executor: BlockExecutor,
         model: ModelRecord,
         certificate: Certificate,
+        sums: Sums,
     ) -> None:
-        self._context, self._test, self._executor = context, test, executor
+        self._context, self._test, self._executor, self._sums = context, test, executor, sums
         self._standardisation, self._certificate = model.standardisation, certificate
         self.n_support, self.assumes = model.n_samples, certificate.assumes
         self.attributes: dict[str, Any] = {} if certificate.assumes is None else {"assumes": certificate.assumes}
+        self.attributes |= sums.attributes
 
     def prepare(self) -> None:
         """Nothing is."""
 
     def submit(self, start: int, stop: int) -> PendingRound:
-        pieces = [(a, min(a + PREDICTION_PIECE_ROWS, stop)) for a in range(start, stop, PREDICTION_PIECE_ROWS)]
-        groups = split_evenly(pieces, self._executor.parallelism)
-        return self._executor.submit("kmean", mean_task, (self._context, self._certificate, self._test), groups)
+        groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
+        task = mean_task if self._sums.tree_error is None else tree_mean_task
+        return self._executor.submit("kmean", task, (self._context, self._certificate, self._sums, self._test), groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        return self.of(*(np.concatenate(parts) for parts in zip(*results, strict=True)))
+        return self.of(*joined(results))
 
     def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
         to = self._standardisation

@@ -24,7 +24,8 @@ from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
 from dkgp.models.solver_choice import factor_for
-from dkgp.models.support import SupportInputs, cross_products
+from dkgp.models.sums import cross_products
+from dkgp.models.support import SupportInputs
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext

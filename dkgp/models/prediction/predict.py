@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds
 from dkgp.models.prediction.streaming import Rounds, stream
+from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = ["PredictSummary", "predict"]
@@ -72,6 +74,7 @@ def predict(
     overwrite: bool = False,
     resume: bool = False,
     interrupted: Callable[[], bool] | None = None,
+    tree_error: float | None = None,
 ) -> PredictSummary:
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
@@ -101,6 +104,9 @@ def predict(
         Continue a prediction store that was interrupted; regions already there are not computed again.
     interrupted : callable, optional
         Asked between regions; when it answers true the regions done stay, for `resume`.
+    tree_error : float, optional
+        Take sums over all training samples by a tree that prunes what hardly contributes, each standardised mean or
+        decision good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
 
     Returns
     -------
@@ -110,7 +116,7 @@ def predict(
     ------
     InputError
         The test store lacks a feature of the model or has a NaN, or the store to resume was made from something else;
-        settings of variances that a sparse model has no use for, any of a classifier.
+        settings of variances that a sparse model has no use for, any of a classifier; tree sums where there are none.
     StoreError
         The model's support inputs cannot be read.
     MemoryBudgetError
@@ -123,6 +129,7 @@ def predict(
             f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. Probabilities tell how "
             "sure a class is, and the bounds of an exact one's decisions what of them is proven"
         )
+    sums = _sums(model, variance, tree_error)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
@@ -132,12 +139,12 @@ def predict(
         with single_threaded_blas():
             rounds: Rounds
             if isinstance(model, ClassifierRecord):
-                rounds = class_rounds(model, test, executor, version, note)
+                rounds = class_rounds(model, test, executor, version, note, sums)
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
                 stored = None if writer is None else writer.attributes.get("variance")
-                rounds = exact_rounds(model, test, executor, version, variance, stored, note)
+                rounds = exact_rounds(model, test, executor, version, variance, stored, note, sums)
             attributes = {
                 "model": model.url,
                 "model_fingerprint": model.fingerprint,
@@ -172,6 +179,25 @@ def predict(
         figures["largest_decision_error_bound"] = streamed.bound
         return PredictSummary(*about, None, str(url), None, rounds.assumes, figures)
     return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
+
+
+def _sums(model: AnyModel, variance: VarianceSettings | None, tree_error: float | None) -> Sums:
+    """Return the way to take sums; `InputError` for a tree where there is nothing to prune."""
+    if tree_error is None:
+        return EVERY_ENTRY
+    if not (math.isfinite(tree_error) and tree_error > 0.0):
+        raise InputError(f"`tree_error` must be finite and positive; got {tree_error!r}")
+    if variance is not None:
+        raise InputError(
+            "`tree_error` is for sums over all training samples, as means are; variances take whole columns of the "
+            "kernel matrix. Leave it out, or predict means alone"
+        )
+    if isinstance(model, SparseRecord):
+        raise InputError(
+            f"`tree_error` prunes sums over all training samples; '{model.url}' is a sum over {model.basis_size:,} "
+            "basis samples, which takes no time. Leave it out"
+        )
+    return Sums(float(tree_error))
 
 
 def _require_finite(test: Dataset) -> None:

@@ -19,8 +19,9 @@ from dkgp.data.stores.model_store import ModelDescription
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.prediction.exact import PREDICTION_PIECE_ROWS, mean_task
+from dkgp.models.prediction.exact import mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -115,14 +116,9 @@ class Predictor:
             return self._nothing()
         with single_threaded_blas():
             if self._variance is None:
-                pieces = [
-                    (start, min(start + PREDICTION_PIECE_ROWS, test.n_samples))
-                    for start in range(0, test.n_samples, PREDICTION_PIECE_ROWS)
-                ]
-                groups = split_evenly(pieces, self._executor.parallelism)
-                arguments = (self._context, self._certificate, test)
-                results = self._executor.submit("kmean", mean_task, arguments, groups).result()
-                mean, bound = (np.concatenate(parts) for parts in zip(*results, strict=True))
+                groups = split_evenly(EVERY_ENTRY.pieces(0, test.n_samples), self._executor.parallelism)
+                arguments = (self._context, self._certificate, EVERY_ENTRY, test)
+                mean, bound = joined(self._executor.submit("kmean", mean_task, arguments, groups).result())
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
             run = self._variance.at(test)
             mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())

@@ -128,12 +128,12 @@ def node_sums(starts, weights, first, right, sums, magnitudes):  # type: ignore[
 
 
 @cached_njit(nogil=True)
-def _distances(low, high, query, node):  # type: ignore[no-untyped-def]
+def _distances(low, high, node, query_low, query_high, query):  # type: ignore[no-untyped-def]
     """Squared distances between the nearest and between the farthest points of two boxes."""
     nearest, farthest = 0.0, 0.0
     for f in range(low.shape[1]):
-        gap = max(low[node, f] - high[query, f], low[query, f] - high[node, f], 0.0)
-        span = max(high[node, f] - low[query, f], high[query, f] - low[node, f])
+        gap = max(low[node, f] - query_high[query, f], query_low[query, f] - high[node, f], 0.0)
+        span = max(high[node, f] - query_low[query, f], query_high[query, f] - low[node, f])
         nearest += gap * gap
         farthest += span * span
     return nearest, farthest
@@ -177,19 +177,23 @@ def _relative_slope(squared_distance, profile, parameter):  # type: ignore[no-un
 
 @cached_njit(nogil=True)
 def sum_queries(  # type: ignore[no-untyped-def]
-    queries, points, low, high, first, last, right, coordinate, active, starts, weights, sums, magnitudes, errors,
-    profile, parameter, rounding, program, like, out, bounds,
+    asking, places, query_low, query_high, points, low, high, first, last, right, coordinate, active, starts, weights,
+    sums, magnitudes, errors, profile, parameter, rounding, program, like, out, bounds,
 ):  # fmt: skip
-    """Sum the contributions of weighted points to the points of some queries.
+    """Sum the contributions of a tree's weighted points to the points of some queries.
 
     Parameters
     ----------
-    queries : (q,)
-        Nodes that follow one another.
+    asking : (r, d) float64
+        Points that ask, those of a query side by side; they may be the tree's own.
+    places : (q + 1,)
+        Where each query begins, and where the last ends: no more than `QUERY_LEAVES` leaves of points in each.
+    query_low, query_high : (q, d) float64
+        Corners of a box around each query's points, wider by the rounding that the points bear themselves.
     points, low, high, first, last, right
         The tree.
     coordinate : float
-        Sum over features of the largest coordinate's magnitude.
+        Sum over features of the largest coordinate's magnitude, of the tree's points and of those that ask.
     active, starts : (m,), (leaves + 1,)
         Points that have a weight, ascending, and where each leaf's begin.
     weights : (m, t) float64
@@ -215,8 +219,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
         Kernel entries evaluated.
     """
     d, targets = low.shape[1], weights.shape[1]
-    n, base = points.shape[0], first[queries[0]] * LEAF_ROWS
-    n_leaves = last[0]
+    base, n_leaves = places[0], last[0]
     unit = 2.0**-24 if like.itemsize == 4 else 2.0**-53
     stack = np.empty(STACK, np.intp)
     near, near_half = np.empty(n_leaves, np.intp), np.empty(n_leaves)
@@ -231,9 +234,9 @@ def sum_queries(  # type: ignore[no-untyped-def]
     weights_held = np.empty(targets * BATCH, like.dtype)
     part_held = np.empty(targets * QUERY_LEAVES * LEAF_ROWS)
     evaluated = 0
-    for query in queries:
-        start = first[query] * LEAF_ROWS
-        count = min(last[query] * LEAF_ROWS, n) - start
+    for query in range(places.shape[0] - 1):
+        start = places[query]
+        count = places[query + 1] - start
         padded = -(-count // LANES) * LANES
         for t in range(targets):
             constant[t], spent[t], rounded[t], mass[t] = 0.0, 0.0, 0.0, 0.0
@@ -246,7 +249,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
             node = stack[depth]
             if starts[first[node]] == starts[last[node]]:
                 continue
-            nearest, farthest = _distances(low, high, query, node)
+            nearest, farthest = _distances(low, high, node, query_low, query_high, query)
             largest, smallest = _value(nearest, profile, parameter), _value(farthest, profile, parameter)
             half = 0.5 * (largest - smallest)
             if _affordable(half, magnitudes, node, allowed):
@@ -289,9 +292,9 @@ def sum_queries(  # type: ignore[no-untyped-def]
         # The rest, evaluated.
         rows = rows_held[: d * padded].reshape(d, padded)
         for f in range(d):
-            centre[f] = 0.5 * (low[query, f] + high[query, f])
+            centre[f] = 0.5 * (query_low[query, f] + query_high[query, f])
             for i in range(padded):
-                rows[f, i] = points[start + min(i, count - 1), f] - centre[f]
+                rows[f, i] = asking[start + min(i, count - 1), f] - centre[f]
         part = part_held[: targets * padded].reshape(targets, padded)
         columns_of_query = 0
         i = 0

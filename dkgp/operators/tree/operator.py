@@ -7,91 +7,27 @@ operator sums near ones in dense tiles and takes far ones as a whole, each entry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.kernels.program import Profile
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.profiles import falling_functions
 from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource
-from dkgp.operators.tree.kd_tree import LEAF_ROWS, KDTree, node_sums, sum_queries
+from dkgp.operators.tree.forest import forest_of, require_few_features
 from dkgp.operators.tree.memory import require_room
+from dkgp.operators.tree.walk import WeightedTree
 
 __all__ = ["TreeKernelOperator"]
 
-# Boxes in more dimensions than this have too many neighbours for anything to be pruned.
-MOST_FEATURES = 6
-# Queries of one result; which go together depends on nothing else.
-QUERIES_A_GROUP = 16
 # Regions differ in how many neighbours their samples have. Where tasks travel, each takes all weights with it.
 TASKS_PER_THREAD = {True: 4, False: 2}
 _EPS = float(np.finfo(np.float64).eps)
-
-
-@dataclass(frozen=True)
-class _Forest:
-    """A tree over all samples, its queries, and where each sample stands in it."""
-
-    tree: KDTree
-    queries: IndexArray
-    place: IndexArray
-    coordinate: float
-
-    @classmethod
-    def of(cls, points: FloatArray) -> _Forest:
-        tree = KDTree.of(points)
-        place = np.empty_like(tree.order)
-        place[tree.order] = np.arange(len(place))
-        return cls(tree, tree.queries(), place, float(np.abs(points).max(axis=0).sum()))
-
-    @property
-    def nbytes(self) -> int:
-        return self.tree.nbytes + self.queries.nbytes + self.place.nbytes
-
-    @property
-    def n_groups(self) -> int:
-        return -(-len(self.queries) // QUERIES_A_GROUP)
-
-    def group(self, number: int) -> tuple[IndexArray, int]:
-        """Queries of a group, and how many points they hold."""
-        queries = self.queries[number * QUERIES_A_GROUP : (number + 1) * QUERIES_A_GROUP]
-        start, stop = self.tree.first[queries[0]], self.tree.last[queries[-1]]
-        return queries, min(int(stop) * LEAF_ROWS, len(self.place)) - int(start) * LEAF_ROWS
-
-
-def _forest(context: BlockContext) -> _Forest:
-    """The tree over all samples, from this process's cache or built anew."""
-
-    def build() -> _Forest:
-        evaluator = context.evaluator("double")
-        parts = []
-        for block in range(context.n_blocks):
-            features = evaluator.prepare(context.source.inputs(*context.bounds(block)))
-            # A kernel that looks at no feature finds all samples in one place.
-            values = features.values if evaluator.inputs else np.zeros((1, features.n))
-            parts.append(values[:, : features.n].T)
-        return _Forest.of(np.concatenate(parts))
-
-    return worker_cache().get((context.run_id, "tree"), build)
-
-
-def _radial(evaluator: TileEvaluator) -> tuple[Profile, float]:
-    if evaluator.radial is None:
-        raise InputError(
-            "tree sums are for one kernel that falls with the distance, such as a squared exponential, maybe times a "
-            f"constant; got one of type {evaluator.kernel.type_name!r}. Use the blocked operator"
-        )
-    return evaluator.radial
 
 
 @needs_one_arithmetic
@@ -107,29 +43,11 @@ def tree_task(
 
     `weights` (m, t) are of the points `active` (all of them if None), in the tree's order.
     """
-    forest, evaluator = _forest(context), TileEvaluator(context.kernel, precision, expanded=False)
-    profile, parameter = _radial(evaluator)
-    functions, program = falling_functions(profile), evaluator.program
-    tree, targets = forest.tree, weights.shape[1]
-    # What came in a message may be read-only, and another type to compiled code.
-    weights = np.require(weights, requirements=["C", "W"])
-    active = np.arange(context.n) if active is None else np.require(active, requirements=["C", "W"])
-    starts = tree.leaf_starts(active)
-    sums, magnitudes = np.empty((2, len(tree.right), targets))
-    node_sums(starts, weights, tree.first, tree.right, sums, magnitudes)
-    like = np.empty(0, evaluator.dtype)
-    results = []
-    for number in groups:
-        queries, rows = forest.group(number)
-        out, bounds = np.empty((targets, rows)), np.zeros(targets)
-        evaluated = sum_queries(
-            queries, tree.points, tree.low, tree.high, tree.first, tree.last, tree.right, forest.coordinate,
-            active, starts, weights, sums, magnitudes, errors.copy(), functions, parameter, profile.rounding,
-            program, like, out, bounds,
-        )  # fmt: skip
-        evaluator.count(evaluated)
-        results.append((np.ascontiguousarray(out.T), bounds))
-    return results
+    forest, evaluator = forest_of(context), TileEvaluator(context.kernel, precision, expanded=False)
+    walk = WeightedTree.of(forest, weights, active)
+    return [
+        walk.at(evaluator, forest.tree.points, *forest.group(number), errors, forest.coordinate) for number in groups
+    ]
 
 
 class TreeKernelOperator(BlockedKernelOperator):
@@ -192,16 +110,10 @@ class TreeKernelOperator(BlockedKernelOperator):
         super().__init__(kernel, noise_variance, source, executor, **options)
         if not error > 0.0 or not np.isfinite(error):
             raise InputError(f"the error of tree sums must be finite and positive; got {error!r}")
-        _radial(self.double)
-        active = self.double.inputs
-        if active > MOST_FEATURES:
-            raise InputError(
-                f"tree sums are for up to {MOST_FEATURES} features; got {active}, where boxes have too many neighbours "
-                "to prune anything (a periodic feature counts twice). Use the blocked operator"
-            )
+        require_few_features(self.double)
         self.error = float(error)
         self.error_bound = 0.0
-        require_room(self.n, active)
+        require_room(self.n, self.double.inputs)
         # What is far away is taken by the C library's exponential.
         executor.require_one_arithmetic()
 
@@ -234,7 +146,7 @@ class TreeKernelOperator(BlockedKernelOperator):
         self.error_bound = 0.0
         if not len(indices):
             return result
-        forest = _forest(self.context)
+        forest = forest_of(self.context)
         given = np.full(self.n, -1, np.intp)
         given[forest.place[indices]] = np.arange(len(indices))
         active = np.flatnonzero(given >= 0)

@@ -154,7 +154,12 @@ class DecisionCertificate:
         return len(self.residual)
 
     def decision_error_bound(
-        self, decisions: FloatArray, ones: FloatArray | None, prior_variance: FloatArray, row_errors: FloatArray
+        self,
+        decisions: FloatArray,
+        ones: FloatArray | None,
+        prior_variance: FloatArray,
+        row_errors: FloatArray,
+        product_error: FloatArray | None = None,
     ) -> FloatArray:
         """Bound on |f(x) - f*(x)| at test samples: (r, t).
 
@@ -168,12 +173,17 @@ class DecisionCertificate:
             k(x, x), as computed.
         row_errors : (r,) float64
             Of the test samples.
+        product_error : (r, t + 1) float64, optional
+            By how much k_x'alpha and k_x'E, as computed, may miss the exact sums, rounding apart; (r, t) without an
+            intercept. Nothing where every entry was added up.
         """
         scale = np.sqrt(prior_variance) * (1.0 + EPS * (2.0 * row_errors + 8.0))
         length, imbalance = np.asarray(self.residual), np.asarray(self.imbalance)
         unit = product_roundings(self.n) * UNIT + EPS * row_errors
         rounding = unit[:, None] * np.asarray(self.magnitude) + EPS * np.asarray(self.spread)
         bound: FloatArray = EVALUATION * (scale[:, None] * rounding + UNIT * np.abs(decisions))
+        if product_error is not None:
+            bound += product_error[:, : self.n_columns]
         if not self.intercept:
             bound += scale[:, None] * length
             return bound * FEW
@@ -181,6 +191,8 @@ class DecisionCertificate:
             raise ValueError("a model with an intercept takes k_x'E, `ones`, for its bound; got None")
         ones_rounding = EVALUATION * (unit * self.ones_magnitude + EPS * self.ones_spread)
         slack = scale * (ones_rounding + self.ones_residual)
+        if product_error is not None:
+            slack += product_error[:, self.n_columns]
         low, high = self.ones_sum
         # 1 - 2 p at most, divided by the end of 1'E* that leaves more; terms of both signs, each rounded a few times.
         rest = 1.0 - 2.0 * (ones - slack)

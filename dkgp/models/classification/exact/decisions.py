@@ -6,7 +6,7 @@ import numpy as np
 
 from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.rounding import certified_row_errors
-from dkgp.models.support import cross_products
+from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -20,6 +20,7 @@ def certified_decisions(
     ones: FloatArray,
     intercept: FloatArray,
     inputs: FloatArray,
+    sums: Sums = EVERY_ENTRY,
 ) -> tuple[FloatArray, FloatArray]:
     """k_x'alpha + b at standardised inputs, and by how much each may miss the exact decision: (r, t) both.
 
@@ -36,15 +37,18 @@ def certified_decisions(
     intercept : (t,) float64
     inputs : (r, d) float64
         Standardised.
+    sums : Sums
+        How the product is taken.
     """
     t = alpha.shape[1]
     weights = np.column_stack([alpha, ones]) if certificate.intercept else alpha
-    products = cross_products(context, inputs, weights)
+    products, off = sums.products(context, inputs, weights)
     decisions = products[:, :t] + intercept
     bounds = certificate.decision_error_bound(
         decisions,
         products[:, t] if certificate.intercept else None,
         context.kernel.diagonal(inputs),
         certified_row_errors(context.kernel, context.source, inputs),
+        off,
     )
     return decisions, bounds

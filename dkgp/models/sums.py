@@ -1,0 +1,120 @@
+"""Sums over a model's support points at other inputs: K(T, X) V, entry by entry or by a tree that prunes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.tree.cross import cross_sums, near_order
+from dkgp.operators.tree.forest import require_few_features
+
+__all__ = ["EVERY_ENTRY", "PIECE_ROWS", "Piece", "Rows", "Sums", "cross_products", "joined"]
+
+# Rows that a task takes at a time.
+PIECE_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a region that are predicted together: [first, last) of the order in which its rows are taken.
+
+    Attributes
+    ----------
+    start, stop : int
+        The region, in rows of the test set.
+    first, last : int
+        Places in the region's order.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+class Rows(Protocol):
+    """A test set, as far as it is read here."""
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised inputs [start, stop)."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A way to take sums over support points.
+
+    Attributes
+    ----------
+    tree_error : float or None
+        Error that pruning by a tree may cause in each sum, in its own units; None for every entry, without a tree.
+    """
+
+    tree_error: float | None = None
+
+    def products(
+        self, context: BlockContext, inputs: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """K(inputs, X) @ weights for standardised inputs (r, d) and weights (n, t), in float64: (r, t).
+
+        Beside it by how much each may miss the exact one, (r, t); None where only the roundings of a sum of all entries
+        tell the two apart. By a tree, `weights` are the same at each call for a context.
+        """
+        if self.tree_error is None:
+            return cross_products(context, inputs, weights), None
+        return cross_sums(context, inputs, weights, self.tree_error)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Words on them in a store of predictions."""
+        return {} if self.tree_error is None else {"tree_error": self.tree_error}
+
+    def require(self, context: BlockContext, executor: BlockExecutor) -> None:
+        """Refuse a kernel that a tree cannot serve (`InputError`), and unlike workers (`ClusterError`)."""
+        if self.tree_error is not None:
+            require_few_features(context.evaluator("double"))
+            executor.require_one_arithmetic()
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """Cut a region; the same whoever computes."""
+        n = stop - start
+        return [Piece(start, stop, first, min(first + PIECE_ROWS, n)) for first in range(0, n, PIECE_ROWS)]
+
+    def read(self, context: BlockContext, test: Rows, piece: Piece) -> tuple[IndexArray, FloatArray]:
+        """Rows of a piece, counted from the region's first, and their standardised inputs; a tree takes neighbours."""
+        if self.tree_error is None:
+            rows = np.arange(piece.first, piece.last)
+            return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
+        inputs = test.inputs(piece.start, piece.stop)
+        rows = near_order(context, inputs)[piece.first : piece.last]
+        return rows, inputs[rows]
+
+
+EVERY_ENTRY = Sums()
+
+
+def joined(results: Sequence[tuple[IndexArray, *tuple[FloatArray, ...]]]) -> list[FloatArray]:
+    """Put pieces' values, (k, t) each after the numbers of their rows, in the order of the rows: (r, t) each."""
+    order = np.concatenate([rows for rows, *_ in results])
+    found = []
+    for parts in zip(*(values for _, *values in results), strict=True):
+        whole = np.concatenate(parts)
+        found.append(np.empty_like(whole))
+        found[-1][order] = whole
+    return found
+
+
+def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:
+    """K(inputs, X) @ weights for standardised inputs (rows, d) and weights (n, t), in float64: (rows, t)."""
+    evaluator = context.evaluator("double")
+    rows = evaluator.prepare(inputs)
+    product = np.zeros((rows.n, weights.shape[1]))
+    for block in range(context.n_blocks):
+        first, last = context.bounds(block)
+        product += evaluator.matmat(rows, context.block_features(block, "double"), weights[first:last])
+    return product

@@ -1,0 +1,161 @@
+"""`dkgp predict --tree-error`: values within bounds that stay proven; refusals in words, with nothing on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import open_dataset, open_prediction
+from dkgp.kernels import SquaredExponential
+from dkgp.models.sums import Sums
+from dkgp.service.specification import job_from_options, options_from_job
+from tests.cli.conftest import refused
+
+Command = Callable[..., Any]
+KERNEL, NOISE, N, TESTS = SquaredExponential((80.0, 80.0)), 0.05, 700, 300
+ERROR = 1e-4
+
+
+@pytest.fixture(scope="module")
+def terrain(run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Models of heights and of kinds of ground over a square, stopped early, and places to predict at."""
+    folder, rng = tmp_path_factory.mktemp("terrain"), np.random.default_rng(2)
+    X = rng.uniform(size=(N + TESTS, 2))
+    y = np.sin(X @ [21.0, -9.0]) + 0.2 * rng.standard_normal(N + TESTS)
+    hyper = folder / "hyper.json"
+    hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": NOISE}))
+    for name, rows in (("train", slice(0, N)), ("test", slice(N, None))):
+        for what, column, targets in (
+            ("height", y, "--target"),
+            ("kind", np.where(y > 0, "rock", "sand"), "--labels"),
+        ):
+            lines = [f"{a:.17g},{b:.17g},{value}" for (a, b), value in zip(X[rows], column[rows], strict=True)]
+            (folder / "t.csv").write_text("\n".join([f"east,north,{what}", *lines]) + "\n")
+            document(run("ingest", folder / "t.csv", folder / f"{what}.{name}", targets, what, "--json"))
+    common = ("--hyper", hyper, "--cluster", "none", "--json")
+    # The residual is in the bounds too, and not small.
+    document(run("train", folder / "height.train", "--out", folder / "height", "--tol", 1e-2, *common))
+    classify = ("classify", folder / "kind.train", "--method", "exact", "--tol", 1e-2, "--no-probability")
+    document(run(*classify, "--out", folder / "kind", *common))
+    few = ("classify", folder / "kind.train", "--out", folder / "few", "--pool", 30, "--search", "none", *common)
+    document(run(*few))
+    document(run("sparse", folder / "height.train", "--out", folder / "sparse", "--basis-size", 40, *common))
+    return {"folder": folder, "hyper": hyper}
+
+
+def predict(terrain: dict[str, Any], what: str, out: Path, *options: object) -> tuple[object, ...]:
+    folder = terrain["folder"]
+    kind = "kind" if what in ("kind", "few") else "height"
+    return ("predict", folder / what, folder / f"{kind}.test", "--out", out, "--json", *options)
+
+
+def exact_mean(terrain: dict[str, Any]) -> np.ndarray:
+    """By dense algebra, in the targets' units."""
+    train, test = (open_dataset(terrain["folder"] / f"height.{name}") for name in ("train", "test"))
+    Z, y = train.inputs(0, N), train.targets(0, N)
+    T = test.as_seen_by(train.feature_names, train.target_names, train.standardisation).inputs(0, TESTS)
+    mean = KERNEL(T, Z) @ np.linalg.solve(KERNEL(Z, Z) + NOISE * np.eye(N), y)
+    return np.asarray(mean * train.standardisation.target_std + train.standardisation.target_mean)
+
+
+def exact_decision(terrain: dict[str, Any]) -> np.ndarray:
+    train, test = (open_dataset(terrain["folder"] / f"kind.{name}") for name in ("train", "test"))
+    Z, signs = train.inputs(0, N), np.where(train.all_labels() == 1, 1.0, -1.0)
+    T = test.as_seen_by(train.feature_names, (), train.standardisation).inputs(0, TESTS)
+    E = np.linalg.solve(KERNEL(Z, Z) + NOISE * np.eye(N), np.column_stack([signs, np.ones(N)]))
+    b = E[:, 0].sum() / E[:, 1].sum()
+    return np.asarray(KERNEL(T, Z) @ (E[:, 0] - b * E[:, 1]) + b)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("what", "variable", "exact"), [("height", "mean", exact_mean), ("kind", "decision", exact_decision)]
+)
+def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
+    terrain: dict[str, Any],
+    run: Command,
+    document: Command,
+    tmp_path: Path,
+    what: str,
+    variable: str,
+    exact: Callable[[dict[str, Any]], np.ndarray],
+) -> None:
+    stores = {}
+    for name, options in (("tree", ("--tree-error", ERROR, "--cluster", "none")), ("full", ("--cluster", "none"))):
+        document(run(*predict(terrain, what, tmp_path / name, *options)))
+        stores[name] = open_prediction(str(tmp_path / name))
+    value, bound = (stores["tree"].read(each) for each in (variable, f"{variable}_error_bound"))
+    assert (np.abs(value - exact(terrain)) <= bound).all()
+    full, plain = (stores["full"].read(each) for each in (variable, f"{variable}_error_bound"))
+    away = np.abs(value - full)
+    assert 1e-9 < away.max() <= 1.01 * ERROR
+    # What pruning may cost is added to what was proven, and is not the whole of it.
+    assert (bound > plain).all()
+    assert (bound <= plain * 1.2 + 3.0 * ERROR).all()
+    assert stores["tree"].attributes["tree_error"] == ERROR
+    assert "tree_error" not in stores["full"].attributes
+
+
+@pytest.mark.parametrize("what", ["height", pytest.param("kind", marks=pytest.mark.slow)])
+def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
+    terrain: dict[str, Any], run: Command, document: Command, tmp_path: Path, what: str
+) -> None:
+    options, found = ("--tree-error", ERROR, "--chunk-rows", 90), []
+    for cluster in (("none",), ("local", "--workers", 3)):
+        out = tmp_path / cluster[0]
+        document(run(*predict(terrain, what, out, *options, "--cluster", *cluster)))
+        found.append(open_prediction(str(out)))
+    for name in found[0].variables:
+        assert found[0].read(name).tobytes() == found[1].read(name).tobytes(), name
+    # Another error is another prediction.
+    other = (*predict(terrain, what, tmp_path / "none", "--tree-error", 1e-5, "--chunk-rows", 90), "--resume")
+    refused(run(*other, "--cluster", "none"))
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "words"),
+    [
+        ("height", ("--tree-error", 0), "--tree-error must be finite and positive; got 0.0"),
+        ("height", ("--tree-error", "inf"), "--tree-error must be finite and positive; got inf"),
+        (
+            "height",
+            ("--tree-error", 1e-3, "--variance"),
+            "--tree-error is for sums over all training samples, as means",
+        ),
+        ("sparse", ("--tree-error", 1e-3), "a sum over 40 basis samples, which takes no time"),
+        ("few", ("--tree-error", 1e-3), "prototypes, which takes no time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    terrain: dict[str, Any], run: Command, tmp_path: Path, what: str, options: tuple[object, ...], words: str
+) -> None:
+    refused(run(*predict(terrain, what, tmp_path / "p", *options, "--cluster", "none")), words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_that_workers_could_not_keep_is_refused(
+    terrain: dict[str, Any], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.commands.tree_sums.tree_bytes", lambda n, width: n * 10**12)
+    refused(run(*predict(terrain, "height", tmp_path / "p", "--tree-error", 1e-3)), "takes 700,000,000,000,000 bytes")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_service_takes_and_checks_it() -> None:
+    options = {"model": "/m", "dataset": "/d", "out": "/p", "tree_error": 1e-3}
+    job = job_from_options("predict", options)
+    assert options_from_job(job) == options
+    with pytest.raises(Exception, match="tree_error: expected a number above zero"):
+        job_from_options("predict", {**options, "tree_error": 0.0})
+
+
+def test_pieces_hold_each_row_once() -> None:
+    for start, stop in ((0, 1), (7, 519), (7, 520), (100, 2000)):
+        pieces = Sums(1e-3).pieces(start, stop)
+        rows = np.concatenate([np.arange(each.first, each.last) for each in pieces])
+        np.testing.assert_array_equal(rows, np.arange(stop - start))
+        assert all((each.start, each.stop) == (start, stop) for each in pieces)
