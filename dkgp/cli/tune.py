@@ -36,6 +36,7 @@ __all__ = ["tune", "tune_job"]
         "dkgp tune train.zarr --out better.json --start hyper.json --prior 'gamma*=lognormal(0.1, 1)'",
         "dkgp tune train.zarr --out hyper.json --refine --refine-steps 10",
         "dkgp tune train.zarr --out hyper.json --objective bound --basis-size 500",
+        "dkgp tune labelled.zarr --out hyper.json --likelihood logit --folds 10",
     ),
 )
 @click.argument("dataset")
@@ -63,6 +64,12 @@ __all__ = ["tune", "tune_job"]
     help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
     "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
     "the variational bound on the marginal likelihood; fitc, FITC's likelihood.",
+)
+@click.option(
+    "--likelihood",
+    type=click.Choice(["logit", "probit"]),
+    help="Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation; several "
+    "classes each against the rest. Without it labels are tuned as a regression on signs, for an LS-SVM.",
 )
 @click.option(
     "--basis-size",

@@ -36,6 +36,7 @@ from dkgp.data.stores.sparse.sparse_store import SparseRecord
 from dkgp.data.types import quoted
 from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.sparse.start import start_from_sparse
 from dkgp.models.sparse.stored import opened_sparse
 from dkgp.operators.base import FloatArray
@@ -98,8 +99,10 @@ def opened(job: TrainingJob) -> tuple[Dataset, Hyperparameters]:
     return dataset, found
 
 
-def warn_of_labels(dataset: Dataset, reporter: Reporter) -> None:
-    """Say that a regression on labels is one on their codes."""
+def warn_of_labels(dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> None:
+    """Say that a regression on labels is one on their codes, and so of hyperparameters that are of labels."""
+    if (caution := likelihood_caution(found, None)) is not None:
+        reporter.warn(caution)
     if dataset.classes is not None:
         reporter.warn(
             f"'{dataset.target_names[0]}' is a label of the {len(dataset.classes)} classes "

@@ -143,7 +143,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     """
     with PeakMemory() as memory:
         dataset, found = opened(job)
-        warn_of_labels(dataset, reporter)
+        warn_of_labels(dataset, found, reporter)
         asked = job
         job, choice = _decided(asked, dataset, found, reporter)
         if job.resume:

@@ -23,7 +23,7 @@ from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.tuned_parameter import TunedParameter
 
-__all__ = ["Hyperparameters", "read_hyperparameters", "write_hyperparameters"]
+__all__ = ["Hyperparameters", "likelihood_caution", "read_hyperparameters", "write_hyperparameters"]
 
 _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
@@ -31,7 +31,7 @@ _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
     **dict.fromkeys(("refinement", "run", "sparse"), dict),
     "converged": bool,
-    "objective": str,
+    **dict.fromkeys(("objective", "likelihood"), str),
 }
 
 
@@ -61,6 +61,9 @@ class Hyperparameters:
     objective : str, optional
         What was maximised: "likelihood", "loo" for the leave-one-out predictive likelihood, or of a sparse model of all
         samples "bound", the variational one, or "fitc", its likelihood.
+    likelihood : str, optional
+        Of labels, "logit", "probit" or "softmax", whose evidence in Laplace's approximation was maximised; the noise
+        variance is then 1 and means nothing. None of a regression.
     leave_one_out_log_likelihood : float, optional
         Summed over the subsets and the targets, in nats, where that was maximised.
     log_prior : float, optional
@@ -102,6 +105,7 @@ class Hyperparameters:
     n_samples: int | None = None
     subsets: int | None = None
     objective: str | None = None
+    likelihood: str | None = None
     leave_one_out_log_likelihood: float | None = None
     log_prior: float | None = None
     parameters: tuple[TunedParameter, ...] | None = None
@@ -254,6 +258,30 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
         )
     write_object(
         location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode(), replace=overwrite
+    )
+
+
+def likelihood_caution(found: Hyperparameters, wanted: str | None) -> str | None:
+    """Warn of values that were found for another likelihood than they are to be used with; None where they fit.
+
+    Parameters
+    ----------
+    found : Hyperparameters
+    wanted : str or None
+        "logit", "probit" or "softmax"; None for a regression, such as an LS-SVM.
+    """
+    if found.parameters is None or found.likelihood == wanted:
+        return None  # given by hand: nobody but the user knows what they are for
+    if wanted is None:
+        return (
+            f"the hyperparameters were found for the labels' likelihood '{found.likelihood}', which has no noise: as a "
+            f"regression's, with a noise variance of {found.noise_variance:g}, they are a guess. Tune without "
+            "`likelihood`"
+        )
+    was = "a regression on signs" if found.likelihood is None else f"the likelihood '{found.likelihood}'"
+    return (
+        f"the hyperparameters were found for {was}; probabilities by the likelihood '{wanted}' may be too sure, or not "
+        f"sure enough. Tune with `likelihood` {wanted}"
     )
 
 

@@ -253,6 +253,7 @@ def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
 def _check_tune(job: TuneJob) -> None:
     from dkgp.commands.refine import check_refinement
     from dkgp.commands.tune.bound import check_bound_options
+    from dkgp.commands.tune.run import check_label_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets
@@ -262,6 +263,7 @@ def _check_tune(job: TuneJob) -> None:
     check_folds(job.folds, job.subset)
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
     check_bound_options(job)
+    check_label_options(job)
     job.named()
     _check_plot(job.plot)
 

@@ -50,6 +50,32 @@ def test_ingested_and_described(run: Command, table: Path, tmp_path: Path) -> No
     assert "classes" not in document_of(run("info", train, "--json"))
 
 
+def test_tuned_by_the_evidence_of_labels(run: Command, table: Path, tmp_path: Path) -> None:
+    train, hyper = tmp_path / "train.zarr", tmp_path / "hyper.json"
+    run("ingest", table, train, "--labels", "kind")
+    command = ("tune", train, "--out", hyper, "--likelihood", "logit", "--kernel", "rbf(isotropic=True)", "--folds", 3)
+    found = document_of(run(*command, "--plot", tmp_path / "scales.png", "--json"))
+    assert (found["likelihood"], found["noise_variance"], found["objective"]) == ("logit", 1.0, "likelihood")
+    assert found["scores"]["folds"]["error_rate"] < 0.3
+    assert json.loads(hyper.read_text())["likelihood"] == "logit"
+    assert "are done" in run(*command, "--resume").stderr
+    shown = run(*command, "--overwrite").stdout
+    for words in ("likelihood", "logit", "log evidence (Laplace)", "error rate", "log loss"):
+        assert words in shown
+    assert "found for the labels' likelihood 'logit'" in " ".join(
+        run("train", train, "--hyper", hyper, "--out", tmp_path / "model.zarr").stderr.split()
+    )
+    for options, words in (
+        (("--objective", "loo"), "is of regressions"),
+        (("--refine",), "is of regressions"),
+        (("--fix", "noise_variance=1"), "no hyperparameter is called 'noise_variance'"),
+    ):
+        refusal = run(*command, "--overwrite", *options)
+        assert refusal.exit_code in (2, 3)
+        assert words in " ".join(refusal.stderr.split())
+    assert json.loads(hyper.read_text())["likelihood"] == "logit"
+
+
 @pytest.mark.parametrize(
     ("options", "words", "exit_code"),
     [

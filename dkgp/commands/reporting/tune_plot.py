@@ -94,7 +94,8 @@ def _lines(others: Sequence[TunedParameter], found: Hyperparameters) -> list[str
     """The parameters that are no bars, and the scores, one a line."""
     rows = [(parameter.name + (" (fixed)" if parameter.fixed else ""), parameter.value) for parameter in others]
     for group, scores in (found.scores or {}).items():
-        rows += [(f"{group}, {name.replace('_', ' ')}", scores[name]) for name in ("rmse", "nlpd", "coverage_95")]
+        names = ("rmse", "nlpd", "coverage_95") if found.likelihood is None else ("error_rate", "log_loss")
+        rows += [(f"{group}, {name.replace('_', ' ')}", scores[name]) for name in names]
     lines = [f"{_escaped(name)}: {value:.4g}" for name, value in rows[:MOST_OTHERS]]
     if len(rows) > MOST_OTHERS:
         lines.append(f"and {len(rows) - MOST_OTHERS} more")
@@ -114,6 +115,8 @@ def _title(found: Hyperparameters) -> str:
         return f"{found.kernel.type_name} on {found.n_samples:,} samples"
     subsets = f"{found.subsets} x {found.subset_size:,}" if (found.subsets or 1) > 1 else f"{found.subset_size:,}"
     which = "log marginal likelihood" if found.log_marginal_likelihood is not None else "leave-one-out log likelihood"
+    if found.likelihood is not None:
+        which = f"log evidence of {found.likelihood} labels"
     value = found.log_marginal_likelihood
     value = found.leave_one_out_log_likelihood if value is None else value
     reached = "" if value is None else f", {which} {value:.1f}"

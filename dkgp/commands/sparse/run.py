@@ -92,7 +92,7 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
     with PeakMemory() as memory:
         job.check()
         dataset, found = opened(job)
-        warn_of_labels(dataset, reporter)
+        warn_of_labels(dataset, found, reporter)
         given = None if job.given_basis is None else read_given_basis(job.given_basis, dataset)
         job = _sized(job, dataset, given, reporter)
         if job.resume:

@@ -12,7 +12,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import Evidence
 from dkgp.models.tuning.priors import LogNormal, as_prior
-from dkgp.models.tuning.tasks import Objective
+from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 
 __all__ = ["TuneJob", "parse_bounds", "parse_fixed", "parse_priors"]
 
@@ -31,6 +31,9 @@ class TuneJob:
         As for `tune_dataset`.
     bounds, fixed, priors
         Texts NAME=LOW:HIGH, NAME=VALUE and NAME=lognormal(MEDIAN, SIGMA).
+    likelihood
+        Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation. Without it
+        labels are tuned as a regression on signs.
     basis_size
         Of the objectives "bound" and "fitc", which are of all samples: m; at most 1,000 by default.
     start
@@ -56,6 +59,7 @@ class TuneJob:
     subset: int = 2000
     subsets: int = 1
     objective: Literal["likelihood", "loo", "bound", "fitc"] = "likelihood"
+    likelihood: LabelLikelihood | None = None
     basis_size: int | None = None
     restarts: int = 1
     learn_variance: bool = False

@@ -27,13 +27,18 @@ from dkgp.models import (
     tune_dataset,
     write_hyperparameters,
 )
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.labels import Labels, label_weights, labels_of
 from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.run import Choices, check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
 
-__all__ = ["run_tune"]
+__all__ = ["check_label_options", "run_tune"]
+
+# Of a starting point, as of a regression's.
+MOST_EVALUATIONS = 300
 
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:
@@ -57,6 +62,7 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     """
     named = job.named()
     check_bound_options(job)
+    check_label_options(job)
     check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
     check_side_files(job.plot, None, replace=job.overwrite or job.resume)
     if job.plot is not None and job.plot == job.out:
@@ -64,7 +70,8 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
-    if dataset.classes is not None:
+    labels = None if job.likelihood is None else labels_of(dataset)
+    if dataset.classes is not None and labels is None:
         dataset = dataset.as_signs()
         reporter.note("the target is a label: tuned is the regression on the signs of its classes, for classification")
     start = None if job.start is None else read_hyperparameters(job.start, feature_names=dataset.feature_names)
@@ -78,7 +85,7 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     overwrite = job.overwrite or earlier is not None
     check_output_file(job.out, replace=overwrite, option="--out", local=False)
     if start is None or not job.refine_only:
-        _check_choices(job, dataset, start, named, reporter)
+        _check_choices(job, dataset, labels, start, named, reporter)
     refinement, trail, of_all = None, Trail(), job.refine is not None or job.evidence is not None
     # One evaluation takes much longer than a round of messages: without a cluster that is asked for, threads do.
     with helped(), open_executor(job.cluster, dataset.n_samples if of_all else 1, reporter) as executor:
@@ -91,9 +98,9 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
             announce(executor, reporter)
             found, trail = found_by_bound(job, dataset, start, executor, named, signature, reporter)
         else:
-            _check_memory(job, dataset, start, executor)
+            _check_memory(job, dataset, labels, start, executor)
             announce(executor, reporter)
-            found = _search(job, dataset, start, executor, named, reporter)
+            found = _search(job, dataset, labels, start, executor, named, reporter)
         for message in found.warnings:
             reporter.warn(message)
         if job.refine is not None:
@@ -107,6 +114,19 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     document = _conclude(job, found, reporter)
     raise_if_interrupted(refinement, job.out)
     return document
+
+
+def check_label_options(job: TuneJob) -> None:
+    """Refuse options that do not go with a likelihood of labels; `UsageError`."""
+    if job.likelihood is None:
+        return
+    if job.objective != "likelihood":
+        raise UsageError(
+            f"`objective` {job.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
+            "evidence is maximised"
+        )
+    if job.refine is not None:
+        raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
 
 
 def _conclude(job: TuneJob, found: Hyperparameters, reporter: Reporter) -> Document:
@@ -153,21 +173,29 @@ def _was_interrupted(found: Hyperparameters) -> bool:
 
 
 def _check_choices(
-    job: TuneJob, dataset: Dataset, start: Hyperparameters | None, named: dict[str, Any], reporter: Reporter
+    job: TuneJob,
+    dataset: Dataset,
+    labels: Labels | None,
+    start: Hyperparameters | None,
+    named: dict[str, Any],
+    reporter: Reporter,
 ) -> None:
     """Refuse kernels, names and numbers that do not fit the data, before a cluster is started."""
     if job.evidence is not None:
         check_bound_job(job, dataset, start, named, reporter)
         return
     plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
-    choices = Choices(job.kernel, job.of_subsets, start=start, folds=job.folds, **named)
+    choices = Choices(job.kernel, job.of_subsets, start=start, folds=job.folds, likelihood=job.likelihood, **named)
     settings = SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
+    if labels is not None:
+        label_weights(labels, None, dataset.all_weights())
     check_tuning(plan, tuple(dataset.feature_names), choices, settings)
 
 
 def _search(
     job: TuneJob,
     dataset: Dataset,
+    labels: Labels | None,
     start: Hyperparameters | None,
     executor: BlockExecutor,
     named: dict[str, Any],
@@ -178,26 +206,32 @@ def _search(
     kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
     reporter.note(f"tuning {kernel} of {dataset.n_features} features on {where} of {dataset.n_samples:,} samples")
     with reporter.search("tune") as progress:
-        return tune_dataset(
-            dataset,
-            kernel=job.kernel,
-            subset=job.subset,
-            subsets=job.subsets,
-            objective=job.of_subsets,
-            seed=job.seed,
-            learn_variance=job.learn_variance,
+        settings: dict[str, Any] = {
+            "kernel": job.kernel,
+            "subset": job.subset,
+            "subsets": job.subsets,
+            "seed": job.seed,
+            "learn_variance": job.learn_variance,
             **named,
-            start=start,
-            tolerance=job.tolerance,
-            restarts=job.restarts,
-            folds=job.folds,
-            holdout=job.holdout,
-            executor=executor,
-            progress=progress,
+            "start": start,
+            "tolerance": job.tolerance,
+            "restarts": job.restarts,
+            "folds": job.folds,
+            "holdout": job.holdout,
+            "executor": executor,
+            "progress": progress,
+        }
+        if labels is None:
+            return tune_dataset(dataset, objective=job.of_subsets, **settings)
+        weights = label_weights(labels, None, dataset.all_weights())
+        return tune_labels(
+            dataset, labels, likelihood=job.likelihood, weights=weights, max_evaluations=MOST_EVALUATIONS, **settings
         )
 
 
-def _check_memory(job: TuneJob, dataset: Dataset, start: Hyperparameters | None, executor: BlockExecutor) -> None:
+def _check_memory(
+    job: TuneJob, dataset: Dataset, labels: Labels | None, start: Hyperparameters | None, executor: BlockExecutor
+) -> None:
     """Refuse subsets whose matrices do not fit where they are evaluated, as far as that is known here."""
     size = min(job.subset, dataset.n_samples)
     here = executor.shares_memory or (KINDS.find(job.cluster.kind).on_this_machine and job.cluster.address() is None)
@@ -207,11 +241,12 @@ def _check_memory(job: TuneJob, dataset: Dataset, start: Hyperparameters | None,
         return
     projected = projected_tuning_bytes(
         size,
-        dataset.n_targets,
+        dataset.n_targets if labels is None else labels.n_outputs,
         dataset.feature_names,
         kernel=job.kernel,
         start=start,
         objective=job.of_subsets,
+        likelihood=job.likelihood,
         subsets=job.subsets,
         at_once=at_once,
     )

@@ -149,14 +149,20 @@ class DenseObjective:
 
     The `family` is on the same n inputs as the standardised `targets` (n, p), of which the p columns share the
     hyperparameters, and their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order to work in,
-    reused by every evaluation.
+    reused by every evaluation. Samples have `weights` (n,) in objectives of labels alone.
     """
 
     n_matrices: ClassVar[int]
 
-    def __init__(self, family: KernelFamily, targets: FloatArray, matrices: Sequence[FloatArray] | None = None) -> None:
+    def __init__(
+        self,
+        family: KernelFamily,
+        targets: FloatArray,
+        matrices: Sequence[FloatArray] | None = None,
+        weights: FloatArray | None = None,
+    ) -> None:
         n_samples = targets.shape[0]
-        self._family = family
+        self._family, self._weights = family, weights
         self._targets = np.asfortranarray(targets)
         if matrices is None:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
@@ -165,6 +171,12 @@ class DenseObjective:
     def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
         """The value and its gradient, or None where Kbar is not numerically positive definite."""
         raise NotImplementedError
+
+    @staticmethod
+    def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
+        """The value of the best model of samples that have nothing to do with their inputs, for `targets` (n, p)."""
+        variances = np.maximum(np.mean(targets * targets, axis=0), np.finfo(np.float64).tiny)
+        return -0.5 * len(targets) * float(np.log(2.0 * math.pi * math.e * variances).sum())
 
     def _fill(self, parameters: FloatArray) -> None:
         """K in the first matrix, Kbar in the second."""

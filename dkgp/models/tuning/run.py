@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.kernel_family import family_bytes, family_of
+from dkgp.models.tuning.laplace.scores import label_fold_task, label_holdout_task, label_scores_of
 from dkgp.models.tuning.likelihood_search import (
     LikelihoodSearch,
     Optimum,
@@ -32,7 +33,15 @@ from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.scores import check_folds, fold_task, holdout_task, scores_of
 from dkgp.models.tuning.search_space import SearchSpace, search_space
 from dkgp.models.tuning.subsets import SubsetPlan, Subsets
-from dkgp.models.tuning.tasks import OBJECTIVES, Objective, TuningContext, evaluate_task, summary_task
+from dkgp.models.tuning.tasks import (
+    LABEL_OBJECTIVES,
+    OBJECTIVES,
+    LabelLikelihood,
+    Objective,
+    TuningContext,
+    evaluate_task,
+    summary_task,
+)
 from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
 
 __all__ = ["Choices", "check_tuning", "held_amplitude", "prepared", "projected_tuning_bytes", "run_tuning"]
@@ -40,7 +49,11 @@ __all__ = ["Choices", "check_tuning", "held_amplitude", "prepared", "projected_t
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that `tune` documents under the same names; `InputError` for an objective that does not exist."""
+    """Choices that `tune` documents under the same names; `InputError` for an objective that does not exist.
+
+    With the `likelihood` of labels their evidence in Laplace's approximation is maximised: the amplitude is then always
+    free, since it stands for how steeply probabilities rise, and there is no noise.
+    """
 
     kernel: Kernel | str | None = None
     objective: Objective = "likelihood"
@@ -49,8 +62,17 @@ class Choices:
     priors: Mapping[str, LogNormal | str] | None = None
     start: Hyperparameters | None = None
     folds: int | None = None
+    likelihood: LabelLikelihood | None = None
 
     def __post_init__(self) -> None:
+        if self.likelihood is not None:
+            if self.likelihood not in LABEL_OBJECTIVES:
+                known = ", ".join(LABEL_OBJECTIVES)
+                raise InputError(f"the likelihood of labels must be one of {known}; got {self.likelihood!r}")
+            if self.objective != "likelihood":
+                raise InputError(
+                    f"the objective {self.objective!r} is of regressions; leave it out with the likelihood of labels"
+                )
         if self.objective not in OBJECTIVES:
             raise InputError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}")
 
@@ -65,6 +87,9 @@ def run_tuning(
     """Search, score, and say what was found; parameters and errors are those of `tune`."""
     started, plan = time.perf_counter(), source.plan
     check_folds(choices.folds, plan.size)
+    of_labels = choices.likelihood is not None
+    if of_labels:
+        settings = replace(settings, learn_variance=True)
     kernel, family, space, first = prepared(feature_names, choices, settings)
     context = TuningContext(
         f"tune-{uuid.uuid4().hex[:12]}",
@@ -73,6 +98,7 @@ def run_tuning(
         settings.learn_variance,
         feature_names,
         choices.objective,
+        choices.likelihood,
     )
     with ExitStack() as stack:
         # A second BLAS thread gains a tenth; on a busy machine BLAS threads waiting for each other cost many times
@@ -97,6 +123,7 @@ def run_tuning(
             )
         scores = _scores(rounds, best, plan, choices)
     is_likelihood = choices.objective == "likelihood"
+    tuned = space.tuned(best.parameters, space.within(first), feature_names)
     messages = tuning_warnings(space, best, summaries, settings, amplitude=held_amplitude(kernel, settings))
     if plan.overlaps:
         messages.append(
@@ -114,9 +141,10 @@ def run_tuning(
         n_samples=plan.n_samples,
         subsets=plan.count,
         objective=choices.objective,
+        likelihood=choices.likelihood,
         leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
         log_prior=best.log_prior if space.priors else None,
-        parameters=space.tuned(best.parameters, space.within(first), feature_names),
+        parameters=tuned[:-1] if of_labels else tuned,
         scores=scores or None,
         seed=settings.seed,
         feature_names=feature_names,
@@ -135,9 +163,18 @@ def prepared(
 ) -> tuple[Kernel, KernelFamily, SearchSpace, FloatArray]:
     """Return the kernel to tune, its parameters, what may be moved, and where the search starts; errors of `tune`."""
     kernel, noise_variance = _start(choices, feature_names)
+    of_labels = choices.likelihood is not None
     # Names, bounds and starting values do not depend on the rows, which only workers hold.
-    family = family_of(kernel, np.zeros((2, len(feature_names))), settings.learn_variance, feature_names)
-    space = search_space(family, feature_names, bounds=choices.bounds, fixed=choices.fixed, priors=choices.priors)
+    learn_variance = settings.learn_variance or of_labels
+    family = family_of(kernel, np.zeros((2, len(feature_names))), learn_variance, feature_names)
+    space = search_space(
+        family,
+        feature_names,
+        bounds=choices.bounds,
+        fixed=choices.fixed,
+        priors=choices.priors,
+        has_noise=not of_labels,
+    )
     return kernel, family, space, first_point(family.initial(), noise_variance)
 
 
@@ -149,6 +186,7 @@ def projected_tuning_bytes(
     kernel: Kernel | str | None = None,
     start: Hyperparameters | None = None,
     objective: Objective = "likelihood",
+    likelihood: LabelLikelihood | None = None,
     subsets: int = 1,
     at_once: int = 1,
 ) -> int:
@@ -156,8 +194,8 @@ def projected_tuning_bytes(
 
     The other parameters are those of `tune`, and so are the errors.
     """
-    chosen, _ = _start(Choices(kernel, objective, start=start), feature_names)
-    matrices = OBJECTIVES[objective].n_matrices
+    chosen, _ = _start(Choices(kernel, objective, start=start, likelihood=likelihood), feature_names)
+    matrices = (OBJECTIVES[objective] if likelihood is None else LABEL_OBJECTIVES[likelihood]).n_matrices
     common = projected_peak_bytes(
         subset_size, len(feature_names), n_targets, subsets=subsets, at_once=at_once, matrices=matrices
     )
@@ -217,6 +255,8 @@ def _start(choices: Choices, feature_names: tuple[str, ...]) -> tuple[Kernel, fl
     if isinstance(kernel, str):
         kernel = parse_kernel(kernel, len(feature_names), feature_names)
     kernel, white = fold_white(kernel, 0.0)
+    if white and choices.likelihood is not None:
+        raise InputError("labels have no noise of their own: leave white noise out of the kernel")
     if start is None:
         return kernel, None if is_text or white == 0.0 else white
     if not _same_structure(kernel, start.kernel):
@@ -241,10 +281,14 @@ def held_amplitude(kernel: Kernel, settings: SearchSettings) -> float | None:
 
 def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
     found: dict[str, dict[str, float | int]] = {}
+    of_labels = choices.likelihood is not None
+    in_folds, of_rest, told = (
+        (label_fold_task, label_holdout_task, label_scores_of) if of_labels else (fold_task, holdout_task, scores_of)
+    )
     if choices.folds is not None:
-        parts = rounds.run(fold_task, best.parameters, choices.folds, plan.seed)
-        found["folds"] = {"folds": choices.folds, **scores_of(parts)}
+        parts = rounds.run(in_folds, best.parameters, choices.folds, plan.seed)
+        found["folds"] = {"folds": choices.folds, **told(parts)}
     if plan.holdout:
-        parts = rounds.run(holdout_task, best.parameters)
-        found["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
+        parts = rounds.run(of_rest, best.parameters)
+        found["holdout"] = {"rows": plan.holdout, **told(parts)}
     return found

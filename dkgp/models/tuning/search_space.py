@@ -94,8 +94,11 @@ def search_space(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, LogNormal | str] | None = None,
+    has_noise: bool = True,
 ) -> SearchSpace:
     """Return the space of a family's parameters and the noise variance.
+
+    A likelihood that `has_noise` not, of labels, leaves the last one at 1, where it means nothing and has no name.
 
     `bounds`, `fixed` and `priors` are by name or pattern: (lower, upper), a value, a prior; on the parameters
     themselves, not on logarithms. Where several patterns fit one name the last one counts.
@@ -107,6 +110,9 @@ def search_space(
     names, features, gamma_like = zip(*addresses, strict=True)
     logs = np.vstack([family.bounds, np.log(np.array([NOISE_VARIANCE_BOUNDS]))])
     held = np.full(len(names), np.nan)
+    if not has_noise:
+        held[-1] = 0.0
+        names = names[:-1]
     given: dict[int, str] = {}
     for pattern, (lower, upper) in (bounds or {}).items():
         low, high = _positive("bounds", pattern, lower), _positive("bounds", pattern, upper)
@@ -129,7 +135,7 @@ def search_space(
                 )
             held[position] = math.log(number)
     return SearchSpace(
-        names=names,
+        names=names if has_noise else (*names, NOISE_NAME),
         labels=(*family.names, "the noise variance"),
         features=features,
         bounds=logs,

@@ -10,7 +10,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = ["SubsetPlan", "Subsets", "draw_subset", "plan_subsets", "require_finite"]
+__all__ = ["LabelledSubsets", "SubsetPlan", "Subsets", "draw_subset", "plan_subsets", "require_finite"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,10 @@ class Subsets:
         """Inputs (m, d) and targets (m, p) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.held_out())
 
+    def weights(self, index: int) -> FloatArray | None:
+        """Weights of a subset's samples, (m,); None where all count alike, as they do in a regression."""
+        return None
+
     def _read(self, indices: IntArray) -> tuple[FloatArray, FloatArray]:
         dataset, blocks = self.dataset, []
         for start in range(0, dataset.n_samples, dataset.chunk_rows):
@@ -130,6 +134,44 @@ class Subsets:
         require_finite("inputs", inputs, "the subset's row")
         require_finite("targets", targets, "the subset's row")
         return inputs, targets
+
+
+@dataclass(frozen=True)
+class LabelledSubsets(Subsets):
+    """Rows of subsets whose labels are at hand.
+
+    Attributes
+    ----------
+    indices : tuple of (m,) int64
+        Sorted samples of each subset.
+    labels : tuple of (m, t) float64
+        Signs, or ones and zeros, as the likelihood takes them.
+    sample_weights : tuple of (m,) float64 or None
+    held_labels : (holdout, t) float64
+        Of the rows in no subset.
+    """
+
+    indices: tuple[IntArray, ...]
+    labels: tuple[FloatArray, ...]
+    sample_weights: tuple[FloatArray, ...] | None
+    held_labels: FloatArray
+
+    def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
+        """Inputs (m, d) and labels (m, t) of a subset; `InputError` for NaN or infinity."""
+        return self._inputs(self.indices[index]), self.labels[index]
+
+    def held_out(self) -> tuple[FloatArray, FloatArray]:
+        """Inputs (m, d) and labels (m, t) of the rows in no subset; `InputError` for NaN or infinity."""
+        return self._inputs(self.plan.held_out()), self.held_labels
+
+    def weights(self, index: int) -> FloatArray | None:
+        """Weights of a subset's samples, (m,)."""
+        return None if self.sample_weights is None else self.sample_weights[index]
+
+    def _inputs(self, indices: IntArray) -> FloatArray:
+        inputs = self.dataset.input_rows(indices)
+        require_finite("inputs", inputs, "the subset's row")
+        return inputs
 
 
 def require_finite(name: str, values: FloatArray, row_of: str) -> None:

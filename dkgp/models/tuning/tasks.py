@@ -19,27 +19,41 @@ from dkgp.cluster.threads import process_threads
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.kernel_family import family_of
+from dkgp.models.tuning.laplace.columns import LabelEvidence, LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
 from dkgp.models.tuning.subsets import Subsets
 
-__all__ = ["OBJECTIVES", "Objective", "SubsetSummary", "TuningContext", "evaluate_task", "summary_task"]
+__all__ = [
+    "LABEL_OBJECTIVES",
+    "OBJECTIVES",
+    "LabelLikelihood",
+    "Objective",
+    "SubsetSummary",
+    "TuningContext",
+    "evaluate_task",
+    "summary_task",
+]
 
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
+LabelLikelihood: TypeAlias = Literal["logit", "probit"]
 
 OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
+# Evidence of labels, in Laplace's approximation.
+LABEL_OBJECTIVES: dict[LabelLikelihood, type[LabelEvidence]] = {"logit": LogitEvidence, "probit": ProbitEvidence}
 
 
 @dataclass(frozen=True)
 class SubsetSummary:
     """Summary of a subset for the search.
 
-    The number of samples; of the targets the means of their squares, and their standard deviations: (p,).
+    The number of targets, samples times columns; the objective's value for samples that have nothing to do with their
+    inputs; the targets' standard deviations: (p,), none of labels, which have no scale.
     """
 
-    n_samples: int
-    mean_squares: FloatArray
+    n_targets: int
+    independent: float
     deviations: FloatArray
 
 
@@ -48,6 +62,7 @@ class _CachedSubset:
     inputs: FloatArray
     targets: FloatArray
     family: KernelFamily
+    weights: FloatArray | None
 
     @property
     def nbytes(self) -> int:
@@ -93,6 +108,12 @@ class TuningContext:
     learn_variance: bool
     feature_names: tuple[str, ...]
     objective: Objective
+    likelihood: LabelLikelihood | None = None
+
+    @property
+    def kind(self) -> type[DenseObjective]:
+        """The function that is maximised."""
+        return OBJECTIVES[self.objective] if self.likelihood is None else LABEL_OBJECTIVES[self.likelihood]
 
     def family(self, inputs: FloatArray) -> KernelFamily:
         """The kernel with its parameters, on these inputs (n, d)."""
@@ -103,14 +124,13 @@ class TuningContext:
 
         def build() -> _CachedSubset:
             inputs, targets = self.source.rows(index)
-            return _CachedSubset(inputs, targets, self.family(inputs))
+            return _CachedSubset(inputs, targets, self.family(inputs), self.source.weights(index))
 
         return worker_cache().get((self.run_id, index), build)
 
     def matrices(self, n: int) -> _Matrices:
         """Lend this worker's matrices of order n."""
-        count = OBJECTIVES[self.objective].n_matrices
-        return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, count))
+        return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, self.kind.n_matrices))
 
     def forget(self) -> None:
         """Let go of what this process keeps; a worker's own goes as new runs need room."""
@@ -122,8 +142,10 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
     """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
     found = []
     for index in subsets:
-        targets = context.subset(index).targets
-        found.append(SubsetSummary(len(targets), np.mean(targets * targets, axis=0), targets.std(axis=0)))
+        subset = context.subset(index)
+        targets = subset.targets
+        deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
+        found.append(SubsetSummary(targets.size, context.kind.independent(targets, subset.weights), deviations))
     return found
 
 
@@ -134,6 +156,6 @@ def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[
     for index in subsets:
         subset = context.subset(index)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices)
+            objective = context.kind(subset.family, subset.targets, matrices, subset.weights)
             outcomes.append(objective(parameters))
     return outcomes

@@ -27,11 +27,8 @@ def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> b
     """
     if best is None:
         return True
-    independent, count = 0.0, 0
-    for summary in summaries:
-        variances = np.maximum(summary.mean_squares, np.finfo(np.float64).tiny)
-        independent += -0.5 * summary.n_samples * float(np.log(2.0 * math.pi * math.e * variances).sum())
-        count += summary.n_samples * variances.size
+    independent = sum(summary.independent for summary in summaries)
+    count = sum(summary.n_targets for summary in summaries)
     return best.log_likelihood < independent + _LEAST_GAIN_PER_SAMPLE * count
 
 

@@ -16,14 +16,17 @@ __all__ = ["tune_tables"]
 
 def tune_tables(document: Document) -> list[RenderableType]:
     """Return the tables that show the document of `dkgp tune`."""
-    rows = [("hyperparameters", document["out"]), ("noise variance", f"{document['noise_variance']:.4g}")]
+    rows = [("hyperparameters", document["out"])]
+    likelihood = document.get("likelihood")
+    noise = f"{document['noise_variance']:.4g}"
+    rows.append(("noise variance", noise) if likelihood is None else ("likelihood", likelihood))
     if "variance" in document["kernel"]:
         rows.append(("amplitude", f"{document['kernel']['variance']:.4g}"))
     subsets = document.get("subsets", 1)
     if subsets > 1:
         rows.append(("subsets", f"{subsets} of {document['subset_size']:,} samples"))
     for name, title in (
-        ("log_marginal_likelihood", "log marginal likelihood"),
+        ("log_marginal_likelihood", "log marginal likelihood" if likelihood is None else "log evidence (Laplace)"),
         ("leave_one_out_log_likelihood", "leave-one-out log likelihood"),
         ("log_prior", "log density of the priors"),
     ):
@@ -68,9 +71,13 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
 
 def _scores(document: Document) -> RenderableType:
     table = Table(box=None, pad_edge=False)
-    for title in ("scores of", "RMSE", "NLPD", "coverage of 95 %"):
+    of_labels = document.get("likelihood") is not None
+    figures = {"rmse": "RMSE", "nlpd": "NLPD", "coverage_95": "coverage of 95 %"}
+    if of_labels:
+        figures = {"error_rate": "error rate", "log_loss": "log loss"}
+    for title in ("scores of", *figures.values()):
         table.add_column(title, justify="left" if title == "scores of" else "right")
     for group, scores in document["scores"].items():
         what = f"{scores['folds']} folds" if group == "folds" else f"{scores['rows']:,} rows held out"
-        table.add_row(what, f"{scores['rmse']:.4f}", f"{scores['nlpd']:.4f}", f"{scores['coverage_95']:.4f}")
-    return titled("Scores (standardised targets)", table)
+        table.add_row(what, *(f"{scores[name]:.4f}" for name in figures))
+    return titled("Scores (averaged probabilities)" if of_labels else "Scores (standardised targets)", table)

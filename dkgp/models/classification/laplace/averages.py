@@ -20,7 +20,7 @@ from scipy.stats import qmc
 from dkgp.errors import InputError
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS
-from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, expected_sigmoid
+from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid
 from dkgp.operators.base import FloatArray
 
 __all__ = ["SOFTMAX_DRAWS", "averaged", "averaged_intervals", "averaged_softmax"]
@@ -149,14 +149,11 @@ def _draws(n_classes: int) -> FloatArray:
 
 def _average(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """E[sigma(F)] and E[sigma(-F)], (r, t) both; of an infinite mean 0 and 1."""
-    if likelihood.name == "probit":
-        z = mean / np.sqrt(1.0 + variance)
-        return np.asarray(scipy.special.ndtr(z)), np.asarray(scipy.special.ndtr(-z))
+    assert likelihood.name != "softmax"
     finite = np.isfinite(mean)
-    positive, negative = expected_sigmoid(np.where(finite, mean, 0.0).reshape(-1), variance.reshape(-1))
-    shape = mean.shape
+    positive, negative = averaged_sigmoid(likelihood.name, np.where(finite, mean, 0.0), variance)
     up, down = (mean > 0.0).astype(np.float64), (mean < 0.0).astype(np.float64)
-    return np.where(finite, positive.reshape(shape), up), np.where(finite, negative.reshape(shape), down)
+    return np.where(finite, positive, up), np.where(finite, negative, down)
 
 
 def _off(likelihood: Likelihood) -> float:

@@ -44,6 +44,7 @@ from dkgp.models.tuning.likelihood_search import (
     starting_points,
 )
 from dkgp.models.tuning.likelihood_search import ProgressCallback as SearchCallback
+from dkgp.models.tuning.marginal_likelihood import DenseObjective
 from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.run import Choices, held_amplitude, prepared
 from dkgp.models.tuning.subsets import require_finite
@@ -188,7 +189,7 @@ class _Run:
         self._kernel, self._family, self._space, self._first = prepared(self._names, choices, settings)
         targets = dataset.all_targets()
         require_finite("targets", targets, "row")
-        self._summary = SubsetSummary(len(targets), np.mean(targets * targets, axis=0), targets.std(axis=0))
+        self._summary = SubsetSummary(targets.size, DenseObjective.independent(targets), targets.std(axis=0))
         # Nobody needs all inputs: a basis is drawn from some, and the workers read theirs.
         self._evidence = BoundObjective(
             dataset, targets, executor, fitc=objective == "fitc", watch=self._heed, coordinator_input_bytes=0

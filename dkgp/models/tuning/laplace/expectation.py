@@ -22,13 +22,14 @@ by E >= sigma(m) / 2 and E >= Phi(m / s) / 2.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import scipy.special
 
 from dkgp.data.types import FloatArray, IntArray
 
-__all__ = ["RELATIVE_ERROR", "expected_sigmoid"]
+__all__ = ["RELATIVE_ERROR", "averaged_sigmoid", "expected_sigmoid"]
 
 STEP = 0.25
 FARTHEST, REACH = 10.0, 42.0
@@ -67,6 +68,17 @@ def expected_sigmoid(mean: FloatArray, variance: FloatArray) -> tuple[FloatArray
             small[rows] = _wide(below[rows], deviation[rows], farthest)
     large = 1.0 - small
     return np.where(mean > 0.0, large, small), np.where(mean > 0.0, small, large)
+
+
+def averaged_sigmoid(
+    likelihood: Literal["logit", "probit"], mean: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """E[p(+1 | F)] and E[p(-1 | F)] of normal F with means and variances of any one shape, by the likelihood's name."""
+    if likelihood == "probit":
+        z = mean / np.sqrt(1.0 + variance)
+        return np.asarray(scipy.special.ndtr(z)), np.asarray(scipy.special.ndtr(-z))
+    positive, negative = expected_sigmoid(mean.reshape(-1), variance.reshape(-1))
+    return positive.reshape(mean.shape), negative.reshape(mean.shape)
 
 
 def _narrow(mean: FloatArray, deviation: FloatArray) -> FloatArray:

@@ -1,0 +1,309 @@
+"""Laplace's approximation of latent functions that do not know each other: mode, evidence and its gradient, dense.
+
+For labels y of -1 and 1 with the losses l(y, f) = -log p(y | f), a Gaussian process with covariance K, and each column
+of labels by itself (one against the rest), with g = -l'(y, f), W = diag l''(y, f) and B = I + W^1/2 K W^1/2:
+
+    mode:      f = K a, a = g, the maximum of Psi(f) = -f'K^-1 f / 2 - sum_i l(y_i, f_i), by Newton's iterations
+               a <- b - W^1/2 B^-1 W^1/2 K b,  b = W f + g                       (Rasmussen and Williams 2006, Alg. 3.1)
+    evidence:  log q(y) = Psi(f) - log|B| / 2                                                           (equation 3.32)
+    gradient:  sum_ij G_ij dK_ij,  G = [a a' - R + u a' + a u'] / 2,  R = W^1/2 B^-1 W^1/2,
+               u = (I - R K) s,  s_i = -S_ii l'''_i / 2,  S = (K^-1 + W)^-1                                  (Alg. 5.1)
+
+K^-1 is not needed, and neither is S: S_ii W_ii = 1 - (B^-1)_ii, so that s_i = -(1 - (B^-1)_ii) d log W_i / df / 2. The
+inverse of B is all that the gradient takes; losses whose curvature underflows do no harm. Samples may have weights w_i:
+w_i l stands for l everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+import scipy.special
+
+from dkgp.data.types import FloatArray
+from dkgp.errors import NumericalError
+from dkgp.models.tuning.dense_algebra import (
+    add_outer_products,
+    factor,
+    invert_factored,
+    rank_update,
+    solve_factored,
+    solve_half,
+    symmetric_product,
+)
+from dkgp.models.tuning.laplace.expectation import averaged_sigmoid
+from dkgp.models.tuning.marginal_likelihood import DenseObjective
+from dkgp.solvers.losses import LogisticLoss, Loss, ProbitLoss
+
+__all__ = [
+    "ColumnMode",
+    "LabelEvidence",
+    "LabelLoss",
+    "LogitEvidence",
+    "LogitLoss",
+    "ProbitEvidence",
+    "ProbitLabelLoss",
+    "column_mode",
+    "latent_predictions",
+]
+
+LEAST_SUM = 1e-300
+MOST_STEPS, MOST_HALVINGS = 100, 40
+# Of Psi, relative: what a full step gains is half the square of the way that is left, in the norm of K^-1 + W.
+LEAST_GAIN = 1e-14
+# Where the probit loss's hazard has lost its digits; as in `dkgp.solvers.losses`.
+PROBIT_SERIES = -200.0
+
+
+class LabelLoss(Protocol):
+    """A loss of labels -1 and 1, and what the gradient of the evidence needs to know of its third derivative."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss, -log p(y | f)."""
+
+    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        """d log l''(y, f) / df."""
+
+
+class LogitLoss:
+    """-log sigma(y f)."""
+
+    loss: ClassVar[Loss] = LogisticLoss()
+
+    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        """1 - 2 sigma(f)."""
+        return np.asarray(-np.tanh(0.5 * values))
+
+
+class ProbitLabelLoss:
+    """-log Phi(y f)."""
+
+    loss: ClassVar[Loss] = ProbitLoss()
+
+    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        """y [(1 - W) / (h + z) - (h + z)] with z = y f, the hazard h = phi(z) / Phi(z) and W = h (h + z)."""
+        z = targets * values
+        hazard = -targets * self.loss.slope(targets, values)
+        left = np.minimum(z, PROBIT_SERIES)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            near = (1.0 - self.loss.curvature(targets, values)) / (hazard + z) - (hazard + z)
+        return np.asarray(targets * np.where(z < PROBIT_SERIES, 2.0 / left**3, near))
+
+
+@dataclass(frozen=True)
+class ColumnMode:
+    """The mode of one column.
+
+    Attributes
+    ----------
+    values, alpha : (n,) float64
+        f and a, f = K a.
+    curvature : (n,) float64
+        W at the mode, weights included.
+    objective : float
+        Psi.
+    steps : int
+        Newton's.
+    """
+
+    values: FloatArray
+    alpha: FloatArray
+    curvature: FloatArray
+    objective: float
+    steps: int
+
+
+def column_mode(
+    matrix: FloatArray,
+    targets: FloatArray,
+    loss: Loss,
+    work: FloatArray,
+    weights: FloatArray | None = None,
+    alpha: FloatArray | None = None,
+) -> ColumnMode | None:
+    """Find the mode, and leave the lower Cholesky factor of its B in `work`; None where B is not positive definite.
+
+    Parameters
+    ----------
+    matrix : (n, n) float64
+        K, both triangles.
+    targets : (n,) float64
+        Labels -1 and 1.
+    loss : Loss
+    work : (n, n) float64
+        In Fortran order; overwritten.
+    weights : (n,) float64, optional
+        Of the samples.
+    alpha : (n,) float64, optional
+        Where to start; at zero by default.
+    """
+    w = np.ones(len(targets)) if weights is None else weights
+    a = np.zeros(len(targets)) if alpha is None else alpha
+    f = matrix @ a
+
+    def psi(coefficients: FloatArray, values: FloatArray) -> float:
+        return float(-0.5 * coefficients @ values - w @ loss.value(targets, values))
+
+    best = psi(a, f)
+    for step in range(MOST_STEPS + 1):
+        curvature = w * loss.curvature(targets, f)
+        root = np.sqrt(curvature)
+        np.multiply(matrix, root[:, None], out=work)
+        work *= root
+        np.einsum("ii->i", work)[:] += 1.0
+        if not math.isfinite(best) or not factor(work):
+            return None
+        b = curvature * f - w * loss.slope(targets, f)
+        right = np.asfortranarray((root * (matrix @ b))[:, None])
+        new = b - root * solve_factored(work, right)[:, 0]
+        towards, change = new - a, matrix @ new - f
+        length, found = 1.0, psi(a + towards, f + change)
+        for _ in range(MOST_HALVINGS):
+            if found >= best:
+                break
+            length *= 0.5
+            found = psi(a + length * towards, f + length * change)
+        gain = found - best
+        # It is not taken: the factor is of the point before it.
+        if gain <= LEAST_GAIN * max(1.0, abs(best)) or step == MOST_STEPS:
+            return ColumnMode(f, a, curvature, best, step)
+        a, f, best = a + length * towards, f + length * change, found
+    raise AssertionError("unreachable")
+
+
+def latent_predictions(
+    mode: ColumnMode, lower: FloatArray, cross: FloatArray, prior: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of the latent function at r samples (Alg. 3.2): (r,) both.
+
+    Parameters
+    ----------
+    mode : ColumnMode
+    lower : (n, n) float64
+        Cholesky's factor of B, as `column_mode` leaves it.
+    cross : (n, r) float64
+        k(x_i, x).
+    prior : (r,) float64
+        k(x, x).
+    """
+    half = np.asfortranarray(cross * np.sqrt(mode.curvature)[:, None])
+    solve_half(lower, half)
+    return cross.T @ mode.alpha, np.maximum(prior - np.einsum("ij,ij->j", half, half), 0.0)
+
+
+class LabelEvidence(DenseObjective):
+    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
+
+    @classmethod
+    def probabilities(
+        cls,
+        matrix: FloatArray,
+        targets: FloatArray,
+        weights: FloatArray | None,
+        cross: FloatArray,
+        prior: FloatArray,
+    ) -> FloatArray | None:
+        """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite.
+
+        Parameters
+        ----------
+        matrix : (n, n) float64
+            K.
+        targets : (n, t) float64
+        weights : (n,) float64 or None
+        cross : (n, r) float64
+            k(x_i, x).
+        prior : (r,) float64
+            k(x, x).
+        """
+        raise NotImplementedError
+
+
+class _ColumnEvidence(LabelEvidence):
+    """Of columns of signs, one against the rest, added up."""
+
+    n_matrices = 3
+    label_loss: ClassVar[LabelLoss]
+    likelihood: ClassVar[Literal["logit", "probit"]]
+
+    @classmethod
+    def probabilities(
+        cls,
+        matrix: FloatArray,
+        targets: FloatArray,
+        weights: FloatArray | None,
+        cross: FloatArray,
+        prior: FloatArray,
+    ) -> FloatArray | None:
+        """As of `LabelEvidence`; several columns' averages are divided by their sum."""
+        work = np.empty(matrix.shape, order="F")
+        positive, negative = np.empty((2, len(prior), targets.shape[1]))
+        for column in range(targets.shape[1]):
+            mode = column_mode(matrix, targets[:, column], cls.label_loss.loss, work, weights)
+            if mode is None:
+                return None
+            latent = latent_predictions(mode, work, cross, prior)
+            positive[:, column], negative[:, column] = averaged_sigmoid(cls.likelihood, *latent)
+        if targets.shape[1] == 1:
+            return np.concatenate([negative, positive], axis=1)
+        return np.asarray(positive / np.maximum(positive.sum(axis=1, keepdims=True), LEAST_SUM))
+
+    @staticmethod
+    def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
+        """Log likelihood of each column's shares."""
+        counts = np.ones(len(targets)) if weights is None else weights
+        total = float(counts.sum())
+        shares = (counts @ (targets > 0.0)) / total
+        return float(total * (scipy.special.xlogy(shares, shares) + scipy.special.xlog1py(1 - shares, -shares)).sum())
+
+    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """As of `DenseObjective`: a Cholesky factorisation for each of Newton's steps, and an inverse, by column."""
+        matrix, work, total = self._kernel_matrix, self._work, self._more[0]
+        self._family.matrix(parameters[:-1], matrix)
+        value = 0.0
+        for column, targets in enumerate(self._targets.T):
+            mode = column_mode(matrix, targets, self.label_loss.loss, work, self._weights)
+            if mode is None:
+                return None
+            value += mode.objective - float(np.log(np.diagonal(work)).sum())
+            self._slope_weights(mode, targets, work)
+            if column == 0:
+                np.copyto(total, work)
+            else:
+                total += work
+        if not math.isfinite(value):
+            return None
+        return value, np.append(self._family.contract(parameters[:-1], matrix, total), 0.0)
+
+    def _slope_weights(self, mode: ColumnMode, targets: FloatArray, work: FloatArray) -> None:
+        """G of a column in the place of the factor of its B, in the lower triangle."""
+        if not invert_factored(work):
+            raise NumericalError("B = I + W^1/2 K W^1/2 has a zero on the diagonal of its factor; this cannot be")
+        spread = 1.0 - np.diagonal(work)
+        s = -0.5 * spread * self.label_loss.log_curvature_slope(targets, mode.values)
+        root = np.sqrt(mode.curvature)
+        work *= root[:, None]
+        work *= root
+        right = np.asfortranarray((self._kernel_matrix @ s)[:, None])
+        u = np.asfortranarray(s[:, None] - symmetric_product(work, right))
+        a = np.asfortranarray(mode.alpha[:, None])
+        rank_update(work, a, scale=0.5, keep=-0.5)
+        add_outer_products(work, u, a, scale=0.5)
+
+
+class LogitEvidence(_ColumnEvidence):
+    """Of the logistic likelihood."""
+
+    label_loss = LogitLoss()
+    likelihood = "logit"
+
+
+class ProbitEvidence(_ColumnEvidence):
+    """Of the probit likelihood."""
+
+    label_loss = ProbitLabelLoss()
+    likelihood = "probit"
