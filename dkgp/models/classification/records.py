@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.data.stores.model_store import about_model
+from dkgp.models.classification.basis.train import TrainedOnBasis
 from dkgp.models.classification.exact.train import TrainedExact
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize
 from dkgp.models.classification.labels import Labels
 from dkgp.operators.base import FloatArray
 
-__all__ = ["class_weights", "exact_record", "fixed_size_record"]
+__all__ = ["basis_record", "exact_record", "fixed_size_record"]
 
 
 def exact_record(
@@ -48,7 +51,7 @@ def exact_record(
         alpha=trained.alpha,
         ones=trained.ones,
         intercept=trained.intercept,
-        class_weights=class_weights(labels, weights),
+        class_weights=_class_weights(labels, weights),
         calibration=None if trained.calibration is None else trained.calibration.to_json(),
     )
 
@@ -73,13 +76,45 @@ def fixed_size_record(
         prototypes=model.prototypes,
         weights=model.weights,
         indices=trained.indices,
-        class_weights=class_weights(labels, weights),
+        class_weights=_class_weights(labels, weights),
         calibration=None if trained.calibration is None else trained.calibration.to_json(),
         path=[dict(record) for record in trained.path],
     )
 
 
-def class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
+def basis_record(
+    trained: TrainedOnBasis,
+    dataset: Dataset,
+    labels: Labels,
+    weights: FloatArray | None = None,
+    summary: dict[str, Any] | None = None,
+) -> ClassifierRecord:
+    """Return the record of a classifier on a basis; parameters as of `exact_record`."""
+    about = about_model(
+        dataset,
+        kernel=trained.kernel.to_json(),
+        noise_variance=1.0,
+        history=trained.history,
+        certificate=None if trained.certificate is None else trained.certificate.to_json(),
+        summary=trained.summary if summary is None else summary,
+    )
+    return ClassifierRecord(
+        **about,
+        form=trained.form,
+        classes=trained.classes,
+        intercept=np.zeros(trained.weights.shape[1]),
+        prototypes=trained.prototypes,
+        weights=trained.weights,
+        indices=trained.indices,
+        class_weights=_class_weights(labels, weights),
+        likelihood=trained.likelihood.to_json(),
+        regularisation=trained.regularisation,
+        kernel_lower=trained.kernel_lower,
+        posterior_lower=trained.posterior_lower,
+    )
+
+
+def _class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
     """Mean weight of a class's samples, of mean one over all samples; None where all count the same."""
     if weights is None:
         return None

@@ -72,7 +72,8 @@ class ClassifierRecord(ModelDescription):
     curvature
         Of a Gaussian process of all samples: W at the mode, (n, t), none below zero.
     kernel_lower, posterior_lower
-        Of a Gaussian process of prototypes: lower factors of K_mm and its jitter, (m, m), and of I + F'W F, (t, m, m).
+        Of a Gaussian process of prototypes: lower factors of K_mm and its jitter, (m, m), and of I + F'W F, (t, m, m);
+        with softmax, whose columns hang together, (1, t m, t m).
     likelihood, regularisation
         Of a logistic one or a Gaussian process: the likelihood as JSON, and lambda.
     by_reference, chunk_rows
@@ -295,7 +296,9 @@ def _shapes(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, tupl
         m = len(record.coefficients)
         shapes |= {"prototypes": (m, d), "weights": (m, t)}
         shapes |= {} if record.indices is None else {"indices": (m,)}
-        shapes |= {"kernel_lower": (m, m), "posterior_lower": (t, m, m)} if more else {}
+        if more:
+            together = record.likelihood is not None and record.likelihood["name"] == "softmax"
+            shapes |= {"kernel_lower": (m, m), "posterior_lower": (1, t * m, t * m) if together else (t, m, m)}
         return shapes
     article = "An exact classifier" if record.form == "exact" else f"A {record.form} classifier of all samples"
     column = {"exact": ("ones",), "gp": ("curvature",)}.get(record.form, ())

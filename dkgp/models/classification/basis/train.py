@@ -7,6 +7,7 @@ with prior covariance K / lambda, it is the mode of Laplace's approximation, who
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def train_on_basis(
     InterruptedRunError
         As was wished.
     """
-    _check(dataset, labels, weights, form)
+    _check(dataset, labels, weights, form, regularisation)
     kernel, _ = fold_white(hyperparameters.kernel, 1.0)
     if has_user_function(kernel):
         check_positive_definite(kernel, dataset.input_rows(draw_subset(dataset.n_samples, 256, 0)))
@@ -245,7 +246,9 @@ def train_on_basis(
     )
 
 
-def _check(dataset: Dataset, labels: Labels, weights: FloatArray | None, form: str) -> None:
+def _check(dataset: Dataset, labels: Labels, weights: FloatArray | None, form: str, regularisation: float) -> None:
+    if not (math.isfinite(regularisation) and regularisation > 0.0):
+        raise InputError(f"`regularisation` must be positive and finite; got {regularisation}")
     if form not in ("logistic", "gp"):
         raise InputError(f"`form` is 'logistic' or 'gp'; got {form!r}")
     if labels.n_samples != dataset.n_samples:

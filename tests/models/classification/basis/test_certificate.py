@@ -1,0 +1,83 @@
+"""No function of a basis is farther from the exact minimiser than is proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
+from tests.models.classification.basis.problems import exact_decisions, samples, trained
+
+KERNELS: list[Kernel] = [
+    SquaredExponential((0.3, 0.3, 0.3)),
+    SquaredExponential((1e-3,) * 3, variance=50.0),
+    Matern32((2.0, 0.5, 1.0), variance=3.0),
+]
+
+
+def judged(rng: np.random.Generator, kernel: Kernel, n: int = 150, **more: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Errors at test inputs against the dense minimiser, and their bounds."""
+    n_classes = more.pop("n_classes", 2)
+    dataset, labels = samples(rng, n, n_classes)
+    found = trained(dataset, labels, kernel=kernel, settings={"certify": True, **more.pop("settings", {})}, **more)
+    tests = np.concatenate([2.0 * rng.standard_normal((60, 3)), dataset.inputs(0, 20)])
+    decisions = kernel(tests, found.prototypes) @ found.weights
+    assert found.certificate is not None
+    bounds = found.certificate.decision_error_bound(decisions, kernel.diagonal(tests), np.full(len(tests), 64.0))
+    exact = exact_decisions(dataset, labels, tests, kernel, found.likelihood, found.regularisation, more.get("weights"))
+    return np.abs(decisions - exact), bounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS, ids=["rbf", "flat", "rough"])
+@pytest.mark.parametrize(
+    ("link", "multi_class", "n_classes"),
+    [("logit", "ovr", 2), ("probit", "ovr", 2), ("logit", "ovr", 3), ("logit", "softmax", 3)],
+)
+def test_bounds_hold(kernel: Kernel, link: str, multi_class: str, n_classes: int, rng: np.random.Generator) -> None:
+    for regularisation, size in ((10.0, 5), (0.1, 40)):
+        errors, bounds = judged(
+            rng, kernel, n_classes=n_classes, link=link, multi_class=multi_class, regularisation=regularisation,
+            size=size,
+        )  # fmt: skip
+        assert (errors <= bounds * (1.0 + 1e-12) + 1e-9).all()
+        assert np.isfinite(bounds).all()
+
+
+@pytest.mark.parametrize(("multi_class", "n_classes"), [("ovr", 2), ("softmax", 3)])
+def test_bounds_hold_of_a_few_samples(multi_class: str, n_classes: int, rng: np.random.Generator) -> None:
+    errors, bounds = judged(rng, KERNELS[0], n=60, n_classes=n_classes, multi_class=multi_class, size=10)
+    assert (errors <= bounds).all()
+    assert 1e-3 < errors.max() < bounds.max() < 10.0
+
+
+def test_bounds_hold_of_weighted_samples_and_of_fits_that_were_cut_short(rng: np.random.Generator) -> None:
+    for steps in (1, 3):
+        weights = rng.uniform(0.0, 3.0, 150)
+        errors, bounds = judged(
+            rng, KERNELS[0], weights=weights, regularisation=0.3, settings={"max_iterations": steps}
+        )
+        assert (errors <= bounds).all()
+
+
+def test_all_samples_leave_no_distance(rng: np.random.Generator) -> None:
+    errors, bounds = judged(rng, KERNELS[2], size=150, settings={"basis": "uniform", "tolerance": 1e-10})
+    assert errors.max() < 1e-7
+    # Of what the jitter moves the fit, and of roundings.
+    assert bounds.max() < 1e-3
+    assert (errors <= bounds).all()
+
+
+def test_bounds_say_something_where_the_basis_is_good(rng: np.random.Generator) -> None:
+    kernel = SquaredExponential((0.05,) * 3)
+    errors, bounds = judged(rng, kernel, size=60)
+    assert bounds.max() < 0.05
+    assert (errors <= bounds).all()
+
+
+def test_a_kernel_of_little_rank(rng: np.random.Generator) -> None:
+    errors, bounds = judged(rng, Linear((0.5,) * 3), size=3, settings={"basis": "uniform"})
+    assert (errors <= bounds).all()
+    assert errors.max() < 1e-3
