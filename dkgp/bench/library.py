@@ -175,6 +175,13 @@ class Library:
         where = "give --data DIR with its .npz file" if self.folder is None else f"in '{self.folder}'"
         raise UsageError(f"{why}, {where}; --problem takes {', '.join(self.names)}")
 
+    def known(self, name: str) -> str | None:
+        """Return what `resolve` does; None where that is not here."""
+        try:
+            return self.resolve(name)
+        except UsageError:
+            return None
+
     def path(self, name: str) -> Path:
         """File of NAME or NAME:TARGET."""
         assert self.folder is not None

@@ -52,6 +52,8 @@ class Section:
         Whether a user may say where it runs: `cluster` among the values is a `ClusterOptions`.
     without_null
         Why `NULL` is none of its options; it is then refused with these words.
+    exit_code
+        What the command ends with, of a document; 0 by default.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Section:
     examples: tuple[str, ...] = ()
     on_cluster: bool = False
     without_null: str = ""
+    exit_code: Callable[[Document], int] | None = None
 
 
 SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "dkgp.benches")

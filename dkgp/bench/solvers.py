@@ -315,4 +315,4 @@ def _warm_up(solvers: Sequence[str], bench: Workbench) -> None:
     """Load compiled code before any clock starts, that of auto's look and of what it may pick included."""
     SolverOptions().decided(bench.data, bench.data.found)
     for name in dict.fromkeys((*solvers, *CHOICES)):
-        bench.warm_up(rival_options(SolverOptions(), name))
+        bench.warm_up(Contender(name, name, rival_options(SolverOptions(), name)))

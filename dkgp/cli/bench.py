@@ -53,7 +53,7 @@ def _command(section: Section) -> click.Command:
             cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
             return section.run({**values, **cluster}, reporter)
 
-        execute("bench", job, as_json=as_json, quiet=quiet, debug=debug)
+        execute("bench", job, as_json=as_json, quiet=quiet, debug=debug, exit_code=section.exit_code)
 
     decorated: Callable[..., Any] = output_options(run)
     if section.on_cluster:

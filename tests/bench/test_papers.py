@@ -13,11 +13,12 @@ import pytest
 import scipy.spatial
 
 from dkgp.bench.library import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
-from dkgp.bench.papers.figures import gradient_correlations, growth_figure
+from dkgp.bench.papers.figures import convergence_figure, correlation_figure, gradient_correlations, growth_figure
 from dkgp.bench.papers.kernel_cg.figure import RiskDistance, kernel_cg_figure, risks
 from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
 from dkgp.bench.papers.runs import Contender, Recorded, Workbench, paper_contenders
 from dkgp.bench.papers.tables import table_2
+from dkgp.bench.papers.trials import trial
 from dkgp.cluster import LocalExecutor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import SilentReporter
@@ -30,7 +31,7 @@ from dkgp.models import Hyperparameters
 from dkgp.solvers import GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress
 from dkgp.solvers.state import SolverState
 
-QUICK = SolverOptions(block_size=30, max_passes=6.0)
+QUICK: dict[str, Any] = {"block_size": 30, "max_passes": 6.0, "draws": 1}
 FEW = SolverOptions(block_size=30, max_passes=50.0)
 NOISE, NARROW = 0.01, 3.5
 
@@ -91,7 +92,7 @@ def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
         n_test=40,
         subset=80,
         sizes=(100, 200),
-        solver=QUICK,
+        **QUICK,
         plots=str(tmp_path / "plots"),
         out=str(tmp_path / "papers.json"),
     )
@@ -99,9 +100,9 @@ def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "papers.json").read_text()) == json.loads(json.dumps(document))
     sections: dict[str, Document] = {section["section"]: section for section in document["sections"]}
     figures = ["figure_1:kin40k", "figure_2:kin40k", "figure_3:kin40k", "figure_4", "figure_kcg:kin40k"]
-    assert list(sections) == ["table_2:kin40k", *figures]
+    assert set(sections) == {"table_2:kin40k", *figures}
     drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert drawn == sorted(name.replace(":", "_") + ".png" for name in figures)
+    assert drawn == sorted(name.replace(":", "_") + ".png" for name in sections)
     assert all((tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in drawn)
     assert document["complete"]
     for section in sections.values():
@@ -128,7 +129,7 @@ def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
 
 
 def test_without_data_only_friedman1_is_there() -> None:
-    job = BenchPapersJob(tables=("2",), n=120, n_test=30, subset=60, solver=QUICK)
+    job = BenchPapersJob(tables=("2",), n=120, n_test=30, subset=60, **QUICK)
     document = run_bench_papers(job, SilentReporter())
     assert [section["section"] for section in document["sections"]] == ["table_2:friedman1"]
     absent = set(document["figures"]["absent"].split(", "))
@@ -137,7 +138,7 @@ def test_without_data_only_friedman1_is_there() -> None:
 
 def test_greedy_selection_needs_fewest_passes(bench: Workbench) -> None:
     """The paper's Table 2 in passes, on a problem where blocks matter; and who was cut off is said to be."""
-    table = table_2(bench, FEW)
+    table = table_2([trial(bench, FEW)])
     rows = {row["key"]: row for row in table["rows"]}
     passes = {key: rows[key]["column_passes"] for key in ("gbcd", "bcdc", "bcdg", "smo", "cg")}
     assert rows["gbcd"]["converged"]
@@ -183,7 +184,7 @@ def test_what_breaks_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         raise NumericalError("the solve broke down in float64")
 
     monkeypatch.setattr("dkgp.bench.papers.runs.solve", broken)
-    table = table_2(workbench(60), FEW)
+    table = table_2([trial(workbench(60), FEW)])
     row = table["rows"][1]
     assert (row["converged"], row["iteration"], row["column_passes"], row["rmse"]) == (False, 3, 1.5, None)
     assert "broke down" in table["figures"]["GBCD, as in the paper_stopped"]
@@ -194,8 +195,8 @@ def test_an_interrupted_run_leaves_what_was_done(tmp_path: Path, monkeypatch: py
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dkgp.bench.papers.papers._growth", interrupt)
-    job = BenchPapersJob(tables=("2",), figures=("4",), n=60, n_test=20, subset=40, solver=QUICK)
+    monkeypatch.setattr("dkgp.bench.papers.figures.growth_rows", interrupt)
+    job = BenchPapersJob(tables=("2",), figures=("4",), sizes=(50, 60), n=60, n_test=20, subset=40, **QUICK)
     with pytest.raises(KeyboardInterrupt):
         run_bench_papers(replace(job, out=str(tmp_path / "p.json")), SilentReporter())
     kept = json.loads((tmp_path / "p.json").read_text())
@@ -245,7 +246,7 @@ def test_watching_a_solver_changes_nothing(bench: Workbench) -> None:
 def test_cholesky_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = workbench(60)
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**10)
-    table = table_2(bench, FEW)
+    table = table_2([trial(bench, FEW)])
     assert "cholesky" not in {row["key"] for row in table["rows"]}
     assert "Cholesky is left out" in bench.reporter.warnings[0]
     with pytest.raises(InputError, match="Give fewer --samples"):
@@ -291,7 +292,7 @@ def test_risk_distance() -> None:
 
 
 def test_gradient_correlations_against_scipy(bench: Workbench) -> None:
-    document = gradient_correlations(bench, FEW, seed=3)
+    document = correlation_figure([gradient_correlations(bench, FEW, seed=3)])
     rows = {(row["system"], row["pairs"]): row for row in document["rows"]}
     tracks: list[Any] = []
 
@@ -320,24 +321,102 @@ def test_blocks_stay_small() -> None:
     assert sizes == {60: 15, 2000: 500, 10_000: 500}
 
 
+def test_several_draws_are_averaged() -> None:
+    """Means, standard deviations and medians of ratios against NumPy's, and no mean where a draw has no figure."""
+
+    def draw(seconds: float, rival: float, converged: bool) -> Document:
+        def run(key: str, seconds: float, converged: bool) -> Document:
+            names = ("iteration", "column_passes", "kernel_evaluations", "entries", "rmse", "gradient_inf_norm")
+            figures: Document = dict.fromkeys(names, seconds) | {"relative_residual": 0.1, "mean_difference": None}
+            reached = {"gradient_0.1": seconds / 2.0, "objective": None, "last": seconds}
+            figures |= {"reached": {"seconds": reached, "iteration": reached}, "history": [], "curve": []}
+            return (
+                figures
+                | {"solver": key, "key": key, "converged": converged, "reason": "cut", "settings": {}}
+                | {"seconds": seconds}
+            )
+
+        problem = {"name": "kin40k", "n": 5, "n_test": 2, "d": 1, "targets": 1}
+        problem["hyperparameters"] = Hyperparameters(SquaredExponential(gamma=(1.0,)), 0.5).to_json()
+        return {
+            "problem": problem,
+            "tolerance": 1e-4,
+            "exact": {"seconds": 3.0, "rmse": 0.5},
+            "minimum": -1.0,
+            "runs": [run("gbcd", seconds, True), run("cg", rival, converged)],
+        }
+
+    draws = [draw(1.0, 4.0, True), draw(2.0, 6.0, False), draw(4.0, 40.0, True)]
+    table = table_2(draws)
+    cholesky, gbcd, cg = table["rows"]
+    assert gbcd["seconds"] == pytest.approx(7.0 / 3.0)
+    assert gbcd["seconds_spread"] == pytest.approx(np.std([1.0, 2.0, 4.0], ddof=1))
+    assert gbcd["gradient_inf_norm"] == 4.0
+    assert cg["seconds_ratio"] == 4.0  # of 4, 3 and 10
+    assert cg["seconds_shown"] == "> 4.0"
+    assert (cg["converged"], cg["converged_shown"], gbcd["converged_shown"]) == (False, "2 of 3", "3 of 3")
+    assert cholesky["seconds_ratio"] == 1.5  # of 3, 1.5 and 0.75
+    assert (gbcd["paper_seconds"], cg["paper_ratio"], gbcd["paper_rmse"]) == ("975", "15.34", 0.098)
+    assert table["figures"]["cg_stopped"] == "cut"
+    figure = convergence_figure(draws, 2)
+    assert figure["rows"][0]["gradient_0.1"] == pytest.approx(7.0 / 6.0)
+    assert figure["rows"][0]["objective"] is None
+    assert len(figure["curves"]["draws"]) == 3
+    alone = table_2(draws[:1])
+    assert alone["rows"][1]["seconds_spread"] is None
+    assert "draws" not in alone["title"]
+
+
+def test_growth_over_draws() -> None:
+    def rows(factor: float) -> list[dict[str, Any]]:
+        return [
+            {"n": n, "solver": key, "key": key, "converged": True, "seconds": factor * n * (1 + (key == "bcdc"))}
+            for n in (100, 200)
+            for key in ("gbcd", "bcdc")
+        ]
+
+    found = Hyperparameters(SquaredExponential(gamma=(1.0,)), 0.5)
+    table = growth_figure([rows(1.0), rows(3.0)], 1e-4, found)
+    assert [row["seconds"] for row in table["rows"]] == [200.0, 400.0, 400.0, 800.0]
+    assert table["rows"][1]["seconds_ratio"] == 2.0
+    assert table["rows"][0]["seconds_spread"] == pytest.approx(np.std([100.0, 300.0], ddof=1))
+
+
 def test_growth_exponents() -> None:
     rows = [
         {"n": n, "solver": "GBCD", "converged": n < 800, "seconds": 1e-6 * n**1.5, "iteration": 1, "column_passes": 1.0}
         for n in (100, 200, 400, 800)
     ]
     found = Hyperparameters(SquaredExponential(gamma=(1.0, 2.0)), 0.5)
-    assert growth_figure(rows, 1e-4, found)["figures"]["gaussian_process"] == "noise variance 0.5, gamma 1, 2"
-    assert growth_figure(rows, 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {"GBCD": 1.5}
-    assert growth_figure(rows[:1], 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {}
+    assert growth_figure([rows], 1e-4, found)["figures"]["gaussian_process"] == "noise variance 0.5, gamma 1, 2"
+    assert growth_figure([rows], 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {"GBCD": 1.5}
+    assert growth_figure([rows[:1]], 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {}
 
 
 def test_several_targets_stand_in_for_the_poses(folder: Path) -> None:
     job = BenchPapersJob(
-        data=str(folder), tables=("2",), problems=("humanevapose",), n=120, n_test=30, subset=60, solver=QUICK
+        data=str(folder), tables=("2",), problems=("humanevapose",), n=120, n_test=30, subset=60, **QUICK
     )
     document = run_bench_papers(job, SilentReporter())
     assert document["problems"]["sarcos_test4449:Y7"]["targets"] == 3
     assert "3 targets" in document["sections"][0]["title"]
+
+
+def test_table_5_has_its_form(folder: Path) -> None:
+    job = BenchPapersJob(
+        data=str(folder), tables=("5",), n=150, n_test=40, subset=60, basis_size=20, draws=2, tolerance=1e-2
+    )
+    (section,) = run_bench_papers(job, SilentReporter())["sections"]
+    rows = {row["target"]: row for row in section["rows"]}
+    assert list(rows)[3:] == ["target 1", "target 2", "target 3"]
+    errors = rows["mean error over the targets"]
+    assert errors["sparse_error"] == pytest.approx(np.mean([rows[f"target {i}"]["sparse_error"] for i in (1, 2, 3)]))
+    assert errors["exact_error"] == pytest.approx(np.mean([rows[f"target {i}"]["exact_error"] for i in (1, 2, 3)]))
+    assert errors["sparse_error"] > errors["exact_error"]
+    assert (errors["paper_sparse"], errors["paper_exact"]) == (62.4, 59.6)
+    assert rows["training, seconds"]["paper_ratio"] == pytest.approx(5237 / 3891)
+    assert "another data set" in section["figures"]["the_papers_figures_are"]
+    assert tables({"command": "bench", **section})
 
 
 def test_absent_data_and_stand_ins_are_named(folder: Path) -> None:
@@ -377,9 +456,12 @@ def test_a_files_own_split_is_kept(folder: Path, tmp_path: Path) -> None:
         ({"data": "nowhere"}, InputError, "nowhere"),
         ({"n": 1}, InputError, "--samples must be at least 2"),
         ({"sizes": ()}, InputError, "--sizes"),
-        ({"solver": SolverOptions(max_seconds=-1.0)}, InputError, "seconds"),
+        ({"max_seconds": -1.0}, InputError, "seconds"),
+        ({"parts": ("gbcd-table-9",)}, UsageError, "did you mean gbcd-table"),
+        ({"parts": ("gbcd-table-4:nonesuch",)}, UsageError, "there is no part 'gbcd-table-4:nonesuch' here"),
+        ({"figures": ("4",), "basis_size": 3}, UsageError, "--basis-size is no setting of gbcd-figure-4"),
     ],
-    ids=["name", "target", "array", "absent", "folder", "samples", "sizes", "limit"],
+    ids=["name", "target", "array", "absent", "folder", "samples", "sizes", "limit", "part", "variant", "setting"],
 )
 def test_bad_settings_are_refused(folder: Path, change: dict[str, Any], error: type[Exception], words: str) -> None:
     job = replace(BenchPapersJob(data=str(folder)), **change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from dkgp.bench.papers import smola_bartlett
 from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
+from dkgp.bench.papers.part import PARTS
 from dkgp.bench.papers.smola_bartlett import SmolaBartlett
 from dkgp.bench.papers.sparse_table import compared
 from dkgp.cluster import LocalExecutor
@@ -36,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def paper(folder: Path) -> SmolaBartlett:
     with np.load(folder / "abalone.npz") as archive:
-        return SmolaBartlett(archive["X"], archive["y"], LocalExecutor(1), SilentReporter(), draws=2, test_samples=3)
+        return SmolaBartlett(archive["X"], archive["y"], LocalExecutor(1), SilentReporter())
 
 
 def sections(job: BenchPapersJob) -> dict[str, dict[str, Any]]:
@@ -101,11 +103,9 @@ def test_the_papers_order_is_judged_by_the_same_draws() -> None:
 
 
 def test_kernels_are_counted_until_the_gap(paper: SmolaBartlett, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smola_bartlett, "WIDTHS", (1.0, 5.0))
-    monkeypatch.setattr(smola_bartlett, "POSTERIOR", (100, 40))
-    monkeypatch.setattr(smola_bartlett, "ERROR_BARS", ((9, 3), (9, 3)))
+    monkeypatch.setattr(smola_bartlett, "POSTERIOR", {1.0: 100, 5.0: 40})
     monkeypatch.setattr(smola_bartlett, "MOST_KERNELS", 200)
-    found = paper.table()
+    found = paper.table(319, (1.0, 5.0), 3)
     counts = found["counts"]
     assert set(counts) == {f"{kind} targets, s2 = {noise}" for kind in ("raw", "standardised") for noise in (0.1, 0.05)}
     rows = {row["what"]: row for row in found["rows"]}
@@ -146,13 +146,16 @@ def test_figure_and_experiments_are_drawn_and_complete(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
-        ("CANDIDATES", (1, 50)),
-        ("FIGURE_KERNELS", 40),
-        ("MIXTURE_SAMPLES", 400),
-        ("MIXTURE_KERNELS", 20),
         ("NOISES", (0.1,)),
+        ("PAPER_MIXTURE", 400),
+        ("MIXTURE_KERNELS", 20),
     ):
         monkeypatch.setattr(smola_bartlett, name, value)
+    for name, settings in (
+        ("sb-figure-1", {"n": 4000, "subsets": [1, 50], "draws": 2, "kernels": 40}),
+        ("sb-mixture", {"n": 400, "kernels": 20}),
+    ):
+        monkeypatch.setitem(PARTS._found, name, replace(PARTS.find(name), quick=settings))
     job = BenchPapersJob(
         data=str(folder),
         tables=("sb-errors", "sb-mixture"),
@@ -161,7 +164,7 @@ def test_figure_and_experiments_are_drawn_and_complete(
         plots=str(tmp_path / "plots"),
     )
     found = sections(job)
-    assert list(found) == ["table_sb-errors", "table_sb-mixture", "figure_sb"]
+    assert list(found) == ["figure_sb", "table_sb-errors", "table_sb-mixture"]
     assert (tmp_path / "plots" / "figure_sb.png").read_bytes().startswith(b"\x89PNG")
     curves = found["figure_sb"]["curves"]
     assert {len(curve) for curve in curves.values()} == {40}

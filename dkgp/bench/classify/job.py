@@ -35,7 +35,7 @@ from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["BenchClassifyJob", "run_bench_classify"]
+__all__ = ["CAUTIONS", "BenchClassifyJob", "run_bench_classify"]
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
 

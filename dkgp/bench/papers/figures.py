@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of the GBCD paper as tables and curves."""
+"""Figures 1 to 4 of the GBCD paper as tables and curves, over one draw of the samples or several."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from dkgp.bench.papers.runs import Exact, SolverRun, Workbench, paper_contenders
-from dkgp.bench.papers.tables import said, section, thinned
+from dkgp.bench.papers.runs import Workbench, paper_contenders
+from dkgp.bench.papers.tables import draws_said, mean_of, said, section, spread_of
+from dkgp.bench.papers.trials import OBJECTIVE_SHARE, RMSE_SHARE, THRESHOLDS, described
 from dkgp.bench.references import kernel_columns
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.measurements import ENTRIES, Column
+from dkgp.commands.reporting.measurements import ENTRIES, Column, median
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.models import Hyperparameters
 from dkgp.solvers import GradientInfNorm, MaxIterations
 from dkgp.solvers.state import SolverState
 
-__all__ = ["convergence_figure", "gradient_correlations", "growth_figure", "growth_row"]
+__all__ = ["convergence_figure", "correlation_figure", "gradient_correlations", "growth_figure", "growth_rows"]
 
 FloatArray = NDArray[np.float64]
 
@@ -30,10 +31,6 @@ CORRELATION_BINS = 20
 RANKS = ((1, 5), (6, 10), (11, 20), (21, 50))
 # GBCD must not stop before there is something to correlate.
 CORRELATION_TOLERANCE = 1e-9
-THRESHOLDS = (1e-1, 1e-2, 1e-3, 1e-4)
-OBJECTIVE_SHARE = 1e-4
-RMSE_SHARE = 0.01
-MOST_POINTS = 150
 
 CORRELATION_COLUMNS = (
     Column("system", "right-hand side", text=True),
@@ -41,26 +38,31 @@ CORRELATION_COLUMNS = (
     Column("count", "pairs", ",d"),
     Column("distance", "median distance", ".3f"),
     Column("mean", "mean correlation", ".3f"),
+    Column("mean_spread", "+-", ".3f"),
     Column("magnitude", "mean magnitude", ".3f"),
+    Column("magnitude_spread", "+-", ".3f"),
     Column("share", "above 1/2 in magnitude", ".1%"),
+    Column("share_spread", "+-", ".1%"),
 )
 GROWTH_COLUMNS = (
     Column("n", "n", ",d"),
     Column("solver", "solver", text=True),
     Column("converged", "converged", text=True),
-    Column("iteration", "iterations", ",d"),
+    Column("iteration", "iterations", ",.0f"),
     Column("column_passes", "passes", ",.2f"),
     ENTRIES,
     Column("seconds", "seconds", ",.3f"),
+    Column("seconds_spread", "+-", ",.3f"),
     Column("seconds_ratio", "seconds / GBCD's", ",.2f"),
     Column("rmse", "RMSE", ".5f"),
+    Column("rmse_spread", "+-", ".5f"),
 )
 
 
 def gradient_correlations(bench: Workbench, options: SolverOptions, seed: int) -> Document:
-    """Figure 1: how the gradients of neighbours move together while GBCD works, for y and for k_* on the right.
+    """Measure Figure 1 on one draw: how the gradients of neighbours move together while GBCD works.
 
-    For comparison, pairs drawn at random stand beside the neighbours.
+    For y and for k_* on the right. For comparison, pairs drawn at random stand beside the neighbours.
     """
     data = bench.data
     generator = np.random.default_rng(seed)
@@ -95,85 +97,149 @@ def gradient_correlations(bench: Workbench, options: SolverOptions, seed: int) -
             {"system": system, "pairs": "any other"} | _summary(_correlations(tracks, samples, strangers), away)
         )
         histograms[system] = np.histogram(near[np.isfinite(near)], edges)[0].tolist()
+    found: Document = plain(
+        {
+            "problem": described(bench),
+            "rows": rows,
+            "edges": edges,
+            "histograms": histograms,
+            "iterations": iterations,
+            "samples": len(samples),
+            "block_size": contender.options.block_size,
+        }
+    )
+    return found
+
+
+def correlation_figure(trials: Sequence[Document]) -> Document:
+    """Figure 1 from its draws: means, with their standard deviations."""
+    first = trials[0]
+    rows = []
+    for index, row in enumerate(first["rows"]):
+        own = [trial["rows"][index] for trial in trials]
+        found = {"system": row["system"], "pairs": row["pairs"], "count": sum(each["count"] for each in own)}
+        for name in ("distance", "mean", "magnitude", "share"):
+            values = [each.get(name) for each in own]
+            found[name], found[f"{name}_spread"] = mean_of(values), spread_of(values)
+        rows.append(found)
+    histograms: dict[str, list[int]] = {}
+    for system in first["histograms"]:
+        histograms[system] = np.sum([trial["histograms"][system] for trial in trials], axis=0).tolist()
+    shares = {system: _shares(trials, system) for system in histograms}
+    problem = first["problem"]
     document = section(
-        f"figure_1:{data.name}",
-        f"Figure 1: {data.name}, n = {data.n:,}: correlation of g_i and g_j over GBCD's first iterations",
+        f"figure_1:{problem['name']}",
+        f"Figure 1: {problem['name']}, n = {problem['n']:,}: correlation of g_i and g_j over GBCD's first iterations"
+        f"{draws_said(trials)}",
         CORRELATION_COLUMNS,
         rows,
-        iterations=iterations,
-        samples=len(samples),
-        target=f"1 of {data.targets.shape[1]}",
-        block_size=contender.options.block_size,
+        iterations=first["iterations"],
+        samples=first["samples"],
+        target=f"1 of {problem['targets']}",
+        block_size=first["block_size"],
     )
-    return document | {"curves": plain({"edges": edges, "histograms": histograms})}
+    return document | {"curves": plain({"edges": first["edges"], "histograms": histograms, "shares": shares})}
 
 
-def convergence_figure(bench: Workbench, options: SolverOptions, number: int) -> Document:
+def convergence_figure(trials: Sequence[Document], number: int) -> Document:
     """Figure 2 (against seconds) or 3 (against iterations): when each method came how far.
 
-    Both show the same runs; the curves are those of both.
+    Both are of the runs of Table 2 (`dkgp.bench.papers.trials.trial`); curves are those of all draws.
     """
-    data, exact = bench.data, bench.exact()
-    runs = [bench.run(contender) for contender in paper_contenders(options, data.n)]
-    minimum = _minimum(exact, runs)
-    against, form = ("seconds", ".3f") if number == 2 else ("iteration", ",d")
-    thresholds = [value for value in THRESHOLDS if value >= options.tolerance] or [options.tolerance]
-    columns = [Column("solver", "solver", text=True)]
-    columns += [Column(f"gradient_{value:g}", f"max |g| <= {value:g}", form) for value in thresholds]
-    columns.append(Column("objective", f"objective to {OBJECTIVE_SHARE:g}", form))
+    first = trials[0]
+    problem = first["problem"]
+    against, form = ("seconds", ",.3f") if number == 2 else ("iteration", ",.0f")
+    thresholds = [value for value in THRESHOLDS if value >= first["tolerance"]]
+    shown = [(f"gradient_{value:g}", f"max |g| <= {value:g}") for value in thresholds]
+    shown.append(("objective", f"objective to {OBJECTIVE_SHARE:g}"))
     if number == 2:
-        columns.append(Column("rmse", f"RMSE within {RMSE_SHARE:.0%}", form))
-    columns.append(Column(f"last_{against}", "stopped at", form))
-    goal = None if exact is None else (1.0 + RMSE_SHARE) * exact.rmse
+        shown.append(("rmse", f"RMSE within {RMSE_SHARE:.0%}"))
+    shown.append(("last", "stopped at"))
     rows = []
-    for run in runs:
-        row: dict[str, Any] = {"solver": run.contender.label, "key": run.contender.key}
-        for value in thresholds:
-            row[f"gradient_{value:g}"] = _when(run, against, "gradient_inf_norm", value)
-        row["objective"] = _when(run, against, "objective", minimum + OBJECTIVE_SHARE * abs(minimum))
-        if number == 2 and goal is not None:
-            row["rmse"] = next((point["seconds"] for point in run.curve if point["rmse"] <= goal), None)
-        row[f"last_{against}"] = None if run.last is None else getattr(run.last, against)
+    for index, run in enumerate(first["runs"]):
+        row: dict[str, Any] = {"solver": run["solver"], "key": run["key"]}
+        for name, _ in shown:
+            values = [trial["runs"][index]["reached"][against].get(name) for trial in trials]
+            row[name], row[f"{name}_spread"] = mean_of(values), spread_of(values)
+        row[f"last_{against}"] = row["last"]
         rows.append(row)
+    columns = [Column("solver", "solver", text=True)]
+    for name, title in shown:
+        columns.append(Column(name, title, form))
+        if len(trials) > 1:
+            columns.append(Column(f"{name}_spread", "+-", form))
     what = "seconds" if number == 2 else "iterations"
     document = section(
-        f"figure_{number}:{data.name}",
-        f"Figure {number}: {data.name}, n = {data.n:,}: {what} until each method came so far; '-' where it never did",
+        f"figure_{number}:{problem['name']}",
+        f"Figure {number}: {problem['name']}, n = {problem['n']:,}: {what} until each method came so far; '-' where it "
+        f"never did{draws_said(trials)}",
         tuple(columns),
         rows,
         seen_by="each method's own recursion; its last point is verified in float64",
-        objective_minimum=minimum,
-        objective_minimum_from="Cholesky" if exact is not None else "the best run",
+        curves="one draw, and the others faintly" if len(trials) > 1 else "one draw",
+        objective_minimum=first["minimum"],
+        objective_minimum_from="Cholesky" if first["exact"] is not None else "the best run",
     )
-    curves = {run.contender.label: {"history": _thinned(run), "test": run.curve if number == 2 else []} for run in runs}
-    limits = {"minimum": minimum, "rmse": None if exact is None else exact.rmse, "tolerance": options.tolerance}
-    return document | {"curves": plain({"runs": curves, **limits})}
+    return document | {"curves": plain({"draws": [_curves(trial, number) for trial in trials]})}
 
 
-def growth_row(bench: Workbench, options: SolverOptions) -> list[dict[str, Any]]:
-    """Cyclic and greedy at one size of Figure 4."""
+def growth_rows(bench: Workbench, options: SolverOptions) -> list[dict[str, Any]]:
+    """Measure cyclic and greedy at one size of Figure 4, on one draw."""
     chosen = [each for each in paper_contenders(options, bench.data.n) if each.key in ("gbcd", "gbcd_default", "bcdc")]
-    runs = [bench.run(contender) for contender in chosen]
-    rows = []
-    for run in runs:
-        row = {"n": bench.data.n, **run.to_json()}
-        both = run.converged and runs[0].converged and run.last is not None and runs[0].last is not None
-        row["seconds_ratio"] = row["seconds"] / runs[0].last.seconds if both and runs[0].last is not None else None
-        rows.append(row)
-    return rows
+    rows: list[dict[str, Any]] = [{"n": bench.data.n, **bench.run(contender).to_json()} for contender in chosen]
+    found: list[dict[str, Any]] = plain(rows)
+    return found
 
 
-def growth_figure(rows: Sequence[dict[str, Any]], tolerance: float, found: Hyperparameters) -> Document:
-    """Figure 4: seconds against n, and the exponents of n that fit them best."""
+def growth_figure(trials: Sequence[Sequence[Document]], tolerance: float, found: Hyperparameters) -> Document:
+    """Figure 4 from the rows of its draws: seconds against n, and the exponents of n that fit them best."""
+    rows: list[dict[str, Any]] = []
+    for index, row in enumerate(trials[0]):
+        own = [trial[index] for trial in trials]
+        mean: dict[str, Any] = {name: row[name] for name in ("n", "solver", "key", "settings") if name in row}
+        mean["converged"] = all(each["converged"] for each in own)
+        for name in ("iteration", "column_passes", "entries", "seconds", "rmse"):
+            values = [each.get(name) for each in own]
+            mean[name], mean[f"{name}_spread"] = mean_of(values), spread_of(values)
+        mean["seconds_ratio"] = _to_gbcd(trials, index)
+        rows.append(mean)
     exponents = {}
     for solver in dict.fromkeys(row["solver"] for row in rows):
         points = [(row["n"], row["seconds"]) for row in rows if row["solver"] == solver and row["converged"]]
         if len({n for n, _ in points}) > 1:
             logs = np.log(np.asarray(points))
             exponents[solver] = round(float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0]), 3)
-    title = f"Figure 4: Friedman1, d = {found.n_features}: training time against n, to max |g| <= {tolerance:g}"
+    draws = f", mean of {len(trials)} draws" if len(trials) > 1 else ""
+    title = f"Figure 4: Friedman1, d = {found.n_features}: training time against n, to max |g| <= {tolerance:g}{draws}"
     figures = {"seconds_grow_as_n_to_the": exponents, "gaussian_process": said(found)}
-    return section("figure_4", title, GROWTH_COLUMNS, list(rows), **figures)
+    return section("figure_4", title, GROWTH_COLUMNS, rows, **figures)
+
+
+def _to_gbcd(trials: Sequence[Sequence[Document]], index: int) -> float | None:
+    """The median over draws of a run's seconds over those of GBCD as in the paper, at the same size."""
+    ratios = []
+    for trial in trials:
+        run = trial[index]
+        gbcd = next((row for row in trial if (row["n"], row.get("key")) == (run["n"], "gbcd")), None)
+        if gbcd is None or not (run["converged"] and gbcd["converged"]):
+            return None
+        ratios.append(run["seconds"] / gbcd["seconds"])
+    return median(ratios)
+
+
+def _curves(trial: Document, number: int) -> Document:
+    runs = {
+        run["solver"]: {"history": run["history"], "test": run["curve"] if number == 2 else []} for run in trial["runs"]
+    }
+    rmse = None if trial["exact"] is None else trial["exact"]["rmse"]
+    return {"runs": runs, "minimum": trial["minimum"], "rmse": rmse, "tolerance": trial["tolerance"]}
+
+
+def _shares(trials: Sequence[Document], system: str) -> list[list[float]]:
+    """The histogram of each draw as shares of its pairs: (draws, bins)."""
+    counts = np.asarray([trial["histograms"][system] for trial in trials], dtype=np.float64)
+    shares: list[list[float]] = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)).tolist()
+    return shares
 
 
 def _neighbours(inputs: FloatArray, samples: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], FloatArray]:
@@ -207,24 +273,3 @@ def _summary(correlations: FloatArray, distances: FloatArray) -> dict[str, Any]:
         "magnitude": float(np.abs(values).mean()),
         "share": float(np.mean(np.abs(values) > 0.5)),
     }
-
-
-def _minimum(exact: Exact | None, runs: Sequence[SolverRun]) -> float:
-    if exact is not None:
-        return exact.objective
-    return min((run.last.objective for run in runs if run.last is not None), default=float("nan"))
-
-
-def _when(run: SolverRun, against: str, figure: str, goal: float) -> float | None:
-    """The effort or time (`against`) at which a figure first came down to a goal; None where it never did."""
-    points = [*run.history, *([run.last] if run.last is not None else [])]
-    return next((getattr(point, against) for point in points if getattr(point, figure) <= goal), None)
-
-
-def _thinned(run: SolverRun) -> list[dict[str, float]]:
-    """At most some hundred points of a run, by iterations evenly on a logarithmic scale; the last is always there."""
-    names = ("iteration", "seconds", "column_passes", "gradient_inf_norm", "objective")
-    points = [run.history[index] for index in thinned(len(run.history), MOST_POINTS)]
-    if run.last is not None and run.last is not (points[-1] if points else None):
-        points.append(run.last)
-    return [{name: float(getattr(point, name)) for name in names} for point in points]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,7 +208,7 @@ class Workbench:
         self.data, self.executor, self.reporter = data, executor, reporter
         self._inputs = ArrayInputs(data.inputs)
         self._runs: dict[Contender, SolverRun] = {}
-        self._warm: set[str] = set()
+        self._warm: set[Contender] = set()
 
     def exact(self) -> Exact | None:
         """Cholesky's solution; None, and that is said, where its matrix does not fit."""
@@ -231,13 +231,13 @@ class Workbench:
     ) -> SolverRun:
         """Solve for the targets, or for another right-hand side; what breaks down is reported, not raised."""
         data, right = self.data, self.data.targets if rhs is None else rhs
-        options, label = contender.options, contender.label
+        label = contender.label
         p = right.shape[1]
         built = contender.build(data.n, data.inputs.shape[1], p, self.reporter)
         solver: Solver = built if watch is None else Recorded(built, watch)
-        self.warm_up(options)
+        self.warm_up(contender)
         history: list[Progress] = []
-        with self.reporter.solve(f"{data.name}: {label}", options.tolerance) as show:
+        with self.reporter.solve(f"{data.name}: {label}", contender.options.tolerance) as show:
 
             def callback(progress: Progress) -> None:
                 history.append(progress)
@@ -324,16 +324,20 @@ class Workbench:
         difference = None if exact is None else float(np.max(np.abs(last - exact.mean)))
         return replace(run, curve=curve, rmse=self.rmse(last), mean_difference=difference)
 
-    def warm_up(self, options: SolverOptions) -> None:
-        """Load compiled code before a clock starts."""
-        if options.solver in self._warm:
+    def warm_up(self, contender: Contender) -> None:
+        """Load compiled code before a clock starts: that of the contender's own solver, on a few samples."""
+        if contender in self._warm:
             return
-        self._warm.add(options.solver)
+        self._warm.add(contender)
         rows = min(WARM_UP_SAMPLES, self.data.n)
         few = ArrayInputs(self.data.inputs[:rows])
+        options = contender.options
         size = options.block_size if options.block_size == "auto" else min(options.block_size, rows)
-        settings = options.changed(block_size=size)
+        solver = contender.solver
+        if solver is not None and getattr(solver, "block_size", None) not in (None, "auto"):
+            solver = replace(cast(Any, solver), block_size=size)
+        small = replace(contender, options=options.changed(block_size=size), solver=solver)
         with self._operator(few) as operator:
-            solver = settings.build(rows, few.n_features, self.data.targets.shape[1], SilentReporter())
+            built = small.build(rows, few.n_features, self.data.targets.shape[1], SilentReporter())
             with suppress(NumericalError):  # the run itself will say so
-                solve(operator, self.data.targets[:rows], solver=solver, stopping=options.stopping() | MaxIterations(2))
+                solve(operator, self.data.targets[:rows], solver=built, stopping=options.stopping() | MaxIterations(2))

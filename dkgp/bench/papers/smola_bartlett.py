@@ -34,29 +34,19 @@ __all__ = ["SmolaBartlett", "abalone"]
 FloatArray = NDArray[np.float64]
 
 GAP = 0.025
-WIDTHS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-POSTERIOR = (373, 287, 255, 257, 251, 270)
-ERROR_BARS = ((79, 61), (49, 43), (26, 27), (17, 16), (12, 9), (8, 5))
+# Of Table 2, by the kernel's width.
+POSTERIOR = {1.0: 373, 2.0: 287, 5.0: 255, 10.0: 257, 20.0: 251, 50.0: 270}
+ERROR_BARS = {1.0: (79, 61), 2.0: (49, 43), 5.0: (26, 27), 10.0: (17, 16), 20.0: (12, 9), 50.0: (8, 5)}
 NOISES = (0.1, 0.05)
 # What is within this of the paper's figure is called near it.
 NEAR = 0.25
-TRAINING, SPLIT, MOST_KERNELS = 4000, 3000, 500
-CANDIDATES = (1, 2, 5, 10, 20, 50, 100, 200)
-FIGURE_WIDTH, FIGURE_NOISE, FIGURE_KERNELS, ENOUGH = 10.0, 0.1, 250, 50
+MOST_KERNELS = 500
+FIGURE_WIDTH, FIGURE_NOISE, ENOUGH = 10.0, 0.1, 50
 PAPER_ERRORS, PAPER_POSTERIOR, NEAR_RATIO = (1.785, 1.782), (-1.572e5, -1.571e5), 0.005
-MIXTURE_SAMPLES, MIXTURE_WIDTH, MIXTURE_NOISE, MIXTURE_KERNELS, MIXTURE_GAP = 10_000, 10.0, 0.1, 500, 0.023
+MIXTURE_WIDTH, MIXTURE_NOISE, MIXTURE_KERNELS, MIXTURE_GAP = 10.0, 0.1, 500, 0.023
+PAPER_MIXTURE = 10_000
 
-TABLE_COLUMNS = (
-    Column("what", "kernels for", text=True),
-    *(Column(f"width_{width:g}", f"2w^2 = {width:g}", text=True) for width in WIDTHS),
-    Column("within", f"within {NEAR:.0%}", text=True),
-)
-FIGURE_COLUMNS = (
-    Column("candidates", "subset", "d"),
-    *(Column(f"gap_{size}", f"gap at {size}", ".4f") for size in (50, 100, 150, 200, 250)),
-    Column("kernels", f"kernels to {GAP:g}", text=True),
-    Column("relative_variance", "relative variance", ".2%"),
-)
+SHOWN_KERNELS = (50, 100, 150, 200, 250)
 ERROR_COLUMNS = (
     Column("noise", "s2", "g"),
     Column("sparse", "sparse RMSE", ".4f"),
@@ -87,72 +77,85 @@ class SmolaBartlett:
     ----------
     inputs, targets
         Abalone, as it comes: (n, d), (n,).
-    draws
-        Runs that Figure 1 and test errors are averaged over.
-    test_samples
-        Error bars of Table 2 at most.
+    seed
+        Of all draws.
     """
 
     inputs: FloatArray
     targets: FloatArray
     executor: BlockExecutor
     reporter: Reporter
-    draws: int = 10
-    test_samples: int = 177
     seed: int = 0
 
-    def table(self) -> Document:
-        """Table 2: kernels until the gap, for the log posterior and for error bars, by the kernel's width."""
-        n = min(TRAINING, len(self.inputs) - 1)
+    def table(self, n: int, widths: Sequence[float], n_test: int) -> Document:
+        """Table 2: kernels until the gap, for the log posterior and for error bars, by the kernel's width.
+
+        Of so many training samples at most, and as many error bars.
+        """
+        n = min(n, len(self.inputs) - 1)
+        posterior = [POSTERIOR.get(width, np.nan) for width in widths]
+        error_bars = [ERROR_BARS.get(width, (np.nan, np.nan)) for width in widths]
         inputs, rest = _split(self.inputs, n)
-        rows: list[dict[str, Any]] = [{"what": "log posterior: the paper"} | _by_width(POSTERIOR)]
+        rows: list[dict[str, Any]] = [{"what": "log posterior: the paper"} | _by_width(widths, posterior)]
         raw = self.targets[:n]
         variants = [(f"{name}, s2 = {noise:g}", y, noise) for name, y in _scaled(raw) for noise in NOISES]
         counts: dict[str, list[float]] = {}
         with self.reporter.work("Smola and Bartlett, table 2") as show:
-            total, done = len(WIDTHS) * (len(variants) + 1), 0
+            total, done = len(widths) * (len(variants) + 1), 0
             for label, y, noise in variants:
                 counts[label] = []
-                for width in WIDTHS:
+                for width in widths:
                     show(WorkProgress(label, done, total, "cells"))
                     settings = GreedySettings(min(MOST_KERNELS, n), gap=GAP, seed=self.seed)
                     found = self._chosen(inputs, y, width, noise, settings)
                     counts[label].append(len(found.indices) if found.reason.rule == "gap" else np.inf)
                     done += 1
-                rows.append(_row(f"here, {label}", counts[label], POSTERIOR))
-            closest = min(counts, key=lambda label: _farthest(counts[label], POSTERIOR))
-            rows.append({"what": "error bars: the paper"} | _by_width([f"{mean}+-{std}" for mean, std in ERROR_BARS]))
+                rows.append(_row(f"here, {label}", widths, counts[label], posterior))
+            closest = min(counts, key=lambda label: _farthest(counts[label], posterior))
+            shown = [f"{mean}+-{std}" for mean, std in error_bars]
+            rows.append({"what": "error bars: the paper"} | _by_width(widths, shown))
             bars = []
-            for width in WIDTHS:
+            for width in widths:
                 show(WorkProgress("error bars", done, total, "cells"))
-                bars.append(self._error_bars(inputs, rest[: self.test_samples], width))
+                bars.append(self._error_bars(inputs, rest[:n_test], width))
                 done += 1
         means = [float(np.mean(each)) for each in bars]
         shown = [f"{np.mean(each):.1f}+-{np.std(each):.1f}" for each in bars]
         rows.append(
-            _row(f"here, S for each sample, s2 = {NOISES[0]:g}", means, [mean for mean, _ in ERROR_BARS], shown)
+            _row(
+                f"here, S for each of {min(n_test, len(rest))} samples, s2 = {NOISES[0]:g}",
+                widths,
+                means,
+                [mean for mean, _ in error_bars],
+                shown,
+            )
         )
         figures = {
-            "closest": f"{closest}: at most {_farthest(counts[closest], POSTERIOR):.1%} from the paper",
-            "error_bars": f"at most {_farthest(means, [mean for mean, _ in ERROR_BARS]):.1%} from the paper's means, "
+            "closest": f"{closest}: at most {_farthest(counts[closest], posterior):.1%} from the paper",
+            "error_bars": f"at most {_farthest(means, [mean for mean, _ in error_bars]):.1%} from the paper's means, "
             "whose spreads are as large as they",
             "criterion": "error bars: the two bounds' difference over their own mean",
         }
         title = f"Smola and Bartlett, Table 2: Abalone, n = {n:,}, kernels until the gap is {GAP:g}"
-        return section("table_sb", title, TABLE_COLUMNS, rows, **figures) | {"counts": plain(counts)}
+        columns = (
+            Column("what", "kernels for", text=True),
+            *(Column(f"width_{width:g}", f"2w^2 = {width:g}", text=True) for width in widths),
+            Column("within", f"within {NEAR:.0%}", text=True),
+        )
+        return section("table_sb", title, columns, rows, **figures) | {"counts": plain(counts)}
 
-    def figure(self) -> Document:
+    def figure(self, n: int, subsets: Sequence[int], draws: int, kernels: int) -> Document:
         """Figure 1: the gap by the number of kernels, for random subsets of several sizes, mean of the draws."""
-        n = min(TRAINING, len(self.inputs))
+        n = min(n, len(self.inputs))
         inputs, _ = _split(self.inputs, n)
-        size = min(FIGURE_KERNELS, n)
+        size = min(kernels, n)
         rows, curves = [], {}
-        total = len(CANDIDATES) * self.draws
+        total = len(subsets) * draws
         with self.reporter.work("Smola and Bartlett, figure 1") as show:
-            for number, candidates in enumerate(CANDIDATES):
+            for number, candidates in enumerate(subsets):
                 runs = []
-                for draw in range(self.draws):
-                    show(WorkProgress(f"subsets of {candidates}", number * self.draws + draw, total, "runs"))
+                for draw in range(draws):
+                    show(WorkProgress(f"subsets of {candidates}", number * draws + draw, total, "runs"))
                     settings = GreedySettings(size, candidates=candidates, dual=True, seed=self.seed + draw)
                     found = self._chosen(inputs, self.targets[:n], FIGURE_WIDTH, FIGURE_NOISE, settings)
                     runs.append(_gaps(found, size))
@@ -161,34 +164,39 @@ class SmolaBartlett:
                 curves[str(candidates)] = mean.tolist()
                 reached = np.flatnonzero(mean <= GAP)
                 row: dict[str, Any] = {"candidates": candidates}
-                row |= {f"gap_{at}": float(mean[at - 1]) for at in (50, 100, 150, 200, 250) if at <= size}
+                row |= {f"gap_{at}": float(mean[at - 1]) for at in SHOWN_KERNELS if at <= size}
                 row["kernels"] = str(int(reached[0]) + 1) if len(reached) else f"> {size}"
                 row["relative_variance"] = float(np.max(gaps.var(axis=0) / mean**2))
                 rows.append(row)
-        last = {candidates: curves[str(candidates)][-1] for candidates in CANDIDATES}
+        last = {candidates: curves[str(candidates)][-1] for candidates in subsets}
+        enough = [last[c] for c in subsets if c >= min(ENOUGH, max(subsets))]
         figures = {
             "relative_variance": f"at most {max(row['relative_variance'] for row in rows):.1%}; the paper's below 10 %",
             "subsets_of_50_and_above": f"gaps at {size} kernels within "
-            f"{max(last[c] for c in CANDIDATES if c >= ENOUGH) / min(last.values()):.2f} times the least",
+            f"{max(enough) / min(last.values()):.2f} times the least",
         }
         title = (
             f"Smola and Bartlett, Figure 1: Abalone, n = {n:,}, s2 = {FIGURE_NOISE:g}, 2w^2 = {FIGURE_WIDTH:g}, mean "
-            f"of {self.draws} runs"
+            f"of {draws} runs"
         )
-        return section("figure_sb", title, FIGURE_COLUMNS, rows, **figures) | {"curves": plain(curves)}
+        columns = (
+            Column("candidates", "subset", "d"),
+            *(Column(f"gap_{at}", f"gap at {at}", ".4f") for at in SHOWN_KERNELS if at <= size),
+            Column("kernels", f"kernels to {GAP:g}", text=True),
+            Column("relative_variance", "relative variance", ".2%"),
+        )
+        return section("figure_sb", title, columns, rows, **figures) | {"curves": plain(curves)}
 
-    def test_errors(self) -> Document:
+    def test_errors(self, n: int, draws: int) -> Document:
         """Test errors of the sparse and the exact model on random splits, and their log posteriors."""
-        n = min(SPLIT, 3 * len(self.inputs) // 4)
+        n = min(n, 3 * len(self.inputs) // 4)
         inputs = (self.inputs - self.inputs.mean(axis=0)) / self.inputs.std(axis=0)
         rows = []
         with self.reporter.work("Smola and Bartlett, test errors") as show:
             for number, noise in enumerate(NOISES):
                 figures = []
-                for draw in range(self.draws):
-                    show(
-                        WorkProgress(f"s2 = {noise:g}", number * self.draws + draw, len(NOISES) * self.draws, "splits")
-                    )
+                for draw in range(draws):
+                    show(WorkProgress(f"s2 = {noise:g}", number * draws + draw, len(NOISES) * draws, "splits"))
                     order = np.random.default_rng(self.seed + draw).permutation(len(inputs))
                     figures.append(self._split_errors(inputs[order], self.targets[order], n, noise, self.seed + draw))
                 sparse, exact, kernels, risk, least = np.asarray(figures).T
@@ -198,7 +206,7 @@ class SmolaBartlett:
                     {
                         "noise": noise,
                         "sparse": float(sparse.mean()),
-                        "sparse_spread": float(sparse.std(ddof=1)) if self.draws > 1 else None,
+                        "sparse_spread": float(sparse.std(ddof=1)) if draws > 1 else None,
                         "exact": float(exact.mean()),
                         "ratio": ratio,
                         "paper_ratio": paper,
@@ -211,29 +219,27 @@ class SmolaBartlett:
                     }
                 )
         title = (
-            f"Smola and Bartlett, test errors: Abalone, n = {n:,}, 2w^2 = {FIGURE_WIDTH:g}, {self.draws} random "
+            f"Smola and Bartlett, test errors: Abalone, n = {n:,}, 2w^2 = {FIGURE_WIDTH:g}, {draws} random "
             f"splits, kernels until the gap is {GAP:g}"
         )
         unit = "the paper does not say what its errors, 1.785 and 1.782, are of: their ratio alone is compared"
         return section("table_sb-errors", title, ERROR_COLUMNS, rows, unit=unit)
 
-    def mixture(self) -> Document:
+    def mixture(self, n: int, kernels: int) -> Document:
         """The gap on a mixture of Gaussians that another kernel is put to."""
-        X, y = rbf_mixture(MIXTURE_SAMPLES, seed=self.seed)
+        X, y = rbf_mixture(n, seed=self.seed)
         with self.reporter.work("Smola and Bartlett, mixture") as show:
             show(WorkProgress("kernels", 0, 1, "runs"))
-            settings = GreedySettings(MIXTURE_KERNELS, dual=True, seed=self.seed)
+            settings = GreedySettings(kernels, dual=True, seed=self.seed)
             found = self._chosen(X, y, MIXTURE_WIDTH, MIXTURE_NOISE, settings)
-        gaps = _gaps(found, MIXTURE_KERNELS)
+        gaps = _gaps(found, kernels)
         rows: list[dict[str, Any]] = [
-            {"kernels": at, "gap": float(gaps[at - 1])} for at in (100, 200, 300, 400) if at < MIXTURE_KERNELS
+            {"kernels": at, "gap": float(gaps[at - 1])} for at in (100, 200, 300, 400) if at < kernels
         ]
-        rows.append({"kernels": MIXTURE_KERNELS, "gap": float(gaps[-1]), "paper": MIXTURE_GAP})
-        rows[-1]["below"] = _yes(gaps[-1] < MIXTURE_GAP)
-        title = (
-            f"Smola and Bartlett, mixture: n = {MIXTURE_SAMPLES:,}, d = 20, s2 = {MIXTURE_NOISE:g}, 2w^2 = "
-            f"{MIXTURE_WIDTH:g}"
-        )
+        rows.append({"kernels": kernels, "gap": float(gaps[-1])})
+        if (n, kernels) == (PAPER_MIXTURE, MIXTURE_KERNELS):
+            rows[-1] |= {"paper": MIXTURE_GAP, "below": _yes(gaps[-1] < MIXTURE_GAP)}
+        title = f"Smola and Bartlett, mixture: n = {n:,}, d = 20, s2 = {MIXTURE_NOISE:g}, 2w^2 = {MIXTURE_WIDTH:g}"
         return section("table_sb-mixture", title, MIXTURE_COLUMNS, rows, reason=found.reason.message)
 
     def _chosen(
@@ -312,12 +318,16 @@ def _gaps(found: GreedyBasis, size: int) -> FloatArray:
     return gaps
 
 
-def _by_width(values: Sequence[Any]) -> dict[str, str]:
-    return {f"width_{width:g}": str(value) for width, value in zip(WIDTHS, values, strict=True)}
+def _by_width(widths: Sequence[float], values: Sequence[Any]) -> dict[str, str]:
+    return {f"width_{width:g}": str(value) for width, value in zip(widths, values, strict=True)}
 
 
 def _row(
-    what: str, counts: Sequence[float], paper: Sequence[float], shown: Sequence[str] | None = None
+    what: str,
+    widths: Sequence[float],
+    counts: Sequence[float],
+    paper: Sequence[float],
+    shown: Sequence[str] | None = None,
 ) -> dict[str, str]:
     """Counts with their ratios to the paper's."""
     texts = shown or [f"{count:.0f}" if np.isfinite(count) else f"> {MOST_KERNELS}" for count in counts]
@@ -325,7 +335,7 @@ def _row(
         f" ({count / there:.2f})" if np.isfinite(count) else "" for count, there in zip(counts, paper, strict=True)
     ]
     cells = [text + ratio for text, ratio in zip(texts, ratios, strict=True)]
-    return {"what": what} | _by_width(cells) | {"within": _yes(_farthest(counts, paper) <= NEAR)}
+    return {"what": what} | _by_width(widths, cells) | {"within": _yes(_farthest(counts, paper) <= NEAR)}
 
 
 def _farthest(counts: Sequence[float], paper: Sequence[float]) -> float:

@@ -2,12 +2,14 @@
 
 Every draw has its own training and test samples; hyperparameters are tuned on the first, by other samples than those
 that a subset of data takes. Seconds of variances are of the first draw.
+
+Table 5, two models of a problem of several targets, is made of the same runs: `dkgp.bench.papers.several_targets`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.bench.library import Library, PreparedData, prepare_data
-from dkgp.bench.papers.tables import said, section
+from dkgp.bench.papers.tables import STANDS_IN, said, section
 from dkgp.bench.problem import write_rows
 from dkgp.bench.sparse.specs import SparseSpec
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, median, median_ratio
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
@@ -33,7 +35,7 @@ from dkgp.models.prediction.predict import predict
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["PUBLISHED", "SparseTable", "compared"]
+__all__ = ["EXACT", "METHODS", "PUBLISHED", "SparseTable", "compared"]
 
 FloatArray = NDArray[np.float64]
 
@@ -47,6 +49,7 @@ PUBLISHED: dict[str, tuple[int, dict[str, tuple[float, float]]]] = {
     "sarcos": (44_484, {"sd": (4, 0.169), "sr": (142, 0.128), "mpgp": (1389, 0.121), EXACT: (1879, 0.107)}),
     "friedman1": (100_000, {"sd": (3, 0.031), "sr": (231, 0.015), "mpgp": (2721, 0.012), EXACT: (3301, 0.009)}),
 }
+PAPER_BASIS = 2_000
 # A basis is at most this share of the samples, and a difference within so many standard errors is none.
 LARGEST_BASIS_SHARE, STANDARD_ERRORS = 0.25, 2.0
 VARIANCE_GAP, MOST_VARIANCES = 0.02, 500
@@ -56,10 +59,12 @@ OTHER_SAMPLES, OTHER_SEED = 10_000, 1_000
 COLUMNS = (
     Column("model", "model", text=True),
     Column("seconds", "training, s", ",.2f"),
+    Column("paper_seconds", "paper, s", ",.0f"),
     Column("seconds_ratio", "/ GBCD", ".3f"),
     Column("paper_seconds_ratio", "paper", ".3f"),
     Column("rmse", "RMSE", ".4f"),
     Column("spread", "+-", ".4f"),
+    Column("paper_rmse", "paper", ".3f"),
     Column("rmse_ratio", "/ exact", ".3f"),
     Column("paper_rmse_ratio", "paper", ".3f"),
     Column("variance_ms", "variance, ms", ".3f"),
@@ -85,6 +90,8 @@ class SparseTable:
         Of the exact model.
     methods
         Each with settings of its own if need be.
+    with_variances
+        Whether the exact model's variances are timed, too.
     """
 
     library: Library
@@ -96,32 +103,75 @@ class SparseTable:
     seed: int
     solver: SolverOptions
     methods: tuple[str, ...] = METHODS
+    with_variances: bool = True
 
-    def section(self, name: str, folder: Path, reporter: Reporter) -> Document:
-        """Measure one data set."""
-        n, published = PUBLISHED.get(name, (OTHER_SAMPLES, {}))
-        specs = [SparseSpec.read(text) for text in self.methods]
-        runs: dict[str, list[dict[str, Any]]] = {model: [] for model in (*self.methods, EXACT)}
+    def section(self, name: str, draws: Sequence[Document]) -> Document:
+        """Make the table of a data set from its draws."""
+        published = PUBLISHED.get(STANDS_IN.get(name, name), (0, {}))[1]
+        models = list(draws[0]["models"])
+        runs = {model: [draw["models"][model] for draw in draws] for model in models}
+        problem = draws[0]["problem"]
+        rows = [_row(model, runs, published) for model in models]
+        sizes = (
+            f"n = {problem['n']:,}, d = {problem['d']}, m = {draws[0]['basis_size']:,}, {problem['n_test']:,} test "
+            f"samples"
+        )
+        figures: dict[str, Any] = {
+            "gaussian_process": said(Hyperparameters.from_json(problem["hyperparameters"])),
+            **compared({model: _rmse(runs[model]) for model in runs}),
+        }
+        if published:
+            other = f": of {STANDS_IN[name]}, another data set" if name in STANDS_IN else ""
+            n = PUBLISHED[STANDS_IN.get(name, name)][0]
+            figures["the_papers_figures_are"] = f"of n = {n:,}, m = {PAPER_BASIS:,}{other}"
+        return section(f"table_4:{name}", f"Table 4: {name}, {sizes}, {len(draws)} draws", COLUMNS, rows, **figures)
+
+    def draws_of(
+        self,
+        name: str,
+        folder: Path,
+        reporter: Reporter,
+        keep: Callable[[str, Callable[[], Document]], Document] = lambda name, make: make(),
+    ) -> Iterator[Document]:
+        """Measure the draws of a data set, one after the other: every model's figures on each.
+
+        Hyperparameters are those of the first.
+        """
         found: Hyperparameters | None = None
-        with reporter.work(f"table 4: {name}") as show:
+        with reporter.work(f"sparse models: {name}") as show:
             for draw in range(self.draws):
-                inside, seed = folder / f"table_4-{draw}", self.seed + draw
-                arguments = (self.library, name, self.n or n, self.n_test, self.subset, seed, inside, reporter)
-                data = prepare_data(*arguments, found=found)
-                found, m = data.found, min(self.basis_size, max(1, int(LARGEST_BASIS_SHARE * data.n)))
-                with open_executor(ClusterOptions(kind="none"), data.n, reporter) as executor:
-                    for spec in specs:
-                        show(WorkProgress(spec.text, draw, self.draws, "draws"))
-                        # Not the seed that hyperparameters are tuned with: their own samples flatter a subset of data.
-                        settings = SparseSettings(**spec.sized(m, seed + OTHER_SEED))
-                        runs[spec.text].append(_sparse(data, settings, executor))
-                    show(WorkProgress(EXACT, draw, self.draws, "draws"))
-                    variances = inside if not draw else None
-                    runs[EXACT].append(_exact(data, self.solver, executor, variances))
-        rows = [_row(model, runs, published) for model in runs]
-        sizes = f"n = {data.n:,}, d = {data.inputs.shape[1]}, m = {m:,}, {len(data.test_inputs):,} test samples"
-        figures = {"gaussian_process": said(data.found)} | compared({model: _rmse(runs[model]) for model in runs})
-        return section(f"table_4:{name}", f"Table 4: {name}, {sizes}, {self.draws} draws", COLUMNS, rows, **figures)
+
+                def measure(draw: int = draw, found: Hyperparameters | None = found) -> Document:
+                    return self._draw(name, draw, folder / f"draw-{draw}", found, reporter, show)
+
+                document = keep(f"draw-{draw}", measure)
+                found = Hyperparameters.from_json(document["problem"]["hyperparameters"])
+                yield document
+
+    def _draw(
+        self,
+        name: str,
+        draw: int,
+        folder: Path,
+        found: Hyperparameters | None,
+        reporter: Reporter,
+        show: Callable[[WorkProgress], None],
+    ) -> Document:
+        n = PUBLISHED.get(name, (OTHER_SAMPLES, {}))[0]
+        seed = self.seed + draw
+        arguments = (self.library, name, self.n or n, self.n_test, self.subset, seed, folder, reporter)
+        data = prepare_data(*arguments, found=found)
+        m = min(self.basis_size, max(1, int(LARGEST_BASIS_SHARE * data.n)))
+        models: dict[str, dict[str, Any]] = {}
+        with open_executor(ClusterOptions(kind="none"), data.n, reporter) as executor:
+            for spec in [SparseSpec.read(text) for text in self.methods]:
+                show(WorkProgress(spec.text, draw, self.draws, "draws"))
+                # Not the seed that hyperparameters are tuned with: their own samples flatter a subset of data.
+                models[spec.text] = _sparse(data, SparseSettings(**spec.sized(m, seed + OTHER_SEED)), executor)
+            show(WorkProgress(EXACT, draw, self.draws, "draws"))
+            variances = folder if self.with_variances and not draw else None
+            models[EXACT] = _exact(data, self.solver.changed(seed=seed), executor, variances)
+        return {"problem": {"name": name, **data.to_json()}, "basis_size": m, "models": plain(models)}
 
 
 def compared(rmse: dict[str, FloatArray]) -> dict[str, str]:
@@ -158,12 +208,15 @@ def _sparse(data: PreparedData, settings: SparseSettings, executor: BlockExecuto
     """Train and predict; seconds of training are those of the choice and the fit."""
     trained = train_sparse(data.train, data.found.kernel, data.found.noise_variance, executor, settings)
     parts, model = trained.summary["seconds_by_part"], trained.model
-    began, inputs = time.perf_counter(), data.test_inputs[:MOST_VARIANCES]
+    mean, inputs = model.mean(data.test_inputs), data.test_inputs[:MOST_VARIANCES]
+    began = time.perf_counter()
     model.variance(inputs)
+    variance_seconds = time.perf_counter() - began
     return {
         "seconds": parts["choice"] + parts["fit"],
-        "rmse": _error(model.mean(data.test_inputs), data),
-        "variance_ms": 1e3 * (time.perf_counter() - began) / len(inputs),
+        "rmse": _error(mean, data),
+        "absolute_errors": _absolute(mean, data),
+        "variance_ms": 1e3 * variance_seconds / len(inputs),
         "note": "",
     }
 
@@ -181,6 +234,7 @@ def _exact(data: PreparedData, options: SolverOptions, executor: BlockExecutor, 
     run = {
         "seconds": trained.summary["seconds"],
         "rmse": _error(mean, data),
+        "absolute_errors": _absolute(mean, data),
         "variance_ms": None,
         "note": "" if trained.solution.converged else trained.solution.reason.message,
     }
@@ -222,6 +276,7 @@ def _row(
     }
     if model in published:
         seconds, error = published[model]
+        row["paper_seconds"], row["paper_rmse"] = seconds, error
         row["paper_seconds_ratio"] = seconds / published[EXACT][0]
         row["paper_rmse_ratio"] = error / published[EXACT][1]
     return row
@@ -234,3 +289,9 @@ def _rmse(runs: Sequence[dict[str, Any]]) -> FloatArray:
 def _error(mean: FloatArray, data: PreparedData) -> float:
     """Equation 16, the mean over targets under the root."""
     return float(np.sqrt(np.mean((mean - data.test_targets) ** 2)))
+
+
+def _absolute(mean: FloatArray, data: PreparedData) -> list[float]:
+    """The mean absolute error of each target, in standard deviations of the training targets."""
+    errors: list[float] = np.mean(np.abs(mean - data.test_targets), axis=0).tolist()
+    return errors

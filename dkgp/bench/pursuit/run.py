@@ -20,7 +20,7 @@ from dkgp.commands.reporting.plots import check_plot_file, drawn
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 
-__all__ = ["FIGURES", "run_bench_pursuit"]
+__all__ = ["CAUTIONS", "COLUMNS", "FIGURES", "make_figure", "run_bench_pursuit"]
 
 # Number -> module of this package, function of (job, reporter); it returns a PaperFigure, or None: data are absent.
 FIGURES: dict[str, tuple[str, str]] = {
@@ -71,10 +71,7 @@ def run_bench_pursuit(job: BenchPursuitJob, reporter: Reporter) -> Document:
     figures: dict[str, Any] = {}
     curves, absent, pictures, remarks = {}, [], [], {}
     for number in wanted:
-        module, name = FIGURES[number]
-        make: Callable[[BenchPursuitJob, Reporter], PaperFigure | None]
-        make = getattr(importlib.import_module(f"dkgp.bench.pursuit.{module}"), name)
-        found = make(job, reporter)
+        found = make_figure(number, job, reporter)
         if found is None:
             reporter.warn(f"figure {number} is left out: its data are not in the folder `data`")
             absent.append(number)
@@ -92,6 +89,14 @@ def run_bench_pursuit(job: BenchPursuitJob, reporter: Reporter) -> Document:
         # Figures may take minutes: those that are done are not lost where a later one is interrupted.
         write_record(_record(job, rows, figures, curves, absent, pictures, remarks), job.out)
     return write_record(_record(job, rows, figures, curves, absent, pictures, remarks), job.out)
+
+
+def make_figure(number: str, job: BenchPursuitJob, reporter: Reporter) -> PaperFigure | None:
+    """Measure one figure; None where its data are not in the folder `data`."""
+    module, name = FIGURES[number]
+    make: Callable[[BenchPursuitJob, Reporter], PaperFigure | None]
+    make = getattr(importlib.import_module(f"dkgp.bench.pursuit.{module}"), name)
+    return make(job, reporter)
 
 
 def _record(

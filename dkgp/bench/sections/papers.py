@@ -1,4 +1,4 @@
-"""`dkgp bench papers`: the tables and figures of the papers, on data sets that a user has."""
+"""`dkgp bench papers`: the experiments of the papers, on data sets that a user has; and a report of them."""
 
 from __future__ import annotations
 
@@ -6,105 +6,127 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.bench import section
-from dkgp.registry import Option, whole_numbers
-
-LIMITS = (
-    replace(
-        section.BLOCK_SIZE,
-        help="Variables in a round of the paper's block methods; at most a quarter of the samples.",
-        default="500",
-    ),
-    section.TOLERANCE,
-    Option(
-        "max_passes",
-        "Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]",
-        type=float,
-    ),
-    Option("max_seconds", "The same in seconds of each run.", type=float),
-)
+from dkgp.registry import Option, whole_numbers, whole_or_auto
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
-    from dkgp.commands.solver_options import SolverOptions
+    from dkgp.bench.report.run import run_report
 
-    solver = SolverOptions("gbcd", **section.take(values, *LIMITS), seed=values["seed"])
-    return run_bench_papers(BenchPapersJob(solver=solver, **values), reporter)
+    job = BenchPapersJob(**values)
+    return run_bench_papers(job, reporter) if job.report is None else run_report(job, reporter)
+
+
+def _exit_code(document: section.Document) -> int:
+    return int(document.get("exit_code", 0))
+
+
+def _options() -> tuple[Option, ...]:
+    from dkgp.bench.papers.papers import items_of
+    from dkgp.bench.papers.part import PARTS
+
+    return (
+        section.DATA_FOLDER,
+        Option(
+            "report",
+            "Make a page of it in this folder, index.html, with a record and pictures of each part. What was "
+            "interrupted goes on by the same command.",
+            metavar="DIR",
+        ),
+        Option(
+            "full",
+            "The papers' own sizes and draws, which takes hours.  [default: settings of minutes]",
+            type=bool,
+            default=False,
+        ),
+        Option(
+            "parts",
+            f"{', '.join(PARTS.all())}; NAME:DATA for one data set.  [default: all]",
+            spellings=("--part",),
+            multiple=True,
+            metavar="NAME",
+        ),
+        Option(
+            "tables",
+            "Of the GBCD paper by number; of the others: kcg, scdp-3, sb.  [default: all]",
+            spellings=("--table",),
+            choices=("1", *items_of("table")),
+            multiple=True,
+        ),
+        Option(
+            "figures",
+            "The same of figures.  [default: all]",
+            spellings=("--figure",),
+            choices=items_of("figure"),
+            multiple=True,
+        ),
+        Option(
+            "problems",
+            "friedman1 or a file of --data without .npz; NAME:TARGET for another target than y, such as a matrix; or a "
+            "problem of `dkgp bench classify`.  [default: those of the papers that are here]",
+            spellings=("--problem",),
+            multiple=True,
+            metavar="NAME",
+        ),
+        Option("n", "Training samples at most.  [default: each part's]", type=int, spellings=("--samples", "--n")),
+        Option("n_test", "At most.  [default: each part's]", type=int, spellings=("--test-samples", "--n-test")),
+        Option("draws", "Of the samples, or splits.  [default: the paper's with --full; 1 to 5]", type=int),
+        replace(section.SUBSET, default=None, help="Samples to tune on.  [default: each part's]"),
+        Option(
+            "sizes",
+            "Samples of Friedman1 in Figure 4.  [default: each part's]",
+            type=whole_numbers,
+            metavar="N,N,...",
+        ),
+        Option("basis_size", "Regressors in Tables 4 and 5; at most a quarter of the samples.", type=int),
+        Option(
+            "methods",
+            "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp]",
+            spellings=("--method",),
+            multiple=True,
+            metavar="NAME",
+        ),
+        Option(
+            "block_size",
+            "Variables in a round of the paper's block methods; at most a quarter of the samples.  [default: "
+            "each part's]",
+            type=whole_or_auto,
+            metavar="M|auto",
+        ),
+        replace(section.TOLERANCE, default=None, help="On max |g|.  [default: 1e-4]"),
+        Option(
+            "max_passes", "Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]", type=float
+        ),
+        Option("max_seconds", "The same in seconds of each run.", type=float),
+        section.SEED,
+        Option("plots", "Draw each figure into this folder.", metavar="DIR"),
+        section.OVERWRITE,
+        section.OUT,
+    )
 
 
 section.SECTIONS.add(
     section.Section(
         "papers",
-        """Tables and figures of the GBCD paper, the kernel CG paper and Smola and Bartlett's, on data that you have.
+        """Tables and figures of four papers on data that you have: as tables, or as a report with pictures.
 
+        The GBCD paper, the kernel CG paper, the one on sparse conjugate directions pursuit, and Smola and Bartlett's.
         All solvers run in this process, one after the other, with the same hyperparameters, threads and limits. Data
-        sets that are absent are named, and so is what stands in for them.
+        sets that are absent are named, and so is what stands in for them; without --data all is generated.
         """,
         _run,
-        (
-            section.DATA_FOLDER,
-            Option(
-                "tables",
-                "Of the GBCD paper, or of Smola and Bartlett's: Table 2, its test errors, its mixture; 3 as "
-                "`dkgp bench variance --table` has it.  [default: 1 and 2]",
-                spellings=("--table",),
-                choices=("1", "2", "3", "4", "sb", "sb-errors", "sb-mixture"),
-                multiple=True,
-            ),
-            Option(
-                "figures",
-                "Of the GBCD paper, or Figure 1 of the kernel CG paper or of Smola and Bartlett's.  [default: all but "
-                "the last, unless a table is named]",
-                spellings=("--figure",),
-                choices=("1", "2", "3", "4", "kcg", "sb"),
-                multiple=True,
-            ),
-            Option(
-                "problems",
-                "friedman1 or a file of --data without .npz; NAME:TARGET for another target than y, such as a matrix.  "
-                "[default: those of the papers that are here]",
-                spellings=("--problem",),
-                multiple=True,
-                metavar="NAME",
-            ),
-            Option(
-                "n",
-                "Training samples at most.  [default: 10000; 3133 for kcg; the paper's in Table 4]",
-                type=int,
-                spellings=("--samples", "--n"),
-            ),
-            Option("n_test", "At most.", type=int, default=5000, spellings=("--test-samples", "--n-test")),
-            section.SUBSET,
-            Option(
-                "sizes",
-                "Samples of Friedman1 in Figure 4.",
-                type=whole_numbers,
-                default="1000,2000,4000,8000",
-                metavar="N,N,...",
-            ),
-            Option("basis_size", "Regressors in Table 4; at most a quarter of the samples.", type=int, default=2000),
-            Option("draws", "Of the samples in Table 4, and of what Smola and Bartlett average.", type=int, default=10),
-            Option(
-                "methods",
-                "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp]",
-                spellings=("--method",),
-                multiple=True,
-                metavar="NAME",
-            ),
-            *LIMITS,
-            section.SEED,
-            Option("plots", "Draw each figure into this folder.", metavar="DIR"),
-            section.OVERWRITE,
-            section.OUT,
-        ),
+        _options,
         examples=(
-            "dkgp bench papers --samples 2000",
+            "dkgp bench papers --report report",
+            "dkgp bench papers --report report --data benchmark-data --full",
+            "dkgp bench papers --report report --part gbcd-table-4 --part scdp-figure-5",
             "dkgp bench papers --data benchmark-data --table 2 --problem kin40k --problem california --out table2.json",
             "dkgp bench papers --data benchmark-data --figure kcg --problem abalone --plots figures",
-            "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7",
+            "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7 --full",
             "dkgp bench papers --data benchmark-data --table 4 --problem california --samples 10000 --basis-size 500",
-            "dkgp bench papers --data benchmark-data --table sb --table sb-errors --table sb-mixture --figure sb",
+            "dkgp bench papers --data benchmark-data --table sb --table sb-errors --figure sb --full",
         ),
         without_null="its figures stand beside those that the papers print, not beside a baseline of this run",
+        exit_code=_exit_code,
     )
 )

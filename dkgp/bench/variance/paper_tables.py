@@ -101,11 +101,14 @@ class BenchPaperTableJob:
     trial
         How each data set is measured. Its `problem` gives the target, the subset to tune on, the seed, the number of
         test samples at most, and with `n` the number of training samples at most; `settings` has one member.
+    only
+        Names of data sets, as the paper has them; all of its tables by default.
     """
 
     table: TableNumber
     data_folder: str | None = None
     trial: VarianceTrial = field(default_factory=VarianceTrial)
+    only: tuple[str, ...] = ()
     out: str | None = None
 
 
@@ -119,7 +122,7 @@ def run_bench_paper_table(job: BenchPaperTableJob, reporter: Reporter) -> Docume
     runs: dict[str, Any] = {}
     library = Library(folder)
     for paper in PAPER_DATA:
-        if paper.name not in PUBLISHED:
+        if paper.name not in PUBLISHED or (job.only and paper.name not in job.only):
             continue
         found = library.found(paper)
         if found is None:

@@ -18,7 +18,7 @@ from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
 
-__all__ = ["tables"]
+__all__ = ["cell", "tables"]
 
 
 def tables(document: Document) -> list[RenderableType]:
@@ -244,7 +244,7 @@ def _bench(document: Document) -> list[RenderableType]:
     for column in document["columns"]:
         table.add_column(column["title"], justify="left" if column.get("text") else "right")
     for row in document["rows"]:
-        table.add_row(*(_cell(row, column["name"], column.get("format", "")) for column in document["columns"]))
+        table.add_row(*(cell(row, column) for column in document["columns"]))
     extra = [
         (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
     ]
@@ -259,7 +259,9 @@ def _bench(document: Document) -> list[RenderableType]:
     return parts
 
 
-def _cell(row: Document, name: str, form: str) -> str:
+def cell(row: Document, column: Document) -> str:
+    """Return the text of a row's column in a benchmark's table."""
+    name, form = column["name"], column.get("format", "")
     value = row.get(name)
     if value is None:
         return "-"
