@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from dkgp import __version__
 from dkgp.bench.library import PAPER_DATA
@@ -96,7 +95,7 @@ def page(
         for key, paper in PAPERS.items()
     ]
     return _template().render(
-        style=Markup(_text("page.css")),
+        style=_text("page.css"),
         version=__version__,
         made=_date(now),
         full=job.full,
