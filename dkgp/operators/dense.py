@@ -21,10 +21,11 @@ from dkgp.operators.base import (
 __all__ = ["DenseKernelOperator"]
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
+PIECE_ROWS = 512
 
 
 class DenseKernelOperator(KernelOperator):
-    """Kbar held as one n x n float64 array, evaluated by the kernel's naive formula.
+    """Kbar held as one n x n float64 array, evaluated by the kernel's naive formula unless told otherwise.
 
     Parameters
     ----------
@@ -34,6 +35,8 @@ class DenseKernelOperator(KernelOperator):
         Standardised inputs.
     budget_bytes : int, default 4 GiB
         What the matrix may take.
+    compiled : bool, default False
+        Evaluate it by compiled float64 tiles instead: as exact, and quicker by far where there are many features.
 
     Raises
     ------
@@ -48,6 +51,7 @@ class DenseKernelOperator(KernelOperator):
         X: ArrayLike,
         *,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        compiled: bool = False,
     ) -> None:
         inputs = np.asarray(X, dtype=np.float64)
         if inputs.ndim != 2:
@@ -60,9 +64,18 @@ class DenseKernelOperator(KernelOperator):
             )
         super().__init__(kernel, noise_variance, n)
         self._inputs = inputs
-        self.matrix = kernel(inputs, inputs)
+        self.matrix = self._tiled() if compiled else kernel(inputs, inputs)
         self.matrix[np.diag_indices(n)] += self.noise
         self.entries.add(n * n)
+
+    def _tiled(self) -> FloatArray:
+        """K in pieces of rows by compiled tiles."""
+        evaluator = self.evaluator("double")
+        columns, matrix = evaluator.prepare(self._inputs), np.empty((self.n, self.n))
+        for start in range(0, self.n, PIECE_ROWS):
+            rows = evaluator.prepare(self._inputs[start : start + PIECE_ROWS])
+            matrix[start : start + PIECE_ROWS] = evaluator.tile(rows, columns)
+        return matrix
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""

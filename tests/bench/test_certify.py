@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkgp.bench import certify
-from dkgp.bench.certify import BenchCertifyJob, Judged, run_bench_certify, spirals
+from dkgp.bench.certify import exact as certify
+from dkgp.bench.certify.job import run_bench_certify
+from dkgp.bench.certify.problems import BenchCertifyJob, Judged, spirals
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError
 

@@ -7,6 +7,7 @@ P. Karsmakers et al., Sparse conjugate directions pursuit with application to fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from dkgp import __version__
 from dkgp.bench.classify.measure import Unit, measure_all
-from dkgp.bench.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec
+from dkgp.bench.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, PROBABILITIES, MethodSpec
 from dkgp.bench.classify.plot import plot_errors
 from dkgp.bench.classify.problems import PROBLEMS, load, problem_names
 from dkgp.bench.classify.published import TABLE_3
@@ -26,6 +27,7 @@ from dkgp.bench.classify.tables import (
     error_table,
     mended_table,
     partition_table,
+    probability_table,
     time_table,
 )
 from dkgp.cluster.threads import available_cores
@@ -33,11 +35,13 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import InputError, MissingExtraError, UsageError
 
 __all__ = ["CAUTIONS", "BenchClassifyJob", "run_bench_classify"]
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
+# Of the table of probabilities, where no problem is named: a file with a split of its own, else what is generated.
+PROBABLE, PROBABLE_MADE = "adult-official", "made-ringnorm"
 
 COLUMNS = (
     Column("problem", "problem", text=True),
@@ -165,6 +169,9 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
 
 
 def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[str]:
+    if table == PROBABILITIES:
+        file = folder is not None and (folder / f"{PROBLEMS[PROBABLE].file}.npz").is_file()
+        return list(dict.fromkeys(job.problems)) or [PROBABLE if file else PROBABLE_MADE]
     of = 5 if table == "5" else 3
     here = problem_names(folder, of)
     if table == "scdpp":
@@ -180,6 +187,8 @@ def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[st
 def _methods(job: BenchClassifyJob, table: str) -> list[str]:
     if table == "2":
         return [method for _, _, method in ABLATION]
+    if table == PROBABILITIES:
+        return _probable(job)
     named = job.methods or DEFAULT_METHODS["3" if table == "4" else table]
     found = [name for name in named if table != "5" or MethodSpec.read(name).takes_table_5]
     if not found:
@@ -189,7 +198,25 @@ def _methods(job: BenchClassifyJob, table: str) -> list[str]:
     return found
 
 
-def _count(job: BenchClassifyJob, table: str) -> int:
+def _probable(job: BenchClassifyJob) -> list[str]:
+    """Methods that have probabilities; of those that nobody named, as far as their packages are here."""
+    if job.methods:
+        found = [name for name in job.methods if MethodSpec.read(name).is_probable]
+        if not found:
+            raise UsageError(f"none of {', '.join(job.methods)} has probabilities")
+        return found
+    found = []
+    for name in DEFAULT_METHODS[PROBABILITIES]:
+        with suppress(MissingExtraError):
+            MethodSpec.read(name).require()
+            found.append(name)
+    return found
+
+
+def _count(job: BenchClassifyJob, table: str, problem: str = "") -> int:
+    if table == PROBABILITIES and job.splits is None:
+        # A split of the file's own is the only one of its kind.
+        return 1 if PROBLEMS[problem].table == 0 else PARTITIONS
     if table == "5":
         return job.splits or PARTITIONS
     return job.splits or (FULL_SPLITS if job.full else SPLITS)
@@ -203,12 +230,12 @@ def _measured(
     record: Record,
     reporter: Reporter,
 ) -> Figures:
-    large = table == "5"
+    large = table in ("5", PROBABILITIES)
     folder = None if job.folder is None else str(job.folder)
     units = [
         Unit(problem, split, method, folder, job.seed, None if large else 1)
         for problem in problems
-        for split in range(_count(job, table))
+        for split in range(_count(job, table, problem))
         for method in methods
     ]
     processes = 1 if large else job.processes or available_cores()
@@ -231,6 +258,8 @@ def _section(table: str, figures: Figures) -> Document:
         return time_table(figures)
     if table == "5":
         return partition_table(figures)
+    if table == PROBABILITIES:
+        return probability_table(figures)
     return error_table(figures, {name: problem.same_data for name, problem in PROBLEMS.items()})
 
 

@@ -24,8 +24,9 @@ from dkgp.bench.classify.records import Record
 from dkgp.bench.classify.trial import Classifier, Trial, trial_of
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import NumericalError
+from dkgp.models.classification.metrics import class_metrics
 
-__all__ = ["Unit", "measure", "measure_all", "scores"]
+__all__ = ["Unit", "measure", "measure_all", "probability_scores", "scores"]
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -80,6 +81,9 @@ def measure(unit: Unit) -> dict[str, Any]:
         began = time.perf_counter()
         decisions = classifier.decide(trial.test_inputs)
         predict_seconds = time.perf_counter() - began
+        probable = getattr(classifier, "probable", None)
+        probabilities = None if probable is None else probable(trial.test_inputs)
+        probability_seconds = time.perf_counter() - began - predict_seconds
     return {
         **asdict(unit),
         "folder": None,
@@ -87,11 +91,13 @@ def measure(unit: Unit) -> dict[str, Any]:
         "n_test": len(trial.test_codes),
         "d": trial.inputs.shape[1],
         **scores(decisions, trial.test_codes),
+        **({} if probabilities is None else probability_scores(probabilities, trial.test_codes)),
         "size": classifier.size,
         "tune_seconds": tune_seconds,
         "fit_seconds": fit_seconds,
         "grow_seconds": grow_seconds,
         "predict_seconds": predict_seconds,
+        "probability_seconds": None if probabilities is None else probability_seconds,
         "found": found,
     }
 
@@ -113,6 +119,13 @@ def scores(decisions: FloatArray, codes: IntArray) -> dict[str, float]:
     wrong = (decisions >= 0.0) != (codes == 1)
     rates = [float(np.mean(wrong[codes == code])) for code in np.unique(codes)]
     return {"error": float(np.mean(wrong)), "balanced_error": float(np.mean(rates))}
+
+
+def probability_scores(probabilities: FloatArray, codes: IntArray) -> dict[str, float | None]:
+    """Log loss, Brier score and expected calibration error of probabilities of class 1 (t,), the last in 15 bins."""
+    both = np.column_stack([1.0 - probabilities, probabilities])
+    found = class_metrics(("-1", "+1"), codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
+    return {"log_loss": found.log_loss, "brier": found.brier, "calibration_error": found.ece}
 
 
 def measure_all(

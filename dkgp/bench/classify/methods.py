@@ -8,12 +8,15 @@ from typing import Any
 
 from dkgp.bench.classify.dense import LeastSquaresSVM
 from dkgp.bench.classify.fixed_size import CANDIDATES, SETTINGS, FixedSize
+from dkgp.bench.classify.probabilities import rivals as probable_rivals
+from dkgp.bench.classify.probabilities.own import SETTINGS as PROBABLE_SETTINGS
+from dkgp.bench.classify.probabilities.own import Probable
 from dkgp.bench.classify.rivals import Boosting, SupportVectors, boosting_library, require_boosting, require_sklearn
 from dkgp.bench.classify.sparse_rival import SparseMachine
 from dkgp.bench.classify.trial import Method
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["ABLATION", "ABLATION_DEFAULT", "DEFAULT_METHODS", "METHODS", "MethodSpec"]
+__all__ = ["ABLATION", "ABLATION_DEFAULT", "DEFAULT_METHODS", "METHODS", "PROBABILITIES", "MethodSpec"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class _Known:
         Names of its settings, and how their text is read.
     table_5
         Whether it can train on tens of thousands of samples, as in Table 5.
+    probable
+        Whether it has probabilities, and stands in the table of these.
     label
         Its heading in a table, where that is not its name.
     require
@@ -37,6 +42,7 @@ class _Known:
     make: Callable[[Mapping[str, Any]], Method]
     settings: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     table_5: bool = True
+    probable: bool = False
     label: Callable[[], str] | None = None
     require: Callable[[], object] = lambda: None
 
@@ -51,10 +57,42 @@ METHODS: dict[str, _Known] = {
     "boosting": _Known(
         lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})", require=require_boosting
     ),
+    "logistic": _Known(lambda given: Probable("logistic", given), PROBABLE_SETTINGS, probable=True),
+    "gp": _Known(lambda given: Probable("gp", given), PROBABLE_SETTINGS, probable=True),
+    "svc-calibrated": _Known(
+        probable_rivals.CalibratedVectors,
+        probable_rivals.SVM_SETTINGS,
+        probable=True,
+        require=probable_rivals.require_calibrated,
+    ),
+    "hist-boosting": _Known(
+        lambda _: probable_rivals.HistogramTrees(), probable=True, require=probable_rivals.require_histogram
+    ),
+    "lightgbm": _Known(lambda _: probable_rivals.LightTrees(), probable=True, require=probable_rivals.require_light),
+    "sklearn-gp": _Known(
+        probable_rivals.DenseProcess,
+        probable_rivals.PROCESS_SETTINGS,
+        table_5=False,
+        probable=True,
+        require=probable_rivals.require_process,
+    ),
 }
+# Methods of Tables 3 to 5 where none is named.
+OF_THE_PAPER = ("scdp", "scdp-pool", "scdpp", "ls-svm", "svm", "spsvm", "boosting")
+PROBABILITIES = "probabilities"
 # Where a user names none. Of Table 2: parameter, value, method; of "scdpp", its outliers and what may mend them.
 DEFAULT_METHODS = {
-    "3": tuple(METHODS),
+    "3": OF_THE_PAPER,
+    PROBABILITIES: (
+        "logistic",
+        "gp",
+        "logistic,basis=2000",
+        "gp,basis=2000",
+        "svc-calibrated",
+        "hist-boosting",
+        "lightgbm",
+        "sklearn-gp",
+    ),
     "5": ("scdp-pool", "scdp-pool,isotropic=no", "svm", "spsvm", "boosting"),
     "scdpp": (
         "scdp",
@@ -136,6 +174,11 @@ class MethodSpec:
     def takes_table_5(self) -> bool:
         """True if it can train on tens of thousands of samples."""
         return METHODS[self.name].table_5
+
+    @property
+    def is_probable(self) -> bool:
+        """True if it has probabilities."""
+        return METHODS[self.name].probable
 
     def require(self) -> None:
         """Raise `MissingExtraError` where a package that it needs is not installed."""

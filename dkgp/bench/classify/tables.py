@@ -22,7 +22,15 @@ from dkgp.bench.classify.published import (
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, median, median_ratio
 
-__all__ = ["Figures", "ablation_table", "error_table", "mended_table", "partition_table", "time_table"]
+__all__ = [
+    "Figures",
+    "ablation_table",
+    "error_table",
+    "mended_table",
+    "partition_table",
+    "probability_table",
+    "time_table",
+]
 
 FloatArray = NDArray[np.float64]
 # Figures of every split that was measured, by problem and method; those that failed are left out.
@@ -99,6 +107,22 @@ MENDED_COLUMNS = (
     Column("size", "vectors", ",.1f"),
     Column("paper_error", "paper's method", ".2f"),
 )
+PROBABILITY_COLUMNS = (
+    Column("problem", "problem", text=True),
+    Column("method", "method", text=True),
+    Column("splits", "splits", "d"),
+    Column("n", "train", ",d"),
+    Column("n_test", "test", ",d"),
+    Column("error", "error, %", ".2f"),
+    Column("log_loss", "log loss", ".4f"),
+    Column("log_loss_std", "+-", ".4f"),
+    Column("brier", "Brier", ".4f"),
+    Column("calibration_error", "calibration error, %", ".2f"),
+    Column("size", "vectors", ",.0f"),
+    Column("tune_seconds", "search, s", ",.1f"),
+    Column("fit_seconds", "training, s", ",.1f"),
+    Column("probability_seconds", "testing, s", ",.1f"),
+)
 # A split on which a random choice errs by so many percentage points more than the choice among all is an outlier.
 OUTLIER_POINTS = 3.0
 
@@ -161,6 +185,33 @@ def partition_table(figures: Figures) -> Document:
         rows.append(row)
     title = "Table 5: two thirds to train, one third to test; the paper's over 5 partitions"
     return _section("table_5", title, PARTITION_COLUMNS, rows, _best(figures))
+
+
+def probability_table(figures: Figures) -> Document:
+    """Probabilities: log loss, Brier score and calibration error beside the error, means over the splits."""
+    rows = []
+    for (problem, method), runs in figures.items():
+        row: dict[str, Any] = {"problem": problem, "method": _label(method), "splits": len(runs)}
+        row |= {name: runs[0][name] for name in ("n", "n_test", "d")}
+        row["error"] = 100.0 * float(np.mean([run["error"] for run in runs]))
+        for name, factor in (("log_loss", 1.0), ("brier", 1.0), ("calibration_error", 100.0)):
+            values = [factor * run[name] for run in runs]
+            row[name] = float(np.mean(values))
+            row[f"{name}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        sizes = [run["size"] for run in runs if run["size"] is not None]
+        row["size"] = float(np.mean(sizes)) if sizes else None
+        row |= {f"{name}_seconds": _median(runs, f"{name}_seconds") for name in ("tune", "fit", "probability")}
+        rows.append(row)
+    best = {
+        f"least_{name}": ", ".join(
+            f"{problem}: {min(own, key=lambda row: row[name])['method']}"
+            for problem in dict.fromkeys(row["problem"] for row in rows)
+            if (own := [row for row in rows if row["problem"] == problem])
+        )
+        for name in ("log_loss", "brier", "calibration_error")
+    }
+    title = "Probabilities on test samples: log loss, Brier score, expected calibration error in 15 bins"
+    return _section("table_probabilities", title, PROBABILITY_COLUMNS, rows, best)
 
 
 def ablation_table(figures: Figures, variants: Iterable[tuple[str, str, str]], default: str) -> Document:

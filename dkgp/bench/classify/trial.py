@@ -70,7 +70,7 @@ class Trial:
 
 
 class Classifier(Protocol):
-    """A trained classifier."""
+    """A trained classifier; one that has probabilities has `probable(inputs)` too, of class 1: (r,)."""
 
     @property
     def size(self) -> int | None:

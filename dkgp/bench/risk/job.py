@@ -232,7 +232,7 @@ def roots(problem: RiskProblem, job: BenchRiskJob, reporter: Reporter) -> list[d
 
     In float64, on the matrix in memory.
     """
-    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs)
+    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
     rows: list[dict[str, Any]] = []
     for loss in job.losses:
         for regularisation in job.lambdas:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dkgp.bench.classify.problems import GENERATORS, PROBLEMS, load, splits
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import UsageError
-from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
 
@@ -57,6 +57,11 @@ class RiskProblem:
         """The kernel, which has been found."""
         assert self.kernel is not None
         return self.kernel
+
+    def columns(self, rows: FloatArray, others: FloatArray) -> FloatArray:
+        """k(x, x') by compiled tiles: (len(rows), len(others))."""
+        evaluator = TileEvaluator(self.found, "double")
+        return np.array(evaluator.tile(evaluator.prepare(rows), evaluator.prepare(others)))
 
     def with_gamma(self, gamma: float) -> RiskProblem:
         """The same with k = exp(-gamma r^2)."""

@@ -84,7 +84,7 @@ def count_row(
     """
     read = read_problem(name, folder, n, seed)
     problem, regularisation, left = held_out(read, LOSSES[loss], seed)
-    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs)
+    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
     given = operator, problem.targets, LOSSES[loss], regularisation
     limits: dict[str, Any] = {"max_iterations": max_iterations, "max_seconds": max_seconds}
     label = f"{name}, {loss}"

@@ -39,8 +39,8 @@ def held_out(problem: RiskProblem, loss: Loss, seed: int) -> tuple[RiskProblem, 
     best: tuple[float, RiskProblem, float] | None = None
     for gamma in gammas:
         tried = problem if gamma is None else problem.with_gamma(gamma)
-        operator = DenseKernelOperator(tried.found, 1.0, problem.inputs[kept])
-        across = tried.found(problem.inputs[out], problem.inputs[kept])
+        operator = DenseKernelOperator(tried.found, 1.0, problem.inputs[kept], compiled=True)
+        across = tried.columns(problem.inputs[out], problem.inputs[kept])
         for regularisation in sorted(LAMBDAS, reverse=True):
             found = minimise_risk(
                 operator, problem.targets[kept], loss=loss, regularisation=regularisation,

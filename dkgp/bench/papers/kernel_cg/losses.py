@@ -68,7 +68,7 @@ def loss_figure(
     max_iterations, max_seconds : int and float
         Where each is cut off.
     """
-    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs)
+    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
     limits: dict[str, Any] = {"max_iterations": max_iterations, "max_seconds": max_seconds}
     said = f"{problem.name}, {LOSS_NAMES[loss]}, lambda = {regularisation:g}"
     targets = problem.targets
@@ -132,7 +132,7 @@ def _test_error(problem: RiskProblem, solution: RiskSolution | None) -> float | 
     """Share of wrong labels at the test samples."""
     if solution is None or not len(problem.test_inputs):
         return None
-    values = problem.found(problem.test_inputs, problem.inputs) @ solution.solution.alpha
+    values = problem.columns(problem.test_inputs, problem.inputs) @ solution.solution.alpha
     return float(np.mean(np.where(values >= 0.0, 1.0, -1.0) != problem.test_targets))
 
 

@@ -33,9 +33,10 @@ section.SECTIONS.add(
             Option(
                 "tables",
                 "Of the paper: 2, what its parameters do; 3, errors and sizes; 4, milliseconds of training; 5, adult "
-                "and magic; or scdpp, the outliers of a random choice and what mends them.  [default: 3 and 4]",
+                "and magic; or scdpp, the outliers of a random choice and what mends them. Not of the paper: "
+                "probabilities, log loss and calibration on adult's own split or any problem.  [default: 3 and 4]",
                 spellings=("--table",),
-                choices=("2", "3", "4", "5", "scdpp"),
+                choices=("2", "3", "4", "5", "scdpp", "probabilities"),
                 multiple=True,
             ),
             Option(
@@ -49,12 +50,19 @@ section.SECTIONS.add(
             Option(
                 "methods",
                 "In Tables 3 to 5: scdp, scdp-pool, scdpp, ls-svm, svm, spsvm or boosting, with settings of its own if "
-                "need be, as in scdpp,candidates=118.  [default: all]",
+                "need be, as in scdpp,candidates=118. With probabilities, and in all but Table 2: logistic, gp, either "
+                "of a basis as in gp,basis=2000, svc-calibrated, hist-boosting, lightgbm or sklearn-gp.  [default: "
+                "all of the table]",
                 spellings=("--method", "--methods"),
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("splits", "Of each problem.  [default: 20; 5 in Table 5]", type=int, least=1),
+            Option(
+                "splits",
+                "Of each problem.  [default: 20; 5 in Table 5 and of probabilities, or the file's one]",
+                type=int,
+                least=1,
+            ),
             Option("full", "100 splits, as in the paper; 5 in Table 5.", type=bool, default=False),
             Option(
                 "processes",
@@ -80,6 +88,7 @@ section.SECTIONS.add(
             "dkgp bench classify --data benchmark-data --table 3 --full --record table3.jsonl --plot table3.png",
             "dkgp bench classify --data benchmark-data --table scdpp --table 2 --splits 10",
             "dkgp bench classify --data benchmark-data --table 5 --problem magic --out table5.json",
+            "dkgp bench classify --data benchmark-data --table probabilities --record adult.jsonl",
         ),
         without_null="its figures stand beside those that the paper prints, not beside a baseline of this run",
     )

@@ -1,4 +1,4 @@
-"""`dkgp bench certify`: exact LS-SVMs and what is proven of their labels, judged by dense solutions, beside an SVM.
+"""Exact LS-SVMs and what is proven of their labels, judged by dense solutions, beside an SVM.
 
 Each problem is trained whole, as a user would: hyperparameters by a subset, one solve for
 all classes, decisions with bounds. A part of it, as many samples as a dense factor takes in a moment, is then solved
@@ -9,29 +9,24 @@ against Cholesky in float64: "proven" labels of those "judged", "wrong" ones of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.bench.certify.problems import BenchCertifyJob, Judged, Problem
+from dkgp.cluster import BlockExecutor
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset, memory_dataset
-from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.exact.certificate import certified_labels
 from dkgp.models.classification.exact.decisions import certified_decisions
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE, TrainedExact, train_exact
+from dkgp.models.classification.exact.train import TrainedExact, train_exact
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.models.classification.left_out_search import improved_by_left_out, own_units
@@ -40,12 +35,12 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.registry import Extra
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses
 
-__all__ = ["GENERATED", "BenchCertifyJob", "Judged", "judge", "run_bench_certify", "spirals"]
+__all__ = ["COLUMNS", "FILES", "SKLEARN", "judge", "measured"]
 
 FloatArray = NDArray[np.float64]
 
-# The one problem that needs no file; of others in a folder these are run where none is named.
-GENERATED, FILES = "spirals", ("adult", "usps")
+# Of the files in a folder these are run where none is named.
+FILES = ("adult", "usps")
 # Samples that a dense solution is made of, test samples that are held against it, and passes of a solve cut short.
 JUDGED, JUDGED_TESTS, FEW_PASSES = 3000, 5000, 2.0
 PIECE_ROWS = 512
@@ -69,117 +64,10 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class BenchCertifyJob:
-    """Problems to train on, and how far they are judged; defaults are those of the command."""
-
-    data: str | None = None
-    problems: tuple[str, ...] = ()
-    tolerance: float = DECISION_TOLERANCE
-    subset: int = 2000
-    isotropic: bool = False
-    own_units: bool = False
-    svm: bool = False
-    seed: int = 0
-    out: str | None = None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Raw inputs (n, d) and codes (n,), of training and of test samples."""
-
-    name: str
-    inputs: FloatArray
-    labels: Labels
-    test_inputs: FloatArray
-    test_codes: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Counts of decisions held against a dense solution: labels, certified ones, wrong ones of these, broken bounds."""
-
-    labels: int = 0
-    certified: int = 0
-    wrong: int = 0
-    beyond: int = 0
-
-    def __add__(self, other: Judged) -> Judged:
-        return Judged(*(a + b for a, b in zip(self.counts, other.counts, strict=True)))
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """In the order of the fields."""
-        return self.labels, self.certified, self.wrong, self.beyond
-
-
-def spirals(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int64]]:
-    """Draw n samples of three spiral arms with noise, whose ends overlap: inputs (n, 2) and codes (n,)."""
-    codes, along = rng.integers(0, 3, n), np.sqrt(rng.uniform(0.02, 1.0, n))
-    angle = 2.0 * np.pi * (codes / 3.0 + 0.9 * along)
-    arms = along[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
-    return arms + 0.08 * rng.standard_normal((n, 2)), codes
-
-
-def run_bench_certify(job: BenchCertifyJob, reporter: Reporter) -> Document:
-    """Train, predict and judge every problem; return shares, errors and counts."""
-    check_record_file(job.out)
-    if job.svm:
-        SKLEARN.require("An SVM beside in `dkgp bench certify`")
-    rows, total = [], Judged()
-    executor = LocalExecutor()
-    try:
-        for problem in _problems(job):
-            row, judged = _measure(problem, job, executor, reporter)
-            rows.append(row)
-            total += judged
-    finally:
-        executor.close()
-    figures = dict(zip(("judged", "judged_certified", "wrong", "beyond"), total.counts, strict=True))
-    title = (
-        f"Certified labels of exact LS-SVMs: of {total.labels:,} held against dense solutions {total.certified:,} are "
-        f"certified, {total.wrong} of them wrongly; {total.beyond} decisions beyond their bounds"
-    )
-    return write_record(report("certify", title, COLUMNS, rows, figures, tolerance=job.tolerance), job.out)
-
-
-def _problems(job: BenchCertifyJob) -> Iterator[Problem]:
-    folder = None if job.data is None else Path(job.data)
-    names = job.problems
-    if not names:
-        names = (GENERATED, *(each for each in FILES if folder is not None and (folder / f"{each}.npz").is_file()))
-    for name in names:
-        rng = np.random.default_rng([job.seed, 14])
-        if name == GENERATED:
-            inputs, codes = spirals(4000, rng)
-            yield Problem(name, inputs[:2000], Labels(("a", "b", "c"), codes[:2000]), inputs[2000:], codes[2000:])
-        elif folder is None:
-            raise InputError(f"'{name}' is a file in a folder of data sets; give `data`, or take '{GENERATED}'")
-        else:
-            yield _read(folder / f"{name}.npz", rng)
-
-
-def _read(path: Path, rng: np.random.Generator) -> Problem:
-    """A file's X and y, by its test_mask or a third drawn at random."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            inputs, y = np.asarray(archive["X"], dtype=np.float64), archive["y"]
-            test = np.asarray(archive["test_mask"], dtype=bool) if "test_mask" in archive.files else None
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise InputError(f"'{path}' is no NPZ file with X and y: {error}") from error
-    if inputs.ndim != 2 or y.shape != (len(inputs),) or (test is not None and test.shape != y.shape):
-        raise InputError(f"'{path}' has X of shape {inputs.shape} and y of shape {y.shape}; expected (N, d) and (N,)")
-    names, codes = np.unique(y, return_inverse=True)
-    if test is None:
-        test = np.zeros(len(y), dtype=bool)
-        test[rng.permutation(len(y))[: len(y) // 3]] = True
-    labels = Labels(tuple(str(name) for name in names), codes[~test])
-    return Problem(path.stem, inputs[~test], labels, inputs[test], codes[test])
-
-
-def _measure(
+def measured(
     problem: Problem, job: BenchCertifyJob, executor: BlockExecutor, reporter: Reporter
 ) -> tuple[dict[str, Any], Judged]:
+    """Train on a problem as a user would, and judge a part of it; a row, and the counts."""
     labels, began = problem.labels, time.perf_counter()
     dataset = memory_dataset(problem.inputs, labels.codes.astype(np.float64))
     tests = np.asarray(dataset.standardisation.inputs(problem.test_inputs))
@@ -214,7 +102,7 @@ def _measure(
         "certified": float(certified.mean()),
         "certified_error": float(1.0 - right[certified].mean()) if certified.any() else None,
         "bound": float(bounds.max()),
-        **dict(zip(("judged", "judged_certified", "wrong", "beyond"), judged.counts, strict=True)),
+        **dict(zip(Judged.NAMES[:4], judged.counts, strict=False)),
     }
     if job.svm:
         reporter.note(f"{problem.name}: an SVM of scikit-learn's")

@@ -1,0 +1,1 @@
+"""Certified labels and intervals of exact classifiers, counted against dense solutions."""

@@ -1,0 +1,1 @@
+"""Classifiers whose probabilities count: dkgp's own, and rivals."""
