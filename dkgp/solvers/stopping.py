@@ -58,6 +58,9 @@ class Progress:
         Seconds spent in this round, by phase.
     duality_gap : float
         Relative gap between a bound above and one below the least regularised risk; see `DualityGap`.
+    distance : float
+        Of a regularised risk: half the length of its gradient over lambda, ||grad R|| / (2 lambda), the largest of
+        several problems, where the gradient's length was last known; infinite where nothing is.
     """
 
     iteration: int
@@ -71,6 +74,7 @@ class Progress:
     objective_gap_bound: float
     timings: dict[str, float] = field(default_factory=dict)
     duality_gap: float = np.inf
+    distance: float = np.inf
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in plain JSON types."""

@@ -16,7 +16,6 @@ import pytest
 from click.testing import Result
 
 from dkgp.data import PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
-from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 from tests.cli.conftest import document_of, refused
 
 Command = Callable[..., Result]
@@ -134,7 +133,8 @@ def test_weights_are_those_of_the_fit(run: Command, tmp_path: Path, rng: np.rand
 
 
 def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:
-    writer = PredictionWriter.create(tmp_path / "p.zarr", 25, ["y"], CLASS_VARIABLES, 10, classes=["no", "yes"])
+    variables = ("decision", "decision_error_bound", "probability", "class", "certified")
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 25, ["y"], variables, 10, classes=["no", "yes"])
     codes = np.arange(25) % 5 == 0
     half = np.full(25, 0.5)
     writer.write(
@@ -149,7 +149,7 @@ def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:
     described = document_of(run("info", tmp_path / "p.zarr", "--json"))
     assert described["classes"] == {"no": 20, "yes": 5}
     assert described["certified_share"] == 0.2
-    assert described["variables"] == list(CLASS_VARIABLES)
+    assert described["variables"] == list(variables)
 
 
 KILLED = """

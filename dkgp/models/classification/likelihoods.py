@@ -152,6 +152,23 @@ class Likelihood:
         off = np.full((1, 1), LIBRARY + self.n_classes * EPS)
         return _outward(_share(least, most), _share(most, least), off)
 
+    def slopes(self, targets: FloatArray, values: FloatArray, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Ends between which the loss' slopes dl/df lie for all functions within `bounds` of `values`: (n, t) both.
+
+        Proven, roundings included; `targets` are those of `targets`, the others as of `intervals`.
+        """
+        if self.coupled:
+            lower, upper = self.intervals(values, bounds)
+            return np.nextafter(lower - targets, -np.inf), np.nextafter(upper - targets, np.inf)
+        margins = targets * self._columns(values)
+        with np.errstate(over="ignore"):
+            low, high = np.nextafter(margins - bounds, -np.inf), np.nextafter(margins + bounds, np.inf)
+        # -y h(y f) with an h > 0 that falls: 1 - p, or phi / Phi.
+        least, most = (-self.loss.slope(np.ones_like(ends), ends) for ends in (high, low))
+        least = np.maximum(least * (1.0 - self._off(high)) - TINY, 0.0)
+        most = most * (1.0 + self._off(low)) + TINY
+        return np.where(targets > 0.0, -most, least), np.where(targets > 0.0, -least, most)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {"name": self.name, "n_classes": self.n_classes}

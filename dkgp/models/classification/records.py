@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.stores.classifier.classifier_store import ClassifierForm
 from dkgp.data.stores.model_store import about_model
 from dkgp.models.classification.basis.train import TrainedOnBasis
 from dkgp.models.classification.exact.train import TrainedExact
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize
 from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.logistic.train import TrainedLogistic
 from dkgp.operators.base import FloatArray
 
-__all__ = ["basis_record", "exact_record", "fixed_size_record"]
+__all__ = ["basis_record", "exact_record", "fixed_size_record", "gp_record", "logistic_record"]
 
 
 def exact_record(
@@ -111,6 +113,58 @@ def basis_record(
         regularisation=trained.regularisation,
         kernel_lower=trained.kernel_lower,
         posterior_lower=trained.posterior_lower,
+    )
+
+
+def logistic_record(
+    trained: TrainedLogistic,
+    dataset: Dataset,
+    labels: Labels,
+    weights: FloatArray | None = None,
+    summary: dict[str, Any] | None = None,
+) -> ClassifierRecord:
+    """Return kernel logistic regression's record; parameters as of `exact_record`."""
+    return _risk_record(trained, dataset, labels, weights, summary, "logistic")
+
+
+def gp_record(
+    trained: TrainedLogistic,
+    dataset: Dataset,
+    labels: Labels,
+    weights: FloatArray | None = None,
+    summary: dict[str, Any] | None = None,
+) -> ClassifierRecord:
+    """Return a Gaussian process classifier's record, of all samples; parameters as of `exact_record`."""
+    return _risk_record(trained, dataset, labels, weights, summary, "gp")
+
+
+def _risk_record(
+    trained: TrainedLogistic,
+    dataset: Dataset,
+    labels: Labels,
+    weights: FloatArray | None,
+    summary: dict[str, Any] | None,
+    form: ClassifierForm,
+) -> ClassifierRecord:
+    about = about_model(
+        dataset,
+        kernel=trained.kernel.to_json(),
+        # Not that of anything: stores of models have one.
+        noise_variance=1.0,
+        history=trained.history,
+        certificate=trained.certificate.to_json(),
+        summary=trained.summary if summary is None else summary,
+    )
+    return ClassifierRecord(
+        **about,
+        form=form,
+        classes=trained.classes,
+        alpha=trained.alpha,
+        intercept=np.zeros(trained.likelihood.n_outputs),
+        curvature=trained.curvature if form == "gp" else None,
+        likelihood=trained.likelihood.to_json(),
+        regularisation=trained.regularisation,
+        class_weights=_class_weights(labels, weights),
     )
 
 

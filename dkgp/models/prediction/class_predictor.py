@@ -17,10 +17,7 @@ from dkgp.data import ClassifierRecord
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
-from dkgp.models.classification.labels import decided
-from dkgp.models.prediction.classes import ClassifierSupport, decisions_of
+from dkgp.models.prediction.deciders import ClassifierSupport, decider_of
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.sums import PIECE_ROWS
 from dkgp.operators.base import FloatArray
@@ -35,53 +32,76 @@ class ClassPredicted:
 
     Attributes
     ----------
-    decision : (r, t)
-        One column for two classes, otherwise one for each.
-    decision_error_bound : (r, t) or None
-        By how much decisions can miss the exact model's; None of a model that proves nothing.
-    calibration : Calibration or None
-        How decisions become probabilities.
+    found : dict of str to array
+        What the model's `Decider` tells, by the names of `CLASS_VARIABLES`. Properties read it, and raise `InputError`
+        where the model has no such thing.
     """
 
-    decision: FloatArray
-    decision_error_bound: FloatArray | None
-    calibration: Calibration | None
+    found: dict[str, FloatArray]
+
+    @property
+    def decision(self) -> FloatArray:
+        """Decisions, (r, t): one column for two classes, otherwise one for each."""
+        return self.found["decision"]
+
+    @property
+    def decision_error_bound(self) -> FloatArray | None:
+        """By how much decisions can miss the exact model's, (r, t); None of a model that proves nothing."""
+        return self.found.get("decision_error_bound")
 
     @property
     def code(self) -> IntArray:
         """Labels as codes, (r,)."""
-        return decided(self.decision)
+        return self.found["class"].astype(np.int64)
 
     @property
     def probability(self) -> FloatArray:
-        """Probabilities of the classes, (r, C).
+        """Probabilities of the classes, (r, C)."""
+        return self._of("probability", "the model was trained without probabilities; train it again with `probability`")
 
-        Raises
-        ------
-        InputError
-            The model was trained without.
-        """
-        if self.calibration is None:
-            raise InputError("the model was trained without probabilities; train it again with `probability`")
-        return self.calibration.probabilities(self.decision)
+    @property
+    def probability_lower(self) -> FloatArray:
+        """Ends that the exact model's probabilities are proven not to be below, (r, C)."""
+        return self._of("probability_lower", _NO_INTERVALS)
+
+    @property
+    def probability_upper(self) -> FloatArray:
+        """Ends that the exact model's probabilities are proven not to be above, (r, C)."""
+        return self._of("probability_upper", _NO_INTERVALS)
+
+    @property
+    def latent_variance_lower(self) -> FloatArray:
+        """Ends that the latent functions' variances are proven not to be below, (r, t)."""
+        return self._of("latent_variance_lower", _NO_VARIANCES)
+
+    @property
+    def latent_variance_upper(self) -> FloatArray:
+        """Ends that the latent functions' variances are proven not to be above, (r, t)."""
+        return self._of("latent_variance_upper", _NO_VARIANCES)
 
     @property
     def certified(self) -> NDArray[np.bool_]:
-        """True where the label is proven to be the exact model's, (r,).
-
-        Raises
-        ------
-        InputError
-            The model proves nothing.
-        """
-        return certified_labels(self.decision, self.bounds)
+        """True where the label is proven to be the exact model's, (r,)."""
+        return np.asarray(self._of("certified", _NOTHING_PROVEN) > 0.0)
 
     @property
     def bounds(self) -> FloatArray:
-        """The decisions' error bounds, (r, t); errors as of `certified`."""
-        if self.decision_error_bound is None:
-            raise InputError("a model of prototypes proves nothing of an exact one; train an exact LS-SVM for that")
-        return self.decision_error_bound
+        """The decisions' error bounds, (r, t)."""
+        return self._of("decision_error_bound", _NOTHING_PROVEN)
+
+    def _of(self, name: str, otherwise: str) -> FloatArray:
+        if name not in self.found:
+            raise InputError(otherwise)
+        return self.found[name]
+
+
+_NOTHING_PROVEN = (
+    "a model of prototypes proves nothing of an exact one; train an exact LS-SVM, or a logistic classifier, for that"
+)
+_NO_INTERVALS = (
+    "the model has no proven intervals of probabilities; train a logistic classifier of all samples for that"
+)
+_NO_VARIANCES = "the model has no variances of latent functions; train a Gaussian process of labels for that"
 
 
 class ClassPredictor:
@@ -103,9 +123,7 @@ class ClassPredictor:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._model, self._threads = model, threads
         self._context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
-        exact = model.form == "exact"
-        self._certificate = DecisionCertificate.from_json(dict(model.certificate)) if exact else None
-        self._calibration = None if model.calibration is None else Calibration.from_json(model.calibration)
+        self._decider = decider_of(model)
 
     def __call__(self, inputs: FloatArray) -> ClassPredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -116,19 +134,17 @@ class ClassPredictor:
             Another number of features, or values that are not finite.
         """
         rows = standardised(self._model, inputs)
-        shape = (len(rows), self._model.n_outputs)
-        decisions = np.empty(shape)
-        bounds = None if self._certificate is None else np.empty(shape)
+        pieces = max(1, -(-len(rows) // PIECE_ROWS))
+        found: list[dict[str, FloatArray]] = [{}] * pieces
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            decisions[where], bound = decisions_of(self._context, self._certificate, rows[where])
-            if bounds is not None and bound is not None:
-                bounds[where] = bound
+            found[piece] = self._decider.at(self._context, rows[where])
 
         with single_threaded_blas():
-            in_parallel(work, -(-len(rows) // PIECE_ROWS), self._threads)
-        return ClassPredicted(decisions, bounds, self._calibration)
+            in_parallel(work, pieces, self._threads)
+        joined = {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+        return ClassPredicted(self._decider.told(joined))
 
 
 @dataclass(frozen=True)

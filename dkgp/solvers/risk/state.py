@@ -33,18 +33,21 @@ class RiskState(SolverState):
         K g in float64 where it is known of g as it is; empty elsewhere.
     bound : (q,) float64
         The best bound from below so far.
+    width : (q,) float64
+        <g, g>_K / (2 lambda) where K g was last known.
     excess : (q,) float64
         By how much the risk may be above what its evaluation says, where products are approximate.
     product_error : float
         Bound on the errors of the last entries of `values` and `gradient_image` that were evaluated anew.
     """
 
-    saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess")
+    saved = (*SolverState.saved, "values", "gradient_image", "bound", "width", "excess")
 
     risk: Risk = field(init=False)
     values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     gradient_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     bound: FloatArray = field(default_factory=lambda: np.zeros(0))
+    width: FloatArray = field(default_factory=lambda: np.zeros(0))
     excess: FloatArray = field(default_factory=lambda: np.zeros(0))
     product_error: float = 0.0
 
@@ -62,7 +65,7 @@ class RiskState(SolverState):
         """Find the values at the start, which a given gradient does not tell: a warm start costs two products."""
         self.values = np.zeros_like(self.rhs)
         self.bound = self.risk.least_value(self.rhs)
-        self.excess = np.zeros_like(self.bound)
+        self.excess, self.width = np.zeros_like(self.bound), np.full_like(self.bound, np.inf)
         super().begin(operator, False, None)
         if warm:
             self.renew_gradient(operator)
@@ -89,7 +92,8 @@ class RiskState(SolverState):
 
     def raise_bound(self, gradient_image: FloatArray, excess: FloatArray | float = 0.0) -> None:
         """Take the better of the bounds that are known here, K g at hand, and that was known before."""
-        by_gradient = self.risk.value(*self.here) - self.risk.width(self.gradient, gradient_image)
+        self.width = self.risk.width(self.gradient, gradient_image)
+        by_gradient = self.risk.value(*self.here) - self.width
         here = np.maximum(by_gradient, self.risk.lower_bound(*self.here)) - excess
         self.bound = np.maximum(self.bound, here)
 
@@ -153,4 +157,5 @@ class RiskState(SolverState):
             objective=risk,
             objective_gap_bound=risk - below,
             duality_gap=(math.inf if math.isinf(size) else (risk - below) / size) if size > 0.0 else 0.0,
+            distance=math.sqrt(float(np.max(self.width)) / (2.0 * self.risk.regularisation)),
         )

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import IntArray, ProgressCallback
 from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
+from dkgp.models.classification.belonging import belonging
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact.calibrate import calibrated
 from dkgp.models.classification.exact.certificate import DecisionCertificate
@@ -41,7 +41,7 @@ from dkgp.operators.tree.operator import TreeKernelOperator
 from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.registry import build_solver
 
-__all__ = ["DECISION_TOLERANCE", "TrainedExact", "belonging", "solver_for_labels", "train_exact"]
+__all__ = ["DECISION_TOLERANCE", "TrainedExact", "solver_for_labels", "train_exact"]
 
 # By default decisions are within so much of the exact ones, of margins at -1 and 1.
 DECISION_TOLERANCE = 1e-3
@@ -210,7 +210,7 @@ def train_exact(
             initial=initial,
             callback=callback,
             within=within,
-            checkpointing=belonging(checkpointing, labels, weights, fit_intercept),
+            checkpointing=belonging(checkpointing, labels, weights, fit_intercept=fit_intercept),
             interrupted=interrupted,
         )
         errors, share = operator.row_errors(), operator.kept_share
@@ -308,23 +308,6 @@ def _noise(noise_variance: float, weights: FloatArray | None, n: int) -> Noise:
             "samples without weight out of the training set"
         )
     return np.asarray(noise_variance / values)
-
-
-def belonging(
-    checkpointing: Checkpointing | None, labels: Labels, weights: FloatArray | None, fit_intercept: bool
-) -> Checkpointing | None:
-    """Checkpoints that belong to these labels and weights too; None where there are to be none."""
-    if checkpointing is None:
-        return None
-    own = {
-        "classes": list(labels.classes),
-        "labels": sha256(np.ascontiguousarray(labels.codes, dtype="<i8").tobytes()).hexdigest(),
-        "weights": None
-        if weights is None
-        else sha256(np.ascontiguousarray(weights, dtype="<f8").tobytes()).hexdigest(),
-        "fit_intercept": fit_intercept,
-    }
-    return replace(checkpointing, identity={**checkpointing.identity, **own})
 
 
 def _split(solved: FloatArray, t: int) -> tuple[FloatArray, FloatArray, FloatArray]:

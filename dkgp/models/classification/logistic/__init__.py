@@ -1,0 +1,1 @@
+"""Kernel logistic regression of all samples, every decision within a proven bound of the exact minimiser's."""
