@@ -12,6 +12,7 @@ VENV ?= .venv
 DEMO_OUTPUT ?= demo-output
 BENCH_OUTPUT ?= bench-output
 DOCS_OUTPUT ?= docs-output
+NOTEBOOK ?= quickstart
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-faults test-slow lint types format docs bench lock clean
+.PHONY: help install demo test test-portable test-faults test-slow lint types format docs notebook bench lock clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -86,6 +87,11 @@ docs: $(STAMP) ## Build the documentation site, into docs-output/html; a warning
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/doctrees . $(DOCS_OUTPUT)/html
 	@echo "$(DOCS_OUTPUT)/html/index.html"
 
+notebook: $(STAMP) ## Run a notebook, NOTEBOOK=error-bars, and write it with its pictures into notebook-output/
+	@mkdir -p notebook-output
+	$(BIN)/jupyter-execute --timeout=600 --output=$(CURDIR)/notebook-output/$(NOTEBOOK) notebooks/$(NOTEBOOK).ipynb
+	@echo "notebook-output/$(NOTEBOOK).ipynb"
+
 bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, variances, Dask overhead
 	@mkdir -p $(BENCH_OUTPUT)
 	$(BIN)/dkgp bench tiles --out $(BENCH_OUTPUT)/tiles.json $(BENCH_ARGS)
@@ -105,6 +111,6 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	rm -rf $(LOCK_VENV)
 
 clean: ## Remove .venv, caches and the output of demo, bench and docs
-	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) docs/generated build dist
+	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) notebook-output docs/generated build dist
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find dkgp tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ page to another is the same on the site and on a code host. Nothing that is buil
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -41,8 +42,11 @@ nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-# The notebooks are stored without outputs; what they print and draw is made here, and an error in one is an error.
+# The notebooks are stored without outputs; what they print and draw is made here, in their short form, and an error in
+# one is an error. What one writes to its standard error stream is a warning, and so an error too.
+os.environ["DKGP_NOTEBOOK_SHORT"] = "1"
 nb_execution_mode = "force"
+nb_output_stderr = "remove-warn"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 
