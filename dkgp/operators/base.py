@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,16 @@ class KernelOperator(ABC):
         if isinstance(self.noise, float):
             return self.noise * vectors
         return (self.noise if indices is None else self.noise[indices])[:, None] * vectors
+
+    def with_noise(self, noise_variance: float | ArrayLike) -> Self:
+        """Return the same K beside another noise: what is kept of K, counted and watched is shared.
+
+        It is not closed: its memory goes with this operator's.
+        """
+        other = copy.copy(self)
+        other.noise = _checked_noise(noise_variance, self.n)
+        other.noise_variance = float(np.min(other.noise))
+        return other
 
     def evaluator(self, precision: Precision) -> TileEvaluator:
         """Return the tile evaluator of a precision."""

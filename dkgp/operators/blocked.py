@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -135,6 +135,12 @@ class BlockedKernelOperator(KernelOperator):
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
         check_indices(self.n, indices)
         return self._rows(indices)
+
+    def with_noise(self, noise_variance: float | ArrayLike) -> Self:
+        """Return the same K beside another noise."""
+        other = super().with_noise(noise_variance)
+        other._diagonal = None
+        return other
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""

@@ -8,7 +8,10 @@ made of such products.
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
@@ -51,7 +54,12 @@ class CachedColumnsOperator(KernelOperator):
         # Room for all of them, which takes memory only as it is written to.
         self._columns = np.empty((self.n, self.n), np.float32)
         self._slots = np.full(self.n, -1, dtype=np.intp)
-        self._used = 0
+
+    def with_noise(self, noise_variance: float | ArrayLike) -> Self:
+        """Return the same K beside another noise, its columns shared."""
+        other = super().with_noise(noise_variance)
+        other._operator = self._operator.with_noise(noise_variance)
+        return other
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""
@@ -96,7 +104,8 @@ class CachedColumnsOperator(KernelOperator):
             return
         everyone = self.features(np.arange(self.n, dtype=np.intp))
         columns = self.features(missing)
-        places = slice(self._used, self._used + len(missing))
+        used = int(np.count_nonzero(self._slots >= 0))
+        places = slice(used, used + len(missing))
 
         def fill(piece: int) -> None:
             first, last = piece * PIECE_ROWS, min((piece + 1) * PIECE_ROWS, self.n)
@@ -104,7 +113,6 @@ class CachedColumnsOperator(KernelOperator):
 
         in_parallel(fill, -(-self.n // PIECE_ROWS))
         self._slots[missing] = np.arange(places.start, places.stop)
-        self._used = places.stop
 
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)

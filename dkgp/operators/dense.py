@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -76,6 +78,13 @@ class DenseKernelOperator(KernelOperator):
             rows = evaluator.prepare(self._inputs[start : start + PIECE_ROWS])
             matrix[start : start + PIECE_ROWS] = evaluator.tile(rows, columns)
         return matrix
+
+    def with_noise(self, noise_variance: float | ArrayLike) -> Self:
+        """Return the same K beside another noise, in a matrix of its own."""
+        other = super().with_noise(noise_variance)
+        other.matrix = self.matrix.copy()
+        other.matrix[np.diag_indices(self.n)] += other.noise - self.noise
+        return other
 
     def diagonal(self) -> FloatArray:
         """Kbar's diagonal: (n,)."""

@@ -59,8 +59,8 @@ class Progress:
     duality_gap : float
         Relative gap between a bound above and one below the least regularised risk; see `DualityGap`.
     distance : float
-        Of a regularised risk: half the length of its gradient over lambda, ||grad R|| / (2 lambda), the largest of
-        several problems, where the gradient's length was last known; infinite where nothing is.
+        Of a risk: radius of the ball in the RKHS in which the function that has the least is, ||g||_K / (2 lambda) with
+        the functional gradient g, of the worst problem. Between products of K with g it is of the last that was taken.
     """
 
     iteration: int

@@ -17,6 +17,7 @@ is held depends on n and R alone, and so do the bits.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,8 @@ class _FactorContext:
         """True if workers hold F."""
         return 4 * self.context.n * len(self.landmark_inputs) <= HELD_BYTES
 
-    def passing_gram(self, block: int) -> FloatArray:
-        """F_b' F_b of rows that are made for it and let go: (R, R) float64."""
+    def passing_gram(self, block: int, roots: FloatArray | None = None) -> FloatArray:
+        """F_b' F_b of rows that are made for it and let go, each times its root first: (R, R) float64."""
         triangle, evaluator = self.triangle(), self.context.evaluator("double")
         features, (start, stop) = self.context.block_features(block, "double"), self.context.bounds(block)
         rank = triangle.features.n
@@ -96,8 +97,9 @@ class _FactorContext:
         for first in range(0, stop - start, PIECE_ROWS):
             last = min(first + PIECE_ROWS, stop - start)
             columns = triangle.columns(evaluator, features.slice(first, last))
-            if self.scale is not None:
-                columns *= self.scale[start + first : start + last]
+            for scale in (self.scale, roots):
+                if scale is not None:
+                    columns *= scale[start + first : start + last]
             blas("syrk", b"L", b"N", rank, last - first, 1.0, columns, rank, 1.0, total, rank)
         total += np.tril(total, -1).T
         return total
@@ -118,9 +120,13 @@ class _FactorContext:
 
 
 @needs_one_arithmetic
-def gram_task(factor: _FactorContext, blocks: list[int]) -> list[FloatArray]:
-    """F_b' F_b for each block: (R, R) float64."""
-    return [factor.block(block).gram() if factor.held else factor.passing_gram(block) for block in blocks]
+def gram_task(factor: _FactorContext, roots: FloatArray | None, blocks: list[int]) -> list[FloatArray]:
+    """F_b' W_b F_b for each block, of the roots of all weights (n,): (R, R) float64."""
+    if not factor.held:
+        return [factor.passing_gram(block, roots) for block in blocks]
+    if roots is None:
+        return [factor.block(block).gram() for block in blocks]
+    return [factor.block(block).gram(roots[slice(*factor.context.bounds(block))]) for block in blocks]
 
 
 @needs_one_arithmetic
@@ -158,20 +164,25 @@ class LowRankFactor:
     def __init__(self, operator: BlockedKernelOperator, landmarks: IndexArray) -> None:
         context, noise = operator.context, operator.noise
         self.scale = None if isinstance(noise, float) else np.sqrt(operator.noise_variance / noise)
-        label = f"factor-{len(landmarks)}"
+        # One run may have factors of several noises, of the same landmarks or others.
+        drawn = np.asarray(landmarks).tobytes() + (b"" if self.scale is None else self.scale.tobytes())
+        label = f"factor-{len(landmarks)}-{hashlib.sha256(drawn).hexdigest()[:16]}"
         self._factor = _FactorContext(context, operator.inputs(landmarks), label, self.scale)
         self._operator, self._executor = operator, operator.executor
         self._bounds = [context.bounds(block) for block in range(context.n_blocks)]
         self.n, self.rank = context.n, len(landmarks)
 
-    def gram(self) -> FloatArray:
-        """F' F: (R, R)."""
+    def gram(self, weights: FloatArray | None = None) -> FloatArray:
+        """F' W F for weights (n,) that are not negative, of one each by default: (R, R)."""
+        roots = None if weights is None else np.sqrt(weights)
         total = np.zeros((self.rank, self.rank), order="F")
         # A few blocks at a time: each answer is a matrix.
         for group in split_evenly(
             range(len(self._bounds)), -(-len(self._bounds) // max(1, self._executor.parallelism))
         ):
-            parts = self._operator.submit("kgram", gram_task, (self._factor,), [[block] for block in group]).result()
+            parts = self._operator.submit(
+                "kgram", gram_task, (self._factor, roots), [[block] for block in group]
+            ).result()
             for part in parts:
                 total += part
             self._operator.tell("factor", group[-1] + 1, len(self._bounds), "blocks")

@@ -134,8 +134,8 @@ class FactorRows:
         in_parallel(multiply, -(-self.rank // PIECE_COLUMNS), self.threads)
         return product
 
-    def gram(self) -> FloatArray:
-        """F' F: (R, R) float64 in Fortran order."""
+    def gram(self, roots: FloatArray | None = None) -> FloatArray:
+        """F' F of rows that are multiplied by their roots (b,) first, if any: (R, R) float64 in Fortran order."""
         total = np.zeros((self.rank, self.rank), order="F")
         edges = [*range(0, self.rank, PIECE_COLUMNS), self.rank]
         tiles = [(i, j) for i in range(len(edges) - 1) for j in range(i + 1)]
@@ -145,6 +145,8 @@ class FactorRows:
             left, right = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
             for piece in self._pieces():
                 rows = self.values[piece]
+                if roots is not None:
+                    rows = rows * roots[piece, None].astype(np.float32)
                 total[left, right] += rows[:, left].astype(self._dtype, copy=False).T @ rows[:, right].astype(
                     self._dtype, copy=False
                 )

@@ -228,5 +228,6 @@ def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: In
     inputs = np.zeros((0, context.kernel.n_features))
     if landmarks is not None and len(landmarks):
         inputs = operator.inputs(landmarks)
-    digest = hashlib.sha256(inputs.tobytes()).hexdigest()[:12]
+    # One run may have factors of several noises.
+    digest = hashlib.sha256(inputs.tobytes() + np.asarray(operator.noise).tobytes()).hexdigest()[:12]
     return Leaves(context, halo, leaf, inputs, embedding_landmarks(operator), f"{halo}-{leaf}-{len(inputs)}-{digest}")

@@ -63,7 +63,7 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
         slope = state.gradient
         slope_image = state.image_of_gradient(operator)
         multiplied = time.perf_counter()
-        self._turn(state, slope, slope_image)
+        self.turn(state, slope, slope_image)
         step = line_minima(self.risk, *state.here, state.direction, state.image)
         squares = self.risk.inner(slope, slope)
         square = self.risk.inner(slope, slope_image)
@@ -80,7 +80,7 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
         state.iteration += 1
         return {"update": multiplied - started, "line search": time.perf_counter() - multiplied}
 
-    def _turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
+    def turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
         """Turn the direction towards the gradient; K h follows from K g, so that one product does."""
         if not state.direction.size:
             state.direction, state.image = -slope, -slope_image
@@ -105,7 +105,7 @@ class RiskGradientDescent(RiskConjugateGradient):
 
     name = "gradient"
 
-    def _turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
+    def turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
         """Go along the gradient."""
         state.direction, state.image = -slope, -slope_image
 

@@ -17,19 +17,12 @@ from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.losses import Loss
-from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
 from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.methods import named_method
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.stopping import DualityGap, MaxIterations, Progress, StoppingRule
 
-__all__ = ["RISK_METHODS", "RiskSolution", "minimise_risk"]
-
-_METHODS: dict[str, Callable[[Risk, Literal["mixed", "double"], int], RiskMethod[Any]]] = {
-    "kcg": lambda risk, precision, seed: RiskConjugateGradient(risk, precision),
-    "gradient": lambda risk, precision, seed: RiskGradientDescent(risk, precision),
-    "paramcg": lambda risk, precision, seed: RiskParameterConjugateGradient(risk, precision),
-}
-RISK_METHODS = tuple(_METHODS)
+__all__ = ["RiskSolution", "minimise_risk"]
 
 
 @dataclass(frozen=True)
@@ -169,8 +162,4 @@ def _method(
                 f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
             )
         return method
-    if method == "auto":
-        return _METHODS["kcg"](risk, precision, seed)
-    if method not in _METHODS:
-        raise UsageError(f"there is no method {method!r} for a risk; there are auto, {', '.join(RISK_METHODS)}")
-    return _METHODS[method](risk, precision, seed)
+    return named_method("kcg" if method == "auto" else method, risk, precision, seed)

@@ -33,22 +33,22 @@ class RiskState(SolverState):
         K g in float64 where it is known of g as it is; empty elsewhere.
     bound : (q,) float64
         The best bound from below so far.
-    width : (q,) float64
-        <g, g>_K / (2 lambda) where K g was last known.
     excess : (q,) float64
         By how much the risk may be above what its evaluation says, where products are approximate.
+    width : (q,) float64
+        <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite before.
     product_error : float
         Bound on the errors of the last entries of `values` and `gradient_image` that were evaluated anew.
     """
 
-    saved = (*SolverState.saved, "values", "gradient_image", "bound", "width", "excess")
+    saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess", "width")
 
     risk: Risk = field(init=False)
     values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     gradient_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     bound: FloatArray = field(default_factory=lambda: np.zeros(0))
-    width: FloatArray = field(default_factory=lambda: np.zeros(0))
     excess: FloatArray = field(default_factory=lambda: np.zeros(0))
+    width: FloatArray = field(default_factory=lambda: np.zeros(0))
     product_error: float = 0.0
 
     @property
@@ -116,6 +116,8 @@ class RiskState(SolverState):
         self.product_error = max(of_values, operator.error_bound)
         self.excess, below = self._excess(of_values, operator.error_bound)
         self.raise_bound(self.gradient_image, below)
+        # With R - D <= width + above + below, |f - f*|^2 + |f* - f_u|^2 <= 2 (R - D) / lambda about their middle.
+        self.width = self.width + 2.0 * self.excess + 4.0 * below
         self.moved = np.zeros(self.alpha.shape[1])
         self.exact = True
         self.verified = self.measured(operator) if recursion else None
@@ -146,6 +148,7 @@ class RiskState(SolverState):
         at_zero = self.risk.slope(self.rhs, np.zeros_like(self.rhs))
         norms, scale = np.linalg.norm(self.gradient, axis=0), np.linalg.norm(at_zero, axis=0)
         size = max(abs(risk), abs(below))
+        width = np.where(np.isfinite(self.width), self.width, self.risks - self.bound)
         return Progress(
             iteration=self.iteration,
             column_passes=self.columns / operator.n,
@@ -157,5 +160,5 @@ class RiskState(SolverState):
             objective=risk,
             objective_gap_bound=risk - below,
             duality_gap=(math.inf if math.isinf(size) else (risk - below) / size) if size > 0.0 else 0.0,
-            distance=math.sqrt(float(np.max(self.width)) / (2.0 * self.risk.regularisation)),
+            distance=math.sqrt(float(np.max(np.maximum(width, 0.0))) / (2.0 * self.risk.regularisation)),
         )

@@ -1,0 +1,260 @@
+"""Newton's method, inexact: each step by preconditioned conjugate gradients, a product a round, and a line search.
+
+The step solves (W K + lambda I) delta = -g, W = R R' the loss's curvature by sample. With B = lambda I + R'K R, which
+is symmetric and positive definite whatever W, Woodbury's identity gives
+
+    delta = (R v - g) / lambda,    K delta = (K R v - K g) / lambda,    B v = R'K g,
+
+so that no curvature is divided by: far out, where it underflows, delta is -g / lambda. Conjugate gradients from v = 0
+have v'R'K g < g'K g after any number of iterations: every delta is a way down. K R v is a sum of products that the
+iterations take, and the line along delta is searched exactly without another one.
+
+Far from the least, where every step finds another curvature, a few iterations of kernel conjugate gradients come
+further: they go first. An iteration is a round of the driver, so that whoever is killed loses one product, and a step's
+last iteration takes it. They stop where r'M^-1 r is little beside g'K g - v'R'K g, the slope along delta: as little as
+the gap asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, ratio
+from dkgp.solvers.losses import CurvatureRoot
+from dkgp.solvers.risk.descent import DescentState, RiskConjugateGradient
+from dkgp.solvers.risk.line_search import line_minima
+from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.preconditioner import CurvaturePreconditioner, affordable_rank
+
+__all__ = ["NewtonState", "RiskNewton"]
+
+# The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
+LARGEST_SHARE, LEAST_SHARE = 0.1, 1e-8
+# Where the gap is to fall by some factor yet, a step need not do better than this share of it.
+ENOUGH = 0.1
+# Steps begin where the relative gap is so small, or after so many iterations of conjugate gradients.
+NEAR, MOST_DESCENTS = 0.3, 10
+# What is left of r'M^-1 r beside g'K g when rounding is all there is; iterations after which a step is taken anyway.
+ROUNDING = {"single": 1e-7, "double": 1e-15}
+MOST_ITERATIONS = 300
+
+
+@dataclass
+class NewtonState(DescentState):
+    """A minimisation between two rounds, in the course of a step; its arrays are empty between two steps.
+
+    Attributes
+    ----------
+    inner : int
+        Iterations of the step under way.
+    descents : int
+        Iterations of conjugate gradients before the first step.
+    newton_image : (n, p) float64
+        K g.
+    along, along_image : (n, p) float64
+        R v and K R v so far.
+    residual, search : (n, p) float64
+        r = R'K g - B v, and the direction in v to come.
+    energy : (q,) float64
+        r'M^-1 r.
+    """
+
+    saved = (*DescentState.saved, "newton_image", "along", "along_image", "residual", "search", "energy")
+
+    inner: int = 0
+    descents: int = 0
+    newton_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    along: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    along_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    residual: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    search: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    energy: FloatArray = field(default_factory=lambda: np.zeros(0))
+    root: CurvatureRoot | None = None
+    preconditioner: CurvaturePreconditioner | None = None
+    refreshed: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        """Scalars of a checkpoint."""
+        return {**super().metadata(), "inner": self.inner, "descents": self.descents}
+
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
+        self.inner, self.descents = int(metadata["inner"]), int(metadata["descents"])
+
+    def renew_gradient(self, operator: KernelOperator) -> None:
+        """Compute values and gradient anew; a step under way, made for the ones before, is given up."""
+        super().renew_gradient(operator)
+        self.give_up_the_step()
+
+    def give_up_the_step(self) -> None:
+        """Forget the step under way."""
+        self.inner, self.root, self.refreshed = 0, None, False
+        self.newton_image = self.along = self.along_image = self.residual = self.search = np.zeros((0, 0))
+        self.energy = np.zeros(0)
+
+    def curvature(self) -> CurvatureRoot:
+        """R of the values at which the step began."""
+        if self.root is None:
+            self.root = self.risk.curvature_root(self.rhs, self.values)
+        return self.root
+
+
+@dataclass(frozen=True)
+class RiskNewton(RiskMethod[NewtonState]):
+    """Newton's method with preconditioned conjugate gradients.
+
+    Parameters
+    ----------
+    risk, precision
+        See `RiskMethod`.
+    rank : int or "auto"
+        Of the preconditioner's low-rank factor, 0 for none. "auto" takes one whose algebra for a step takes as long as
+        a few products.
+    seed : int
+        Of its landmarks.
+
+    References
+    ----------
+    C. E. Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning (2006), section 3.4; R. S. Dembo, S.
+    C. Eisenstat, T. Steihaug, Inexact Newton methods (1982).
+    """
+
+    rank: int | Literal["auto"] = "auto"
+    seed: int = 0
+
+    name = "newton"
+    state_type = NewtonState
+
+    def __post_init__(self) -> None:
+        if self.rank != "auto" and self.rank < 0:
+            raise InputError(f"the rank of Newton's preconditioner must be 'auto' or not negative; got {self.rank!r}")
+        super().__post_init__()
+
+    def resolved(self, n: int, d: int, p: int = 1) -> RiskNewton:
+        """Return the settings with the rank chosen."""
+        return replace(self, rank=affordable_rank(n, d, p) if self.rank == "auto" else min(n, self.rank))
+
+    def settings(self) -> dict[str, Any]:
+        """Settings in plain JSON types."""
+        return {**super().settings(), "rank": self.rank, "seed": self.seed}
+
+    def advance(self, operator: KernelOperator, state: NewtonState) -> dict[str, float]:
+        """One iteration of a step, or the product that it begins with, in place; seconds by phase."""
+        if self._is_far(state):
+            return RiskConjugateGradient(self.risk, self.precision).advance(operator, state)
+        state.direction = state.image = state.before = np.zeros((0, 0))
+        clock = _Clock()
+        if not state.search.size:
+            state.newton_image = state.image_of_gradient(operator)
+            clock.lap("update")
+            self._begin(operator, state, clock)
+        else:
+            self._iterate(operator, state, clock)
+        if self._is_done(state):
+            self._step(state)
+        clock.lap("line search")
+        state.iteration += 1
+        return clock.seconds
+
+    def _is_far(self, state: NewtonState) -> bool:
+        """True while conjugate gradients go on, which began at alpha = 0 or a warm start."""
+        if state.search.size or state.descents >= MOST_DESCENTS:
+            return False
+        risk, bound = float(np.sum(state.risks)), float(np.sum(state.bound))
+        if risk - bound <= NEAR * abs(risk):
+            state.descents = MOST_DESCENTS
+            return False
+        state.descents += 1
+        return True
+
+    def _begin(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> None:
+        state.residual = state.curvature().transposed_times(state.newton_image)
+        state.along, state.along_image = np.zeros_like(state.newton_image), np.zeros_like(state.newton_image)
+        state.search = self._precondition(operator, state, clock)
+        state.energy = self.risk.inner(state.residual, state.search)
+        state.inner = 0
+
+    def _iterate(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> None:
+        root, search = state.curvature(), state.search
+        rooted = root.times(search)
+        image = state.product(operator, rooted)
+        clock.lap("update")
+        bent = self.risk.regularisation * search + root.transposed_times(image)
+        length = ratio(state.energy, self.risk.inner(search, bent))
+        state.along = state.along + length * rooted
+        state.along_image = state.along_image + length * image
+        state.residual = state.residual - length * bent
+        preconditioned = self._precondition(operator, state, clock)
+        energy = self.risk.inner(state.residual, preconditioned)
+        state.search = preconditioned + ratio(energy, state.energy) * search
+        state.energy = energy
+        state.inner += 1
+
+    def _precondition(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> FloatArray:
+        if self.rank == 0:
+            return state.residual / self.risk.regularisation
+        if state.preconditioner is None:
+            assert self.rank != "auto", "settings are resolved before a run"
+            state.preconditioner = CurvaturePreconditioner.of(operator, self.rank, self.risk.regularisation, self.seed)
+        if state.preconditioner is None:
+            return state.residual / self.risk.regularisation
+        if not state.refreshed:
+            state.preconditioner.refresh(state.curvature().squares())
+            state.refreshed = True
+        clock.lap("factor")
+        found = state.preconditioner.apply(state.residual)
+        clock.lap("precondition")
+        return found
+
+    def _slope(self, state: NewtonState) -> FloatArray:
+        """lambda times how steep the risk falls along delta: g'K g - v'R'K g, (q,)."""
+        return self.risk.inner(state.gradient, state.newton_image) - self.risk.inner(state.along, state.newton_image)
+
+    def _is_done(self, state: NewtonState) -> bool:
+        """True if what is left of the residual is little beside the slope, in every problem."""
+        slope = np.maximum(self._slope(state), 0.0)
+        risks = state.risks
+        gap = ratio(slope / (2.0 * self.risk.regularisation), np.abs(risks))
+        share = np.minimum(LARGEST_SHARE, np.sqrt(gap))
+        enough = ENOUGH / state.left**2 if math.isfinite(state.left) and state.left > 1.0 else LARGEST_SHARE
+        share = np.maximum(share, min(enough, LARGEST_SHARE))
+        rounding = ROUNDING[state.precision] * self.risk.inner(state.gradient, state.newton_image)
+        left = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)
+        return state.inner >= MOST_ITERATIONS or bool((state.energy <= left).all())
+
+    def _step(self, state: NewtonState) -> None:
+        """Go to the least risk along delta."""
+        gradient, image, penalty = state.gradient, state.newton_image, self.risk.regularisation
+        direction, direction_image = (state.along - gradient) / penalty, (state.along_image - image) / penalty
+        step = line_minima(self.risk, *state.here, direction, direction_image)
+        squares = self.risk.inner(gradient, gradient)
+        stuck = (squares > 0.0) & (step == 0.0)
+        if state.precision == "single" and stuck.any():  # what is left of K g is float32's rounding
+            state.precision = "double"
+        else:
+            # Where K g vanishes the function is the best there is, and alpha = -w l'(y, f) / lambda says so.
+            lost = stuck | ((squares > 0.0) & (self.risk.inner(gradient, image) <= NULL_SHARE * squares))
+            direction = np.where(lost, -gradient / penalty, direction)
+            direction_image = np.where(lost, -image / penalty, direction_image)
+            step = np.where(lost, 1.0, step)
+        state.move(step, direction, direction_image)
+        state.give_up_the_step()
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
