@@ -93,6 +93,9 @@ PAPER_DATA = (
     ),
     PaperData("Soil", "KCG", 1_709, 383, 3, "soil", remark="not to be had"),
     PaperData(
+        "COVTYPE", "KCG", 581_012, None, 54, "covtype", remark="not to be had; size of the source, none in the paper"
+    ),
+    PaperData(
         "Puget Sound",
         "KCG",
         100_000,

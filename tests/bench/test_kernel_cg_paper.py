@@ -16,12 +16,13 @@ from dkgp.bench.papers.kernel_cg.hold_out import GAMMA_STEPS, LAMBDAS, held_out
 from dkgp.bench.papers.kernel_cg.losses import loss_figure
 from dkgp.bench.papers.kernel_cg.plots import draw_counts, draw_losses, draw_trees
 from dkgp.bench.papers.kernel_cg.trees import Elevation, elevation, generated_terrain, tree_figure, tree_row
+from dkgp.bench.papers.papers import BenchPapersJob, run_bench_papers
 from dkgp.bench.risk.problems import read_problem
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.solvers.losses import SquaredLoss
 
 SILENT = SilentReporter()
@@ -157,3 +158,30 @@ def test_an_elevation_model_is_read_from_its_corner(tmp_path: Path, rng: np.rand
     np.savez(file, y=heights.reshape(-1))
     with pytest.raises(InputError, match="has no array 'grid_shape'"):
         elevation(Library(tmp_path), 0)
+
+
+def test_parts_of_the_papers(tmp_path: Path) -> None:
+    job = BenchPapersJob(
+        parts=("kcg-losses", "kcg-counts", "kcg-trees"),
+        n=60,
+        max_seconds=1.0,
+        sizes=(100, 300),
+        plots=str(tmp_path / "plots"),
+    )
+    document = run_bench_papers(job, SILENT)
+    names = [section["section"] for section in document["sections"]]
+    losses = [f"figure_kcg-losses:made-twonorm-{case}" for case in ("klr-1", "klr-1e-06", "rls-1")]
+    assert names == [*losses, "table_kcg", "figure_kcg-trees"]
+    assert len(document["plots"]) == 5
+    assert "COVTYPE" in document["figures"]["absent"]
+    with pytest.raises(UsageError, match="usps.npz alone is one for kcg-losses"):
+        run_bench_papers(
+            BenchPapersJob(data=str(data_of(tmp_path)), problems=("kin40k",), figures=("kcg-losses",)), SILENT
+        )
+
+
+def data_of(folder: Path) -> Path:
+    """A folder with a file that no part of this paper takes."""
+    rng = np.random.default_rng(0)
+    np.savez(folder / "kin40k.npz", X=rng.standard_normal((20, 2)), y=rng.standard_normal(20))
+    return folder
