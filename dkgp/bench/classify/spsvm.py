@@ -6,8 +6,7 @@ The squared hinge loss in the primal, of a basis S that grows by one sample at a
 
 Each new sample is the best of a random draw by the decrease of R when its coefficient alone takes a Newton step, and it
 takes that step; all coefficients are optimised again, by Newton's method on the margin's violators, at k = 1, 2, 4, 8,
-... and at the end. The violators are weights (0 or 1) of dkgp's sums over samples: this rival runs on the same
-machinery as dkgp's own classifiers.
+... and at the end, by dkgp's own minimiser of a loss over a basis.
 
 References
 ----------
@@ -21,7 +20,6 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, NumericalError
@@ -31,12 +29,14 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import ArrayInputs
+from dkgp.solvers.basis_risk.minimise import minimise_on_basis
+from dkgp.solvers.losses import SquaredHingeLoss
 
 __all__ = ["SparseSVM", "SparseSVMSettings", "train_spsvm", "validated_errors"]
 
 CANDIDATES = 59
-# Newton steps at most, and the decrease, as a share of R, that another one is taken for.
-MOST_NEWTON, NEGLIGIBLE, ROUNDING = 50, 1e-14, 1e-12
+# Of decisions: how near to the best ones all coefficients together are brought.
+TOLERANCE = 1e-7
 # Rounds in a row whose candidates bring nothing.
 MOST_EMPTY = 5
 # Of a candidate's curvature: what is left of it beside the basis is nothing.
@@ -250,46 +250,22 @@ class _Growth:
         return step
 
     def _optimise(self) -> None:
-        """Newton's method over all coefficients: least squares on the violators, until they stay the same."""
+        """Newton's method over all coefficients and the intercept."""
         operator = self._operator
         cross = CrossKernel(operator, operator.inputs(np.asarray(self._basis, dtype=np.intp)))
-        lower, ones = cross.lower, np.ones(operator.n)
-        risk = self._risk(self._outputs, self._bent)
-        for _ in range(MOST_NEWTON):
-            violating = self._signs * self._outputs < 1.0
-            if not violating.any():
-                return
-            # F = K_nS L^-T; unknowns z = L' beta, and b.
-            gram = cross.whitened(np.column_stack([self._signs, ones]), np.where(violating, 1.0, np.inf))
-            system = gram.matrix + self._s2 * np.eye(cross.m)
-            right, border = gram.projected.T
-            solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(system, lower=True), np.stack([right, border]).T)
-            intercept = 0.0
-            if self._settings.intercept:
-                count, total = float(violating.sum()), float(self._signs[violating].sum())
-                intercept = (total - float(border @ solved[:, 0])) / (count - float(border @ solved[:, 1]))
-            z = solved[:, 0] - intercept * solved[:, 1]
-            weights = scipy.linalg.solve_triangular(lower, z, lower=True, trans=1)
-            towards = weights - self._weights
-            outputs = cross.columns(weights[:, None])[:, 0] + intercept
-            inner = cross.inner(np.stack([self._weights, towards], axis=1))
-            mixed, own = float(towards @ inner[:, 0]), float(towards @ inner[:, 1])
-            step = 1.0
-            if not np.array_equal(violating, self._signs * outputs < 1.0):
-                step = self._line(outputs - self._outputs, mixed, own, 1.0)
-            moved = self._outputs + step * (outputs - self._outputs)
-            bent = float(self._weights @ inner[:, 0]) + 2.0 * step * mixed + step * step * own
-            now = self._risk(moved, bent)
-            # The same violators: it is the least squares' solution, whatever rounding makes of R.
-            settled = bool(np.array_equal(violating, self._signs * moved < 1.0))
-            if not (now < risk or (settled and now <= risk * (1.0 + ROUNDING))):
-                return
-            self._weights = self._weights + step * towards
-            self._intercept += step * (intercept - self._intercept)
-            self._outputs, self._bent = moved, bent
-            if settled or risk - now <= NEGLIGIBLE * risk:
-                return
-            risk = now
+        start = [*(cross.lower.T @ self._weights), *([self._intercept] if self._settings.intercept else [])]
+        found = minimise_on_basis(
+            cross,
+            self._signs[:, None],
+            loss=SquaredHingeLoss(),
+            regularisation=self._s2,
+            intercept=self._settings.intercept,
+            initial=np.array(start)[:, None],
+            tolerance=TOLERANCE,
+        )
+        self._weights, self._intercept = found.weights[:, 0], float(found.intercept[0])
+        self._outputs = found.values[:, 0]
+        self._bent = float(self._weights @ cross.inner(found.weights)[:, 0])
 
 
 def validated_errors(
