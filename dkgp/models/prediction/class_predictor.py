@@ -96,7 +96,8 @@ class ClassPredicted:
 
 
 _NOTHING_PROVEN = (
-    "a model of prototypes proves nothing of an exact one; train an exact LS-SVM, or a logistic classifier, for that"
+    "the model proves nothing of an exact one; train an exact LS-SVM or a logistic classifier, or certify the basis of "
+    "one"
 )
 _NO_INTERVALS = (
     "the model has no proven intervals of probabilities; train a logistic classifier of all samples for that"

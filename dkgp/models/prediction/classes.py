@@ -21,7 +21,7 @@ from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["ClassRounds", "class_rounds", "decision_task", "tree_decision_task"]
+__all__ = ["ClassRounds", "class_rounds", "decision_task", "library_decision_task"]
 
 
 Decided = tuple[IndexArray, dict[str, FloatArray]]
@@ -39,10 +39,10 @@ def decision_task(
 
 
 @needs_one_arithmetic
-def tree_decision_task(
+def library_decision_task(
     context: BlockContext, decider: Decider, sums: Sums, test: Dataset, pieces: list[Piece]
 ) -> list[Decided]:
-    """As `decision_task`, by a tree: far away the C library's exponential is taken."""
+    """As `decision_task`, where the C library's exponential is taken, as by a tree, or BLAS."""
     return decision_task(context, decider, sums, test, pieces)
 
 
@@ -121,7 +121,8 @@ class ClassRounds:
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        task = decision_task if self._sums.tree_error is None else tree_decision_task
+        portable = self._sums.tree_error is None and not self._decider.takes_blas
+        task = decision_task if portable else library_decision_task
         arguments = (self._context, self._decider, self._sums, self._test)
         return self._executor.submit("kdecide", task, arguments, groups)
 

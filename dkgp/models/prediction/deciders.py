@@ -8,17 +8,20 @@ coordinator: library functions need not have the same bits on every processor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import ClassifierRecord, find_classifier
+from dkgp.data.stores.prediction_store import LATENT_VARIABLES
 from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.classification.basis.posterior import BasisPosterior
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
 from dkgp.models.classification.exact.decisions import certified_decisions
 from dkgp.models.classification.labels import decided
+from dkgp.models.classification.laplace.averages import averaged, averaged_softmax
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
@@ -26,7 +29,15 @@ from dkgp.models.sums import EVERY_ENTRY, Sums, cross_products
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["ClassifierSupport", "Decider", "ExactDecider", "FixedSizeDecider", "RiskDecider", "decider_of"]
+__all__ = [
+    "BasisProcessDecider",
+    "ClassifierSupport",
+    "Decider",
+    "ExactDecider",
+    "FixedSizeDecider",
+    "RiskDecider",
+    "decider_of",
+]
 
 Found = dict[str, FloatArray]
 
@@ -89,7 +100,11 @@ class Decider(Protocol):
         What bounds take on trust.
     lacks : str or None
         A line on what the model was trained without.
+    takes_blas : bool
+        Whether decisions take BLAS besides the tile loops, whose bits every processor has.
     """
+
+    takes_blas: ClassVar[bool]
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -121,6 +136,8 @@ class FixedSizeDecider:
 
     calibration: Calibration | None
     assumes: str | None = None
+
+    takes_blas: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -156,6 +173,8 @@ class ExactDecider:
     certificate: DecisionCertificate
     calibration: Calibration | None
     assumes: str | None = None
+
+    takes_blas: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -204,6 +223,8 @@ class RiskDecider:
     assumes: str | None = None
     lacks: str | None = None
 
+    takes_blas: ClassVar[bool] = False
+
     @property
     def variables(self) -> tuple[str, ...]:
         """Decision, class and probability; where there is a certificate bounds, intervals, and what is certified."""
@@ -240,13 +261,82 @@ class RiskDecider:
         return told
 
 
+@dataclass(frozen=True)
+class BasisProcessDecider:
+    """Of a Gaussian process on a basis: probabilities are averages over Laplace's posterior of the latent functions.
+
+    Attributes
+    ----------
+    likelihood : Likelihood
+    certificate : RiskCertificate or None
+        Of the mode, where it was certified. The basis' variances have no proven distance to the exact ones.
+    assumes : str or None
+    """
+
+    likelihood: Likelihood
+    certificate: RiskCertificate | None
+    assumes: str | None = None
+    lacks: str | None = None
+
+    takes_blas: ClassVar[bool] = True
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Decision, probability, class and the latent variance; where there is a certificate, what it certifies."""
+        bounds, certified = ((), ()) if self.certificate is None else (("decision_error_bound",), ("certified",))
+        return ("decision", *bounds, "probability", "class", *certified, *LATENT_VARIABLES)
+
+    def at(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Found:
+        """Decisions and their bounds; latent variances, of softmax covariances."""
+        found = RiskDecider(self.likelihood, self.certificate).at(context, inputs, sums)
+        return {**found, "latent": _basis_variances(context, inputs)}
+
+    def told(self, found: Found) -> Found:
+        """Classes, averaged probabilities, and the variances, whose ends are alike: they are the basis' own."""
+        decisions, latent = found["decision"], found["latent"]
+        own = latent
+        if self.likelihood.coupled:
+            own = np.diagonal(latent, axis1=1, axis2=2)
+            probability = averaged_softmax(decisions, latent)
+        else:
+            probability = averaged(self.likelihood, decisions, latent)
+        variances = dict.fromkeys(LATENT_VARIABLES, own)
+        return {**found, "class": decided(decisions).astype(np.float64), "probability": probability, **variances}
+
+
+def _basis_variances(context: BlockContext, inputs: FloatArray) -> FloatArray:
+    """Latent variances of a Gaussian process on a basis at standardised inputs (r, d): (r, t), or (r, t, t)."""
+    evaluator, posterior = context.evaluator("double"), _posterior(context)
+    rows = evaluator.prepare(inputs)
+    columns = [
+        np.asarray(evaluator.tile(context.block_features(block, "double"), rows)) for block in range(context.n_blocks)
+    ]
+    return posterior.variances(np.concatenate(columns), context.kernel.diagonal(inputs))
+
+
+def _posterior(context: BlockContext) -> BasisPosterior:
+    """The factors, from this worker's cache or the model."""
+
+    def made() -> BasisPosterior:
+        model = _record(context)
+        assert model.kernel_lower is not None
+        assert model.posterior_lower is not None
+        assert model.regularisation is not None
+        return BasisPosterior.of(model.kernel_lower, model.posterior_lower, model.n_outputs, model.regularisation)
+
+    return worker_cache().get((context.run_id, "posterior"), made)
+
+
 def decider_of(model: ClassifierRecord) -> Decider:
     """The decider of a classifier's form."""
     if model.form in ("logistic", "gp"):
         assert model.likelihood is not None
-        of_samples = not model.is_sparse
-        risk = RiskCertificate.from_json(dict(model.certificate)) if of_samples else None
-        return RiskDecider(Likelihood.from_json(model.likelihood), risk, _assumes(model, proven=risk is not None))
+        # One of prototypes proves something where that was asked for.
+        risk = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
+        likelihood, assumes = Likelihood.from_json(model.likelihood), _assumes(model, proven=risk is not None)
+        if model.form == "gp" and model.is_sparse:
+            return BasisProcessDecider(likelihood, risk, assumes)
+        return RiskDecider(likelihood, risk, assumes)
     calibration = None if model.calibration is None else Calibration.from_json(model.calibration)
     if model.form == "exact":
         certificate = DecisionCertificate.from_json(dict(model.certificate))

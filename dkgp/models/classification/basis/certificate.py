@@ -20,82 +20,37 @@ convex does not see by how much the values differ.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, product_roundings
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers.losses import Loss
 
-__all__ = ["BasisCertificate", "certify_basis"]
+__all__ = ["CertifiedBasis", "certify_basis"]
 
-# Slopes as computed: in relation to themselves, and to the greatest curvature where they come of differences.
-SLOPE_ROUNDINGS = 32.0 * EPS
 FEW = 1.0 + 16.0 * EPS
 
 
 @dataclass(frozen=True)
-class BasisCertificate:
-    """Bounds on decisions k_m(x)'beta of a basis.
+class CertifiedBasis:
+    """Proofs of a basis' function.
 
     Attributes
     ----------
-    m : int
-        Basis samples.
-    distance : tuple of t floats
-        |f - f*|_H at most, f* the minimiser over all functions.
+    certificate : RiskCertificate
+        Of its decisions: the radius is the distance to the minimiser over all functions.
     excess : tuple of p floats
         R(f) - R(f*) at most.
-    magnitude, spread : tuple of t floats
-        Sum of sqrt(k(z, z)) |beta|, and the same with each term times its row's error: what the roundings of a
-        decision are in proportion to.
-    assumes : str or None
-        What had to be taken on trust.
     """
 
-    m: int
-    distance: tuple[float, ...]
+    certificate: RiskCertificate
     excess: tuple[float, ...]
-    magnitude: tuple[float, ...]
-    spread: tuple[float, ...]
-    assumes: str | None = None
-
-    def decision_error_bound(
-        self, decisions: FloatArray, prior_variance: FloatArray, row_errors: FloatArray
-    ) -> FloatArray:
-        """Bound on |f(x) - f*(x)| at test samples: (r, t).
-
-        Parameters
-        ----------
-        decisions : (r, t) float64
-            k_m(x)'beta, as computed.
-        prior_variance : (r,) float64
-            k(x, x), as computed.
-        row_errors : (r,) float64
-            Of the test samples.
-        """
-        scale = np.sqrt(prior_variance) * (1.0 + EPS * (2.0 * row_errors + 8.0))
-        unit = product_roundings(self.m) * UNIT + EPS * row_errors
-        rounding = unit[:, None] * np.asarray(self.magnitude) + EPS * np.asarray(self.spread)
-        own = EVALUATION * (scale[:, None] * rounding + UNIT * np.abs(decisions))
-        return np.asarray((own + scale[:, None] * np.asarray(self.distance)) * FEW)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        columns = {name: list(getattr(self, name)) for name in ("distance", "excess", "magnitude", "spread")}
-        return {"m": self.m, **columns, "assumes": self.assumes}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> BasisCertificate:
-        """Rebuild from `to_json`."""
-        columns = {name: tuple(document[name]) for name in ("distance", "excess", "magnitude", "spread")}
-        return cls(m=int(document["m"]), **columns, assumes=document.get("assumes"))
 
 
 def certify_basis(
@@ -104,10 +59,10 @@ def certify_basis(
     weights: FloatArray,
     values: FloatArray,
     targets: FloatArray,
-    loss: Loss,
+    likelihood: Likelihood,
     regularisation: float,
     sample_weights: FloatArray | None = None,
-) -> BasisCertificate:
+) -> CertifiedBasis:
     """Certify a function of a basis; one product with K and one with K_mn.
 
     Parameters
@@ -120,7 +75,7 @@ def certify_basis(
     values : (n, t) float64
         f at the samples, as K_nm beta was computed.
     targets : (n, t) float64
-    loss : Loss
+    likelihood : Likelihood
     regularisation : float
         lambda.
     sample_weights : (n,) float64, optional
@@ -129,7 +84,7 @@ def certify_basis(
     t, lam = values.shape[1], regularisation
     errors = SampleErrors.of(operator, cross.prototypes)
     each = np.ones((len(values), 1)) if sample_weights is None else sample_weights[:, None]
-    u = each * loss.slope(targets, values)
+    u = each * likelihood.loss.slope(targets, values)
     at_samples = lam * values + (operator.matmat(u, "double") - operator.noise_times(u))
     at_basis = lam * cross.inner(weights) + cross.project(u)
     squares = lam * np.einsum("mt,mt->t", weights, at_basis) + np.einsum("nt,nt->t", u, at_samples)
@@ -146,22 +101,22 @@ def certify_basis(
     summed = (len(u) + cross.m + 8) * UNIT
     off = lam * np.einsum("mt,mt->t", np.abs(weights), off_basis + summed * np.abs(at_basis))
     off += np.einsum("nt,nt->t", np.abs(u), off_samples + summed * np.abs(at_samples))
-    # A coupled loss's slope answers to all columns of a sample.
-    off_each = np.linalg.norm(off_values, axis=1, keepdims=True) * FEW if loss.coupled else off_values
-    slopes = each * loss.curvature_bound * (off_each + SLOPE_ROUNDINGS) + 2.0 * SLOPE_ROUNDINGS * np.abs(u)
-    moved = samples.scale @ slopes
-    lengths = np.sqrt(np.maximum(squares, 0.0) + EVALUATION * off) * FEW + EVALUATION * moved
-    if loss.coupled:
-        lengths = np.array([math.sqrt(float(np.sum(lengths**2))) * FEW])
-    distance = np.broadcast_to(lengths / lam * FEW, (t,))
-    return BasisCertificate(
-        cross.m,
-        tuple(distance.tolist()),
-        tuple((0.5 * lengths**2 / lam * FEW).tolist()),
-        tuple((EVALUATION * size).tolist()),
-        tuple((EVALUATION * spread).tolist()),
-        assumptions(operator.kernel),
+    # The slopes at f lie between these; the product with a weight is one rounding.
+    low, high = likelihood.slopes(targets, values, off_values)
+    slopes = np.maximum(np.abs(each * low - u), np.abs(each * high - u)) + 4.0 * UNIT * np.abs(u)
+    lengths = np.sqrt(np.maximum(squares, 0.0) + EVALUATION * off) * FEW + EVALUATION * (samples.scale @ slopes)
+    if likelihood.coupled:
+        lengths = np.full(t, np.linalg.norm(lengths) * FEW)
+    certificate = RiskCertificate(
+        n=cross.m,
+        radius=tuple((lengths / lam * FEW).tolist()),
+        magnitude=tuple((EVALUATION * size).tolist()),
+        spread=tuple((EVALUATION * spread).tolist()),
+        coupled=likelihood.coupled,
+        assumes=assumptions(operator.kernel),
     )
+    excess = 0.5 * lengths[: 1 if likelihood.coupled else t] ** 2 / lam * FEW
+    return CertifiedBasis(certificate, tuple(excess.tolist()))
 
 
 def _product_errors(

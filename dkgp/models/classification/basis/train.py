@@ -22,10 +22,11 @@ from dkgp.data.types import Progress as Within
 from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
-from dkgp.models.classification.basis.certificate import BasisCertificate, certify_basis
+from dkgp.models.classification.basis.certificate import CertifiedBasis, certify_basis
 from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.sparse.bases import given_basis
@@ -65,7 +66,7 @@ class TrainedOnBasis:
         L, of a Gaussian process.
     posterior_lower : (t, m, m) float64 or None
         Lower factors of I + F'WF / lambda, of a Gaussian process; of softmax (1, t m, t m).
-    certificate : BasisCertificate or None
+    certificate : RiskCertificate or None
         The distance to the best of all functions, where it was wanted.
     solution : BasisRiskSolution
     summary : dict
@@ -84,7 +85,7 @@ class TrainedOnBasis:
     weights: FloatArray
     kernel_lower: FloatArray | None
     posterior_lower: FloatArray | None
-    certificate: BasisCertificate | None
+    certificate: RiskCertificate | None
     solution: BasisRiskSolution
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -204,17 +205,17 @@ def train_on_basis(
             interrupted=interrupted,
         )
         lap("fit")
-        certificate = None
+        proven: CertifiedBasis | None = None
         if settings.certify:
-            certificate = certify_basis(
-                operator, cross, solution.weights, solution.values, targets, likelihood.loss, regularisation, weights
+            proven = certify_basis(
+                operator, cross, solution.weights, solution.values, targets, likelihood, regularisation, weights
             )
             lap("certificate")
         lower = cross.lower if form == "gp" else None
         left = 1.0 - solution.explained / float(operator.prior().sum())
         entries = operator.kernel_evaluations
     summary = {
-        **_summary(dataset, labels, solution, certificate),
+        **_summary(dataset, labels, solution, proven),
         "method": form,
         "likelihood": likelihood.to_json(),
         "regularisation": regularisation,
@@ -240,7 +241,7 @@ def train_on_basis(
         solution.weights,
         lower,
         posterior,
-        certificate,
+        None if proven is None else proven.certificate,
         solution,
         summary,
     )
@@ -300,7 +301,7 @@ def _evidence(solution: BasisRiskSolution, posterior: FloatArray) -> float:
 
 
 def _summary(
-    dataset: Dataset, labels: Labels, solution: BasisRiskSolution, certificate: BasisCertificate | None
+    dataset: Dataset, labels: Labels, solution: BasisRiskSolution, proven: CertifiedBasis | None
 ) -> dict[str, Any]:
     progress, risk = solution.history[-1], float(solution.risk.sum())
     found: dict[str, Any] = {
@@ -322,9 +323,9 @@ def _summary(
         # By how much decisions may miss those of the basis' own best function.
         "decision_error": [progress.relative_residual] * labels.n_outputs,
     }
-    if certificate is not None:
-        excess = sum(certificate.excess)
+    if proven is not None:
+        excess, assumes = sum(proven.excess), proven.certificate.assumes
         found |= {"risk_lower_bound": max(risk - excess, 0.0), "risk_gap": excess / risk}
-        found |= {"distance": list(certificate.distance)}
-        found |= {} if certificate.assumes is None else {"assumes": certificate.assumes}
+        found |= {"distance": list(proven.certificate.radius)}
+        found |= {} if assumes is None else {"assumes": assumes}
     return found
