@@ -120,6 +120,7 @@ def test_sizes_that_make_no_study_are_refused(sizes: tuple[int, ...]) -> None:
         BenchGrowthJob(sizes=sizes)
 
 
+@pytest.mark.slow
 def test_what_a_size_fails_of_is_said(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchGrowthJob(problem, SolverOptions("cg", tolerance=-1.0), sizes=(300,))
     with pytest.raises(DkgpError, match="n = 300: .*tolerance"):

@@ -122,6 +122,7 @@ def test_other_settings_reach_the_same_solution(
     assert trained["objective"] == pytest.approx(pipeline["train"]["objective"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_targets_and_separate_test_data(
     run: Command, document: Command, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -225,6 +226,7 @@ def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: 
     assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
 
 
+@pytest.mark.slow
 def test_a_demo_that_was_killed_goes_on(
     run: Command, document: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def expected(problem: Problem) -> np.ndarray:
     return product
 
 
+@pytest.mark.slow
 def test_each_worker_keeps_its_own_and_frees_it(problem: Problem, expected: np.ndarray) -> None:
     budget = kept_bytes_of(2000)
     with opened("processes", 2, cache_tiles=budget) as executor:

@@ -62,6 +62,7 @@ def test_solution_is_the_dense_one(
     assert np.all(np.linalg.norm(model.solution.alpha - exact, axis=0) <= model.certificate.alpha_error_bound)
 
 
+@pytest.mark.slow
 def test_one_per_cent_more_costs_a_fifth_of_a_fresh_fit(
     samples: tuple[np.ndarray, np.ndarray], trained: tuple[Dataset, TrainedModel]
 ) -> None:

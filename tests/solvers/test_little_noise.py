@@ -57,6 +57,7 @@ def test_the_factor_as_it_comes_solves_them_all(executor: LocalExecutor) -> None
         )
 
 
+@pytest.mark.slow
 def test_without_room_for_the_matrix_auto_picks_what_gets_there(executor: LocalExecutor) -> None:
     picked = set()
     for found in list(problems(500))[::3]:

@@ -342,6 +342,7 @@ for source in sys.argv[2:]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to measure peak memory")
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, importable: dict[str, str]) -> None:
     """A compressed NPZ that unpacks to 51 MB, after a small one has set the level."""
     for name, n in (("small", 100_000), ("large", 400_000)):

@@ -64,6 +64,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_of_a_fit_grows_by_vectors_alone(stores: list[Dataset]) -> None:
     """From a store, with the caches of features full: a hundred columns of K would be 79 MB more."""
     peaks, settings = [], SparseSettings("vfe", 100, "uniform")

@@ -213,6 +213,7 @@ def test_local_solutions_are_those_of_the_nearest_samples(rng: np.random.Generat
         np.testing.assert_allclose(found[near, index], exact, atol=1e-3 * np.abs(exact).max())
 
 
+@pytest.mark.slow
 def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)

@@ -209,6 +209,7 @@ def test_any_number_of_workers_gives_the_same_bits(
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_one_gram_comes_to_the_coordinator_however_many_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

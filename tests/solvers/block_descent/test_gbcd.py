@@ -218,6 +218,7 @@ def passes(problem, executor, **options) -> float:
     return solution.progress.column_passes
 
 
+@pytest.mark.slow
 def test_greedy_needs_fewer_passes_than_cyclic_and_gradient_selection(executor) -> None:
     problem = arm_problem(1200)
     greedy = passes(problem, executor)

@@ -70,6 +70,7 @@ def whole(executor: LocalExecutor) -> Solution:
     return solved(executor)
 
 
+@pytest.mark.slow
 def test_a_hard_problem_is_gone_on_with_by_larger_factors(executor: LocalExecutor, whole: Solution) -> None:
     sizes: list[tuple[int, int]] = []
     solver = ConjugateGradient(
