@@ -1,8 +1,8 @@
 """Exact Gaussian process regression by greedy block coordinate descent, out of core, on Dask.
 
-`dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`, `dkgp.ConjugateDirectionsPursuit` and
-the layers (`dkgp.solvers.solve`, `dkgp.kernels.SquaredExponential`, `dkgp.data.open_dataset`) are attributes that are
-loaded on first use.
+`dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`, `dkgp.KernelLogisticClassifier`,
+`dkgp.ConjugateDirectionsPursuit` and the layers (`dkgp.solvers.solve`, `dkgp.kernels.SquaredExponential`,
+`dkgp.data.open_dataset`) are attributes that are loaded on first use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dkgp.estimators import LSSVC, ConjugateDirectionsPursuit, FixedSizeLSSVC, GPRegressor, SparseGPRegressor
+    from dkgp.estimators import (
+        LSSVC,
+        ConjugateDirectionsPursuit,
+        FixedSizeLSSVC,
+        GPRegressor,
+        KernelLogisticClassifier,
+        SparseGPRegressor,
+    )
 
-__all__ = ["LSSVC", "ConjugateDirectionsPursuit", "FixedSizeLSSVC", "GPRegressor", "SparseGPRegressor", "__version__"]
+__all__ = [
+    "LSSVC",
+    "ConjugateDirectionsPursuit",
+    "FixedSizeLSSVC",
+    "GPRegressor",
+    "KernelLogisticClassifier",
+    "SparseGPRegressor",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
 _LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "operators", "solvers")
-_ESTIMATORS = ("ConjugateDirectionsPursuit", "FixedSizeLSSVC", "GPRegressor", "LSSVC", "SparseGPRegressor")
+_ESTIMATORS = (
+    "ConjugateDirectionsPursuit",
+    "FixedSizeLSSVC",
+    "GPRegressor",
+    "KernelLogisticClassifier",
+    "LSSVC",
+    "SparseGPRegressor",
+)
 
 
 def __getattr__(name: str) -> Any:

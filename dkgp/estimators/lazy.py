@@ -60,7 +60,10 @@ class _PredictBlock:
 QUANTITIES: Quantities = {
     **{name: attrgetter(name) for name in ("mean", "mean_error", "variance", "variance_lower", "variance_upper")},
     "std": lambda predicted: np.sqrt(_of(predicted, "variance")),
-    **{name: attrgetter(name) for name in ("decision", "bounds", "probability")},
+    **{
+        name: attrgetter(name)
+        for name in ("decision", "bounds", "probability", "probability_lower", "probability_upper")
+    },
     "label": lambda predicted: _of(predicted, "code")[:, None],
     "certified": lambda predicted: _of(predicted, "certified")[:, None],
 }

@@ -14,19 +14,24 @@ from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["FittedClassifier", "FittedExact", "FittedFixedSize"]
+__all__ = ["FittedClassifier", "FittedExact", "FittedFixedSize", "FittedGP", "FittedLogistic"]
 
-_ESTIMATORS = {"exact": "LSSVC", "fixed-size": "FixedSizeLSSVC"}
+_ESTIMATORS = {
+    "exact": "LSSVC",
+    "fixed-size": "FixedSizeLSSVC",
+    "logistic": "KernelLogisticClassifier",
+    "gp": "GPClassifier",
+}
 
 
 class FittedClassifier(Fitted):
-    """A classifier; an exact one needs its training inputs, one of prototypes does not.
+    """A classifier; one of all samples needs its training inputs, one of prototypes does not.
 
     Parameters
     ----------
     record : ClassifierRecord
     dataset : Dataset, optional
-        The training set of an exact one that was trained here; of one from a store the record has the inputs.
+        The training set of one of all samples that was trained here; of one from a store the record has the inputs.
     workspace : Workspace
     """
 
@@ -40,7 +45,7 @@ class FittedClassifier(Fitted):
     @classmethod
     def of(cls, record: ClassifierRecord, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> Self:
         """Keep what was trained; `about` joins its summary."""
-        support = dataset if record.form == "exact" else None
+        support = None if record.is_sparse else dataset
         said = replace(record, summary={**record.summary, "estimator": about})
         return cls(memory_classifier(said, support), support, workspace)
 
@@ -72,8 +77,8 @@ class FittedClassifier(Fitted):
         return ClassPredictor(self.record, self.version)
 
     def _support(self) -> Dataset | None:
-        """The training inputs of an exact model as a data set, with labels that nobody is shown."""
-        if self.record.form != "exact":
+        """The training inputs of a model of all samples as a data set, with labels that nobody is shown."""
+        if self.record.is_sparse:
             return None
         return self.dataset if self.dataset is not None else assembled_dataset(*self._training_set())
 
@@ -92,10 +97,9 @@ class FittedClassifier(Fitted):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything in arrays: whoever unpickles this has neither this process's memory nor its temporary files."""
-        exact = self.record.form == "exact"
         return {
             "record": replace(self.record, _support=None),
-            "training_set": self._training_set() if exact else None,
+            "training_set": None if self.record.is_sparse else self._training_set(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,3 +119,15 @@ class FittedFixedSize(FittedClassifier):
     """A fixed-size LS-SVM."""
 
     form = "fixed-size"
+
+
+class FittedLogistic(FittedClassifier):
+    """Kernel logistic regression."""
+
+    form = "logistic"
+
+
+class FittedGP(FittedClassifier):
+    """A Gaussian process classifier."""
+
+    form = "gp"

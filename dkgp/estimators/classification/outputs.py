@@ -15,6 +15,8 @@ from dkgp.estimators.tables import Table, is_dask
 
 __all__ = ["class_predictions"]
 
+PROBABILITIES = ("probability", "probability_lower", "probability_upper")
+
 
 def class_predictions(
     fitted: FittedClassifier, table: Table, names: tuple[str, ...], classes: NDArray[Any], client: Any = None
@@ -27,7 +29,7 @@ def class_predictions(
     table : Table
         Inputs.
     names : tuple of str
-        Any of "label", "decision", "bounds", "probability", "certified".
+        Any of "label", "decision", "bounds", "probability", "probability_lower", "probability_upper", "certified".
     classes : (C,) ndarray
         In the order of their codes.
     client : distributed.Client, optional
@@ -36,12 +38,12 @@ def class_predictions(
     Returns
     -------
     dict
-        By name: "label" (r,), "decision" and "bounds" (r,) of two classes, else (r, C), "probability" (r, C),
+        By name: "label" (r,), "decision" and "bounds" (r,) of two classes, else (r, C), probabilities (r, C),
         "certified" (r,) of bool.
     """
     record = fitted.record
     t = record.n_outputs
-    width = {"label": 1, "decision": t, "bounds": t, "probability": len(classes), "certified": 1}
+    width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
     lazily = is_dask(table.inputs)
     found: dict[str, Any]
     if lazily or client is not None:
@@ -69,7 +71,7 @@ def class_predictions(
 
 def _shaped(name: str, values: Any, classes: NDArray[Any]) -> Any:
     """Columns as scikit-learn has them, of NumPy or dask arrays."""
-    if name == "probability" or (name in ("decision", "bounds") and values.shape[1] > 1):
+    if name in PROBABILITIES or (name in ("decision", "bounds") and values.shape[1] > 1):
         return values
     column = values[:, 0]
     if name == "certified":

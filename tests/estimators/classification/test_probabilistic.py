@@ -1,0 +1,170 @@
+"""`KernelLogisticClassifier` and `GPClassifier` on arrays: against dense minimisers and scikit-learn's own."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from dkgp import LSSVC, KernelLogisticClassifier
+from dkgp.errors import InputError, StoreError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters
+from tests.estimators.classification.conftest import NAMES, Labelled
+
+KERNEL = SquaredExponential((0.8, 0.6), 4.0)
+EACH = [
+    KernelLogisticClassifier(KERNEL),
+    KernelLogisticClassifier(KERNEL, n_basis=40),
+]
+IDS = ["logistic", "logistic-basis"]
+every = pytest.mark.parametrize("estimator", EACH, ids=IDS)
+
+
+def standard(data: Labelled) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs as the models see them: without the feature that is constant."""
+    X, new = data.X[:, [0, 2]], data.X_new[:, [0, 2]]
+    return (X - X.mean(axis=0)) / X.std(axis=0), (new - X.mean(axis=0)) / X.std(axis=0)
+
+
+def dense(data: Labelled, one_hot: np.ndarray, penalty: float, weights: np.ndarray) -> np.ndarray:
+    """Latent functions at the new points of the softmax risk's minimiser, by L-BFGS in whitened coordinates."""
+    X, new = standard(data)
+    K = KERNEL(X, X)
+    lower = np.linalg.cholesky(K + 1e-12 * np.eye(len(X)))
+    shape = one_hot.shape
+
+    def risk(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        z = flat.reshape(shape)
+        f = lower @ z
+        log_sum = scipy.special.logsumexp(f, axis=1, keepdims=True)
+        value = float(weights @ (log_sum[:, 0] - (one_hot * f).sum(axis=1))) + 0.5 * penalty * float((z * z).sum())
+        slope = weights[:, None] * (np.exp(f - log_sum) - one_hot)
+        return value, (lower.T @ slope + penalty * z).ravel()
+
+    found = scipy.optimize.minimize(
+        risk, np.zeros(one_hot.size), jac=True, method="L-BFGS-B", options={"maxiter": 20000, "ftol": 0, "gtol": 1e-9}
+    )
+    z = found.x.reshape(shape)
+    return np.asarray(KERNEL(new, X) @ np.linalg.solve(lower.T, z))
+
+
+def test_softmax_is_the_dense_minimiser(labelled: Labelled) -> None:
+    one_hot = (labelled.y[:, None] == np.array(NAMES)).astype(float)
+    known = dense(labelled, one_hot, 0.5, np.ones(150))
+    model = KernelLogisticClassifier(KERNEL, regularisation=0.5, tol=1e-6).fit(labelled.X, labelled.y)
+    decisions, bounds = model.decision_function(labelled.X_new, return_bounds=True)
+    assert decisions.shape == bounds.shape == (40, 3)
+    assert bounds.max() < 1e-5
+    assert (np.abs(decisions - known) <= bounds + 1e-6).all()
+    p, lower, upper = model.predict_proba(labelled.X_new, return_intervals=True)
+    exact = scipy.special.softmax(known, axis=1)
+    assert ((lower - 1e-7 <= exact) & (exact <= upper + 1e-7) & (lower <= p) & (p <= upper)).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1.0, atol=1e-12)
+    labels, certified = model.predict(labelled.X_new, return_certified=True)
+    np.testing.assert_array_equal(labels, np.array(NAMES)[exact.argmax(axis=1)])
+    assert certified.all()
+    assert (model.regularisation_, model.likelihood_.name, model.n_basis_) == (0.5, "softmax", None)
+
+
+def test_weights_are_those_of_the_losses(labelled: Labelled, rng: np.random.Generator) -> None:
+    weight = rng.uniform(0.2, 3.0, size=150)
+    by_class = {"ape": 3.0, "other": 0.5}
+    total = weight * np.where(labelled.two == "ape", 3.0, 0.5)
+    one_hot = np.stack([labelled.two == "ape", labelled.two != "ape"], axis=1).astype(float)
+    # Softmax of two functions f and -f is the logistic loss of 2 f, whose penalty counts twice.
+    known = dense(labelled, one_hot, 2.0, total / total.mean())
+    model = KernelLogisticClassifier(KERNEL, class_weight=by_class, tol=1e-6)
+    model.fit(labelled.X, labelled.two, sample_weight=weight)
+    np.testing.assert_allclose(model.decision_function(labelled.X_new), known[:, 1] - known[:, 0], atol=1e-5)
+
+
+def test_what_stops_early_certifies_less_and_nothing_wrong(labelled: Labelled) -> None:
+    one_hot = np.stack([labelled.two == "ape", labelled.two != "ape"], axis=1).astype(float)
+    known = dense(labelled, one_hot, 2.0, np.ones(150))
+    exact = known[:, 1] - known[:, 0]
+    with pytest.warns(UserWarning, match="not converged"):
+        model = KernelLogisticClassifier(KERNEL, solver="kcg", max_passes=8, tol=1e-9).fit(labelled.X, labelled.two)
+    decisions, bounds = model.decision_function(labelled.X_new, return_bounds=True)
+    assert (np.abs(decisions - exact) <= bounds).all()
+    labels, certified = model.predict(labelled.X_new, return_certified=True)
+    assert 0 < certified.sum() < 40
+    np.testing.assert_array_equal(labels[certified], np.where(exact >= 0.0, "other", "ape")[certified])
+    _, lower, upper = model.predict_proba(labelled.X_new, return_intervals=True)
+    p = scipy.special.expit(exact)
+    assert ((lower[:, 1] <= p) & (p <= upper[:, 1])).all()
+
+
+@every
+def test_tools_of_scikit_learn(labelled: Labelled, estimator: Any) -> None:
+    scores = cross_val_score(
+        make_pipeline(StandardScaler(), clone(estimator).set_params(kernel="rbf", optimizer=None)),
+        labelled.X,
+        labelled.y,
+        cv=2,
+    )
+    assert scores.min() > 0.7
+    twin = clone(estimator)
+    assert twin.get_params() == estimator.get_params()
+
+
+@every
+def test_keeping(labelled: Labelled, estimator: Any, tmp_path: Path) -> None:
+    model = clone(estimator).fit(labelled.X, labelled.y)
+    expected = model.predict_proba(labelled.X_new)
+    model.save(tmp_path / "model.zarr")
+    loaded = type(model).load(tmp_path / "model.zarr")
+    assert loaded.predict_proba(labelled.X_new).tobytes() == expected.tobytes()
+    assert loaded.get_params()["n_basis"] == estimator.n_basis
+    assert pickle.loads(pickle.dumps(model)).predict_proba(labelled.X_new).tobytes() == expected.tobytes()
+    with pytest.raises(StoreError, match=f"Load it with {type(model).__name__}"):
+        LSSVC.load(tmp_path / "model.zarr")
+
+
+def test_a_basis_certifies_nothing(labelled: Labelled) -> None:
+    model = KernelLogisticClassifier(KERNEL, n_basis=40).fit(labelled.X, labelled.y)
+    assert model.n_basis_ == 40
+    for ask in (
+        lambda: model.predict(labelled.X_new, return_certified=True),
+        lambda: model.predict_proba(labelled.X_new, return_intervals=True),
+        lambda: model.decision_function(labelled.X_new, return_bounds=True),
+    ):
+        with pytest.raises(InputError, match="no proven|proves nothing"):
+            ask()
+    whole = KernelLogisticClassifier(KERNEL).fit(labelled.X, labelled.y)
+    np.testing.assert_allclose(model.predict_proba(labelled.X_new), whole.predict_proba(labelled.X_new), atol=0.05)
+
+
+def test_kernels_are_tuned_by_the_evidence_of_labels(labelled: Labelled) -> None:
+    model = KernelLogisticClassifier(subset_size=100).fit(labelled.X, labelled.two)
+    assert isinstance(model.hyperparameters_, Hyperparameters)
+    assert model.hyperparameters_.likelihood == "logit"
+    assert model.score(labelled.X_new, np.where(labelled.y_new == "ape", "ape", "other")) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"solver": "gbcd"}, "solver= takes one of"),
+        ({"regularisation": 0.0}, "regularisation"),
+        ({"multi_class": "all"}, "softmax.*ovr|ovr.*softmax"),
+        ({"basis": "none", "n_basis": 5}, "none"),
+        ({"n_basis": 0}, "0"),
+        ({"optimizer": "loo"}, "laplace"),
+        ({"kernel": "rbf", "optimizer": "loo"}, "laplace"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(labelled: Labelled, settings: dict[str, Any], said: str) -> None:
+    kernel = settings.pop("kernel", "rbf")
+    with pytest.raises(InputError, match=said):
+        KernelLogisticClassifier(kernel, **{"optimizer": None, **settings}).fit(labelled.X, labelled.y)
