@@ -5,7 +5,7 @@ What declares them (formats, cluster kinds, bench sections) is imported then, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import click
@@ -75,15 +75,20 @@ def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[
 class DeclaredCommand(click.Command):
     """A command some of whose options, and some of whose help, are made when they are first asked for.
 
-    `described` returns values for the names in braces in the help's text.
+    `described` returns values for the names in braces in the help's text. `groups` has headings, and the names of the
+    parameters whose options the help shows under each; the others follow under their own.
     """
 
     def __init__(
-        self, *arguments: Any, described: Callable[[], Mapping[str, str]] | None = None, **settings: Any
+        self,
+        *arguments: Any,
+        described: Callable[[], Mapping[str, str]] | None = None,
+        groups: Mapping[str, Collection[str]] | None = None,
+        **settings: Any,
     ) -> None:
         self._params: list[click.Parameter] = []
         super().__init__(*arguments, **settings)
-        self._described = described
+        self._described, self._groups = described, groups or {}
 
     @property
     def params(self) -> list[click.Parameter]:
@@ -97,6 +102,19 @@ class DeclaredCommand(click.Command):
     @params.setter
     def params(self, parameters: list[click.Parameter]) -> None:
         self._params = parameters
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        grouped = {name for names in self._groups.values() for name in names}
+        parameters = self.get_params(ctx)
+        shown = {each.name: record for each in parameters if (record := each.get_help_record(ctx)) is not None}
+        for heading, names in self._groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([shown[name] for name in names if name in shown])
+        rest = [record for name, record in shown.items() if name not in grouped]
+        if rest:
+            with formatter.section("Options"):
+                formatter.write_dl(rest)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help, with what is described elsewhere in its places."""

@@ -159,11 +159,13 @@ def _classifier(model: ClassifierRecord) -> Document:
         "method": model.form,
         "classes": model.classes,
         "n": model.summary.get("n"),
-        "basis_size": None if model.form == "exact" else model.n_support,
+        "basis_size": model.n_support if model.is_sparse else None,
         "by_reference": model.by_reference,
         "intercept": model.intercept,
         "class_weights": model.class_weights,
-        "probabilities": model.calibration is not None,
+        "probabilities": model.calibration is not None or model.likelihood is not None,
+        "likelihood": model.likelihood,
+        "regularisation": model.regularisation,
         "path": model.path,
     }
 

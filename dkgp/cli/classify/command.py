@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.classify.options import exact_options, fixed_size_options, fixed_size_settings, label_options
+from dkgp.cli.classify.options import (
+    GROUPS,
+    basis_options,
+    fixed_size_options,
+    fixed_size_settings,
+    label_options,
+    likelihood_options,
+    machine_options,
+    solve_options,
+)
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
     checkpoint_options,
@@ -31,18 +40,24 @@ __all__ = ["classify", "classify_job"]
 
 @click.command(
     cls=DeclaredCommand,
+    groups=GROUPS,
     epilog=examples(
         "dkgp classify train.zarr --out model.zarr",
         "dkgp classify train.zarr --out model.zarr --class-weight balanced --plot path.png",
         "dkgp classify train.zarr --out model.zarr --pool 3000 --prototypes entropy --search annealing --isotropic",
         "dkgp classify train.zarr --out model.zarr --method exact --hyper hyper.json --resume",
+        "dkgp classify train.zarr --out model.zarr --method logistic --plot gap.png",
+        "dkgp classify train.zarr --out model.zarr --method gp --basis-size 1000 --link probit",
     ),
 )
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
 @label_options
 @fixed_size_options
-@exact_options
+@machine_options
+@likelihood_options
+@solve_options
+@basis_options
 @memory_limit_option
 @checkpoint_options
 @record_options
@@ -51,12 +66,18 @@ __all__ = ["classify", "classify_job"]
 @overwrite_option
 @runs(must_converge=True)
 def classify(reporter: Reporter, **options: Any) -> Document:
-    """Train a least-squares support vector machine on the labels of the store DATASET.
+    """Train a classifier on the labels of the store DATASET.
 
-    A fixed-size one finds kernel, noise and prototypes by cross-validation, in a few passes over the data, and predicts
-    without them. An exact one is solved for on all samples, so that its labels can be certified. Either gives
-    probabilities, calibrated on samples that it was not fitted to. --resume goes on with what a run that was
-    interrupted or killed has saved, to the same bits.
+    A fixed-size least-squares support vector machine finds kernel, noise and prototypes by cross-validation, in a few
+    passes over the data, and predicts without them. An exact one is solved for on all samples, so that its labels can
+    be certified. Either gives probabilities calibrated on samples that it was not fitted to.
+
+    Kernel logistic regression and Gaussian process classification have probabilities by themselves, on all samples each
+    within a proven interval, or on a basis of some of them. Without --hyper their kernel is found by the evidence of a
+    subset's labels.
+
+    A run that stops short of its tolerance saves its model all the same, says so, and ends with exit code 4. --resume
+    goes on with what a run that was interrupted or killed has saved, to the same bits.
     """
     from dkgp.commands.classify import run_classify
 

@@ -1,4 +1,4 @@
-"""Options of a classifier, as decorators by group, and the settings that they make."""
+"""Options of a classifier, as decorators by the methods that have them, and the settings that they make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from dkgp.registry import Option
 if TYPE_CHECKING:
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 
-__all__ = ["exact_options", "fixed_size_options", "fixed_size_settings", "label_options"]
+__all__ = [
+    "GROUPS",
+    "basis_options",
+    "fixed_size_options",
+    "fixed_size_settings",
+    "label_options",
+    "likelihood_options",
+    "machine_options",
+    "solve_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,9 +66,21 @@ def _prototypes_option() -> list[click.Option]:
 
 def _solver_option() -> list[click.Option]:
     from dkgp.solvers.registry import AUTO, solver_names
+    from dkgp.solvers.risk import RISK_METHODS
 
-    text = "Of an exact one: who solves for it, as for `dkgp train`."
-    return [click_option(Option("solver", text, default=AUTO, choices=(AUTO, *solver_names())))]
+    names = tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS)))
+    text = (
+        "Who solves for it. Of exact as for `dkgp train`; of logistic and gp one of "
+        f"{', '.join(RISK_METHODS)}. auto: the one that should take the least time."
+    )
+    return [click_option(Option("solver", text, default=AUTO, choices=names))]
+
+
+def _basis_option() -> list[click.Option]:
+    from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS
+
+    text = f"How the basis is chosen among the samples.  [default: {DEFAULT_BASIS}]"
+    return [click_option(Option("basis", text, choices=BASES))]
 
 
 def label_options(function: F) -> F:
@@ -67,22 +88,18 @@ def label_options(function: F) -> F:
     return together(
         click.option(
             "--method",
-            type=click.Choice(["fixed-size", "exact"]),
+            type=click.Choice(["fixed-size", "exact", "logistic", "gp"]),
             default="fixed-size",
             show_default=True,
             help="fixed-size: a sum over a few prototypes, chosen by sparse conjugate directions pursuit; exact: the "
-            "LS-SVM of all samples, each decision within a proven bound.",
+            "LS-SVM of all samples, each decision within a proven bound; logistic: kernel logistic regression, each "
+            "probability within a proven interval; gp: Gaussian process classification by Laplace's approximation, "
+            "probabilities averaged over it.",
         ),
         click.option(
             "--hyper",
             metavar="FILE",
             help="Hyperparameters to start from, as `dkgp tune` writes them.  [default: found from the labels]",
-        ),
-        click.option(
-            "--given-noise",
-            is_flag=True,
-            help="Take the noise variance of --hyper as it is. Without it, a fixed-size one has its own, by "
-            "cross-validation.",
         ),
         click.option(
             "--class-weight",
@@ -91,6 +108,17 @@ def label_options(function: F) -> F:
             help="What a sample of a class counts: all classes the same together, or each by name; repeatable.",
         ),
         click.option(
+            "--isotropic",
+            is_flag=True,
+            help="One length scale for all features, where hyperparameters are found.",
+        ),
+    )(function)
+
+
+def machine_options(function: F) -> F:
+    """Options of either least-squares support vector machine."""
+    return together(
+        click.option(
             "--intercept",
             type=click.Choice(["first", "selected", "none"]),
             default="first",
@@ -98,14 +126,54 @@ def label_options(function: F) -> F:
             help="first: before any prototype; selected: competing with them; none.",
         ),
         click.option(
-            "--isotropic",
-            is_flag=True,
-            help="One length scale for all features, where hyperparameters are found.",
-        ),
-        click.option(
             "--no-probability",
             is_flag=True,
             help="Decisions and classes alone, without the map to probabilities.",
+        ),
+    )(function)
+
+
+def likelihood_options(function: F) -> F:
+    """The likelihood of logistic regression and of a Gaussian process, and its weight."""
+    return together(
+        click.option(
+            "--link",
+            type=click.Choice(["logit", "probit"]),
+            default="logit",
+            show_default=True,
+            help="Probability of a class by its latent function f: 1 / (1 + exp(-f)), or the normal distribution's.",
+        ),
+        click.option(
+            "--multi-class",
+            type=click.Choice(["softmax", "ovr"]),
+            help="Several classes together, or each against the rest.  [default: softmax of logistic, ovr of gp]",
+        ),
+        click.option(
+            "--regularisation",
+            type=float,
+            default=1.0,
+            show_default=True,
+            metavar="LAMBDA",
+            help="Of logistic: the penalty's weight; hyperparameters that are found from the labels are for 1.",
+        ),
+    )(function)
+
+
+def basis_options(function: F) -> F:
+    """A basis for logistic regression and for a Gaussian process."""
+    return together(
+        click.option(
+            "--basis-size",
+            type=int,
+            metavar="M",
+            help="Train on a basis of so many samples, whose predictions take as many kernel entries.  "
+            "[default: on all samples]",
+        ),
+        declared_options(_basis_option),
+        click.option(
+            "--certify",
+            is_flag=True,
+            help="Also prove how far decisions are from those of the minimiser over all functions: a product more.",
         ),
     )(function)
 
@@ -125,6 +193,12 @@ def fixed_size_options(function: F) -> F:
             type=int,
             metavar="RHO",
             help="Look at so many of the pool, drawn at random, in each step; 59 in the paper.  [default: all]",
+        ),
+        click.option(
+            "--given-noise",
+            is_flag=True,
+            help="Take the noise variance of --hyper as it is. Without it, a fixed-size one has its own, by "
+            "cross-validation.",
         ),
         click.option("--folds", type=int, default=10, show_default=True, help="Of cross-validation, stratified."),
         click.option(
@@ -160,8 +234,8 @@ def fixed_size_options(function: F) -> F:
     )(function)
 
 
-def exact_options(function: F) -> F:
-    """The solve of an exact classifier."""
+def solve_options(function: F) -> F:
+    """The solve of a classifier of all samples."""
     return together(
         declared_options(_solver_option),
         click.option(
@@ -170,23 +244,57 @@ def exact_options(function: F) -> F:
             type=float,
             default=1e-3,
             show_default=True,
-            help="Of an exact one: solve until decisions are about so near to the exact ones, whose margins are at -1 "
-            "and 1.",
+            help="Solve until decisions are about so near to the exact ones (of a basis, to its own best), whose "
+            "margins are at -1 and 1; a probability is then within a quarter of it.",
         ),
         click.option(
-            "--max-passes", type=float, help="Of an exact one: stop after so many passes over the kernel's columns."
+            "--gap",
+            type=float,
+            metavar="SHARE",
+            help="Of logistic and gp: stop where the risk is proven to be within this share of the least, instead.",
         ),
-        click.option("--max-seconds", type=float, help="Of an exact one: stop after so many seconds."),
+        click.option("--max-passes", type=float, help="Stop after so many passes over the kernel's columns."),
+        click.option("--max-seconds", type=float, help="Stop after so many seconds."),
         click.option(
             "--tree-error",
             type=float,
             metavar="E",
-            help="Of an exact one: take kernel products by a tree, each entry good to E, as for `dkgp train`.",
+            help="Take kernel products by a tree, each entry good to E, as for `dkgp train`.",
         ),
         click.option(
-            "--by-reference", is_flag=True, help="Let an exact one refer to DATASET instead of copying its inputs."
+            "--by-reference", is_flag=True, help="Let the model refer to DATASET instead of copying its inputs."
         ),
     )(function)
+
+
+# Headings of the help, and the options below each.
+GROUPS = {
+    "Options of every method": ("out", "method", "hyper", "class_weight", "isotropic", "seed"),
+    "Options of fixed-size": (
+        "pool",
+        "prototypes",
+        "max_basis",
+        "candidates",
+        "given_noise",
+        "folds",
+        "search",
+        "noise_variances",
+        "cardinality",
+        "stop",
+    ),
+    "Options of fixed-size and exact": ("intercept", "no_probability"),
+    "Options of logistic and gp": ("link", "multi_class", "regularisation"),
+    "Options of exact, and of logistic and gp on all samples": (
+        "solver",
+        "tolerance",
+        "gap",
+        "max_passes",
+        "max_seconds",
+        "tree_error",
+        "by_reference",
+    ),
+    "Options of logistic and gp on a basis (and --tol)": ("basis_size", "basis", "certify"),
+}
 
 
 def fixed_size_settings(options: dict[str, Any]) -> FixedSizeSettings:

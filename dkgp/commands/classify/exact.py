@@ -7,8 +7,9 @@ from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.classify.likelihood import cautioned
 from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
-from dkgp.commands.classify.tuned import tuned_on_a_subset
+from dkgp.commands.classify.tuned import found_or_tuned
 from dkgp.commands.own_work import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
@@ -54,9 +55,13 @@ class Exact(ClassifyMethod):
         check_tree_error(job.tree_error, job.tolerance, job.solver)
 
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
-        """Refuse a kernel or features that a tree cannot serve."""
-        if job.tree_error is not None and opened.hyperparameters is not None:
-            check_tree_kernel(opened.hyperparameters.kernel)
+        """Refuse a kernel or features that a tree cannot serve; tell of hyperparameters for something else."""
+        found = opened.hyperparameters
+        if found is None:
+            return
+        if job.tree_error is not None:
+            check_tree_kernel(fold_white(found.kernel, found.noise_variance)[0])
+        cautioned(found, None, reporter)
 
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
         """Return the settings that count for it."""
@@ -80,10 +85,8 @@ class Exact(ClassifyMethod):
     ) -> ClassifierRecord:
         """Solve for alpha and the intercept until decisions are near enough."""
         dataset, labels = prepared.dataset, prepared.labels
-        found = prepared.hyperparameters
-        if found is None:
-            found = tuned_on_a_subset(job, dataset, labels, reporter)
-            self.check_data(job, Opened(dataset, labels, found), None)
+        found = found_or_tuned(job, prepared, reporter)
+        self.check_data(job, Opened(dataset, labels, found), None)
         kernel, noise = fold_white(found.kernel, found.noise_variance)
         least = noise if prepared.weights is None else noise / float(prepared.weights.max())
         level = (

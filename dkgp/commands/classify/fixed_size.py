@@ -8,6 +8,7 @@ from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.classify.likelihood import cautioned
 from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
 from dkgp.commands.own_work import memory_budget
 from dkgp.commands.reporting.path_plot import plot_path
@@ -58,8 +59,10 @@ class FixedSize(ClassifyMethod):
             raise UsageError("`given_noise` and `noise_variances` both say which noise to take; leave one of them out")
 
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
-        """Refuse more folds than a class has samples."""
+        """Refuse more folds than a class has samples; tell of hyperparameters for something else."""
         stratified_folds(opened.labels, job.settings.folds, job.settings.seed)
+        if opened.hyperparameters is not None and job.given_noise:
+            cautioned(opened.hyperparameters, None, reporter)
 
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
         """Return all settings."""

@@ -11,6 +11,7 @@ from dkgp.data.stores.classifier.classifier_store import ClassifierForm
 from dkgp.errors import InputError, UsageError
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.likelihoods import Link, MultiClass
 from dkgp.solvers.registry import AUTO
 
 __all__ = ["BALANCED", "ClassifyJob"]
@@ -27,7 +28,8 @@ class ClassifyJob:
     dataset, out
         Dataset store with labels, and where the model goes.
     method
-        "fixed-size" (a few prototypes) or "exact" (all samples).
+        "fixed-size" (LS-SVM of a few prototypes), "exact" (LS-SVM of all samples), "logistic" (kernel logistic
+        regression) or "gp" (Gaussian process classification), of all samples or on a basis.
     hyper
         Hyperparameter file; None: found from the labels.
     given_noise
@@ -38,12 +40,23 @@ class ClassifyJob:
     class_weight
         "balanced" alone, or "NAME=W" for classes of a weight other than one.
     solver, tolerance, max_passes, max_seconds
-        Of an exact one: a solver's name or "auto", how near decisions are to be to the exact ones, and effort after
-        which to stop short of that.
+        Of one of all samples: the name of a solver of its method or "auto", how near decisions are to be to the exact
+        ones, and effort after which to stop short of that.
     tree_error
-        Of an exact one: take kernel products by a tree, each entry good to this.
+        Of one of all samples: take kernel products by a tree, each entry good to this.
     by_reference
-        Let an exact one refer to the dataset store instead of copying its inputs.
+        Let one of all samples refer to the dataset store instead of copying its inputs.
+    link, multi_class
+        Of a logistic one or a Gaussian process: "logit" or "probit"; "softmax" or "ovr" for several classes, by default
+        the first for "logistic" and the second for "gp".
+    regularisation
+        Of a logistic one: lambda.
+    gap
+        Of a logistic one or a Gaussian process of all samples: a proven relative gap of the risk to stop at instead of
+        `tolerance`.
+    basis_size, basis, certify
+        Of a logistic one or a Gaussian process on a basis: how many samples it has, which, and whether the distance to
+        the minimiser over all functions is proven.
     cluster
         Where the work runs.
     checkpoint, checkpoint_seconds, resume
@@ -69,6 +82,13 @@ class ClassifyJob:
     max_seconds: float | None = None
     by_reference: bool = False
     tree_error: float | None = None
+    link: Link = "logit"
+    multi_class: MultiClass | None = None
+    regularisation: float = 1.0
+    gap: float | None = None
+    basis_size: int | None = None
+    basis: str | None = None
+    certify: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     checkpoint: str | None = None
     checkpoint_seconds: float = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
@@ -54,7 +54,7 @@ class ClassifyMethod(ABC):
         What of dkgp's compiled code it needs besides the kernel's; see `dkgp.models.warm_up.helped`.
     """
 
-    own: ClassVar[frozenset[str]]
+    own: frozenset[str]
     said: str
     compiles: tuple[str, ...] = ()
 

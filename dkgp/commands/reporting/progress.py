@@ -31,11 +31,12 @@ __all__ = [
 DASHBOARD_NOTE = "dashboard: "
 
 # What of a record a solve is told to bring down to its tolerance, and what people call it.
-Measure: TypeAlias = Literal["gradient_inf_norm", "duality_gap", "objective_gap_bound"]
+Measure: TypeAlias = Literal["gradient_inf_norm", "duality_gap", "distance", "relative_residual"]
 MEASURES: dict[str, str] = {
     "gradient_inf_norm": "max|g|",
     "duality_gap": "relative gap",
-    "objective_gap_bound": "risk gap",
+    "distance": "distance",
+    "relative_residual": "distance",
 }
 
 Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]

@@ -11,6 +11,13 @@ from dkgp.kernels import kernel_text
 __all__ = ["classifier_info_tables", "classify_tables", "predicted_class_rows"]
 
 MOST_CLASSES = 8
+# Methods with a likelihood, in words, and the models that certified labels are those of.
+PROBABILISTIC = {"logistic": "kernel logistic regression", "gp": "Gaussian process classification"}
+EXACT_OF = {
+    "exact": "the exact LS-SVM's",
+    "logistic": "those of the exact minimiser of the risk",
+    "gp": "those of the exact Laplace approximation",
+}
 
 
 def classify_tables(document: Document) -> list[RenderableType]:
@@ -19,9 +26,9 @@ def classify_tables(document: Document) -> list[RenderableType]:
         ("model", document["out"]),
         *_about(document),
         *_how(document, document["class_weights"] is not None),
-        ("noise variance", f"{document['noise_variance']:.4g}"),
+        *_noise(document),
         *assumed_rows(document),
-        ("probabilities", "calibrated" if document["probabilities"] else "none"),
+        ("probabilities", _probabilities(document)),
         ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
         ("seconds", seconds_of(document)),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
@@ -40,9 +47,9 @@ def classifier_info_tables(document: Document) -> list[RenderableType]:
         *_about(summary),
         *_how(summary, weights is not None),
         ("kernel", kernel_text(document["kernel"], document["features"])),
-        ("noise variance", f"{document['noise_variance']:.4g}"),
+        *_noise(document),
         ("weights of classes", "all the same" if weights is None else _by_name(weights)),
-        ("probabilities", "calibrated" if document["probabilities"] else "none"),
+        ("probabilities", _probabilities(document)),
         *assumed_rows(summary),
         ("training set", document["fingerprint"]),
         ("dkgp", document["versions"].get("dkgp", "unknown")),
@@ -56,12 +63,16 @@ def classifier_info_tables(document: Document) -> list[RenderableType]:
 def predicted_class_rows(classes: Document, n: int) -> Rows:
     """Rows that tell what a classifier predicted at n samples."""
     rows: Rows = [("classes", _by_name(classes["counts"]))]
+    margins = "" if classes["method"] in PROBABILISTIC else " (margins at -1 and 1)"
     if classes["certified"] is not None:
         certified = f"{classes['certified']:,} of {n:,} ({classes['certified'] / n:.2%})"
-        rows += [
-            ("certified", f"{certified}: proven to be the exact LS-SVM's"),
-            ("decisions certified within", f"{classes['largest_decision_error_bound']:.3g} (margins at -1 and 1)"),
-        ]
+        rows.append(("certified", f"{certified}: proven to be {EXACT_OF[classes['method']]}"))
+    if classes["largest_decision_error_bound"] is not None:
+        rows.append(("decisions certified within", f"{classes['largest_decision_error_bound']:.3g}{margins}"))
+    widths = classes.get("interval_width_mean")
+    if widths is not None:
+        widest = classes["interval_width_max"]
+        rows.append(("probabilities certified within", f"intervals {widths:.3g} wide on average, {widest:.3g} at most"))
     return rows
 
 
@@ -74,15 +85,24 @@ def _about(document: Document) -> Rows:
 
 
 def _how(document: Document, weighted: bool) -> Rows:
-    """Either form: what decisions are sums over, and how good that is."""
-    if document["method"] == "exact":
-        errors = max(document["decision_error"])
-        return [
-            ("method", "exact: all samples"),
-            ("solved by", f"{document['solver']}: {document['reason']}"),
-            ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
-            ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
-        ]
+    """Tell what decisions are sums over, and how good that is."""
+    method = document["method"]
+    if method in PROBABILISTIC:
+        return _on_basis(document) if document.get("basis_size") else _of_samples(document)
+    return _exact(document) if method == "exact" else _fixed_size(document, weighted)
+
+
+def _exact(document: Document) -> Rows:
+    errors = max(document["decision_error"])
+    return [
+        ("method", "exact: all samples"),
+        ("solved by", f"{document['solver']}: {document['reason']}"),
+        ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
+        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
+    ]
+
+
+def _fixed_size(document: Document, weighted: bool) -> Rows:
     chosen = f"{document['cardinality']:,} prototypes of {document['pool']:,} ({document['prototypes']})"
     return [
         ("method", f"fixed-size: {chosen}"),
@@ -92,6 +112,63 @@ def _how(document: Document, weighted: bool) -> Rows:
         ),
         ("passes over the data", f"{document['passes']:,} in the search"),
     ]
+
+
+def _of_samples(document: Document) -> Rows:
+    """A logistic one or a Gaussian process of all samples: the risk, what is proven of it, and who found it."""
+    errors = [error for error in document["decision_error"] if error is not None]
+    chosen = document.get("chosen") or {}
+    why = f" ({chosen['reason']})" if "reason" in chosen else ""
+    rows: Rows = [
+        ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
+        ("minimised by", f"{document['solver']}{why}: {document['reason']}"),
+        *_risk(document),
+    ]
+    if errors:
+        rows.append(("decisions within about", f"{max(errors):.3g} of the exact minimiser's"))
+    rows.append(("rounds, products", f"{document['iterations']}, {document['column_passes']:.2f}"))
+    return rows
+
+
+def _on_basis(document: Document) -> Rows:
+    """A logistic one or a Gaussian process of some samples."""
+    basis = f"{document['basis_size']:,} samples ({document['basis']})"
+    rows: Rows = [
+        ("method", f"{PROBABILISTIC[document['method']]}: a basis of {basis}"),
+        ("minimised by", f"Newton's method, {document['iterations']} steps: {document['reason']}"),
+        *_risk(document),
+    ]
+    distance = document.get("distance")
+    if distance is not None:
+        rows.append(("decisions within", f"{_largest(distance):.3g} of the minimiser's over all functions, proven"))
+    return rows
+
+
+def _risk(document: Document) -> Rows:
+    gap = document.get("risk_gap")
+    proven = "" if gap is None else f", proven to be within {gap:.3g} of the least, relatively"
+    return [
+        ("lambda", f"{document['regularisation']:g}"),
+        ("risk", f"{document['risk']:.8g}{proven}"),
+    ]
+
+
+def _largest(values: float | list[float]) -> float:
+    return max(values) if isinstance(values, list) else values
+
+
+def _noise(document: Document) -> Rows:
+    """The noise variance of an LS-SVM; likelihoods of labels have none."""
+    return [] if document["method"] in PROBABILISTIC else [("noise variance", f"{document['noise_variance']:.4g}")]
+
+
+def _probabilities(document: Document) -> str:
+    likelihood = document["likelihood"]
+    if likelihood is None:
+        return "calibrated" if document["probabilities"] else "none"
+    name = likelihood["name"]
+    several = ", each class against the rest" if likelihood["n_classes"] > 2 and name != "softmax" else ""
+    return f"{name}{several}" + (", averaged over the latent functions" if document["method"] == "gp" else "")
 
 
 def _by_name(values: Document) -> str:

@@ -1,0 +1,134 @@
+"""The methods "logistic" and "gp" of `dkgp classify` on all samples: a risk's minimiser, certified."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.classify.job import ClassifyJob
+from dkgp.commands.classify.likelihood import cautioned, check_likelihood, evidence_of, likelihood_of
+from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
+from dkgp.commands.classify.tuned import found_or_tuned
+from dkgp.commands.reporting.progress import Measure, Reporter
+from dkgp.commands.reporting.risk_plot import plot_risk
+from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving
+from dkgp.commands.tree_sums import check_tree_error, check_tree_kernel
+from dkgp.data import ClassifierRecord
+from dkgp.errors import InputError, UsageError
+from dkgp.kernels import fold_white
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.records import gp_record, logistic_record
+from dkgp.solvers.registry import AUTO
+from dkgp.solvers.risk import RISK_METHODS
+from dkgp.solvers.risk.memory import risk_memory
+
+__all__ = ["OfSamples"]
+
+
+class OfSamples(ClassifyMethod):
+    """Kernel logistic regression, or a Gaussian process classifier, of all samples.
+
+    Parameters
+    ----------
+    said : {"logistic", "gp"}
+    """
+
+    own = frozenset(
+        {
+            "link",
+            "multi_class",
+            "solver",
+            "tolerance",
+            "gap",
+            "max_passes",
+            "max_seconds",
+            "by_reference",
+            "tree_error",
+        }
+    )
+
+    def __init__(self, said: Literal["logistic", "gp"]) -> None:
+        self.said = said
+        if said == "logistic":
+            self.own = self.own | {"regularisation"}
+
+    def check(self, job: ClassifyJob) -> None:
+        """Refuse solvers of other methods, a lambda, gap or tree that make no sense, and softmax of probits."""
+        check_likelihood(job)
+        if job.solver not in (AUTO, *RISK_METHODS):
+            names = ", ".join((AUTO, *RISK_METHODS))
+            raise InputError(f"`solver` must be one of {names} for `method` {self.said}; got '{job.solver}'")
+        if job.gap is not None:
+            if not (math.isfinite(job.gap) and job.gap > 0.0):
+                raise InputError(f"`gap` must be positive and finite; got {job.gap}")
+            if job.tolerance != DECISION_TOLERANCE:
+                raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
+        check_tree_error(job.tree_error, job.tolerance if job.gap is None else math.inf, job.solver)
+
+    def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
+        """Refuse a kernel or features that a tree cannot serve; tell of hyperparameters for something else."""
+        found = opened.hyperparameters
+        if found is None:
+            return
+        if job.tree_error is not None:
+            check_tree_kernel(fold_white(found.kernel, found.noise_variance)[0])
+        cautioned(found, evidence_of(likelihood_of(job, opened.labels)), reporter)
+
+    def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
+        """Return the settings that count for it."""
+        return {
+            "likelihood": likelihood_of(job, opened.labels).to_json(),
+            "regularisation": job.regularisation,
+            "isotropic": job.settings.isotropic,
+            "seed": job.settings.seed,
+            "tolerance": job.tolerance,
+            "gap": job.gap,
+            "solver": job.solver,
+            "tree_error": job.tree_error,
+        }
+
+    def train(
+        self, job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter
+    ) -> ClassifierRecord:
+        """Minimise the risk until decisions, or the risk itself, are near enough."""
+        dataset, labels = prepared.dataset, prepared.labels
+        likelihood = likelihood_of(job, labels)
+        found = found_or_tuned(job, prepared, reporter, likelihood)
+        self.check_data(job, Opened(dataset, labels, found), None)
+        kernel, _ = fold_white(found.kernel, found.noise_variance)
+        plan = planned_solve(
+            job, dataset, kernel, likelihood.n_outputs, risk_memory(), prepared.checkpointing, executor
+        )
+        prepared.begin(job)
+        goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
+        by_gp = self.said == "gp"
+        with solving(job, "classify", goal[0], reporter, measure=goal[1]) as rounds:
+            trained = train_logistic(
+                dataset,
+                labels,
+                found,
+                executor,
+                likelihood=likelihood,
+                regularisation=job.regularisation,
+                method=job.solver,
+                tolerance=job.tolerance,
+                gap=job.gap,
+                limits=effort_limits(job.max_passes, job.max_seconds),
+                weights=prepared.weights,
+                tree_error=job.tree_error,
+                **rounds.arguments(),
+                checkpointing=prepared.checkpointing,
+                coordinator_input_bytes=input_bytes(plan),
+                seed=job.settings.seed,
+            )
+        summary = {**trained.summary, "method": self.said, "memory_plan": plan.to_json()}
+        return (gp_record if by_gp else logistic_record)(trained, dataset, labels, prepared.weights, summary)
+
+    def draw(
+        self, path: str, record: ClassifierRecord, history: Sequence[Mapping[str, Any]], title: str, job: ClassifyJob
+    ) -> None:
+        """Draw the gap of the risk by products."""
+        plot_risk(path, history, title=title, goal=job.gap)
