@@ -31,7 +31,7 @@ class BenchPursuitJob:
     full
         The paper's own repeats and sizes.
     n
-        Training samples at most, of figures 11 to 13.
+        Training samples at most, of figures 11 to 13; the numbers of figure 6's signals.
     pool
         Prototypes to choose from, of figures 11 to 13.
     seed

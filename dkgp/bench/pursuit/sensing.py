@@ -33,6 +33,13 @@ class Shape:
     numbers: int = 4096
     spikes: int = 160
 
+    def of(self, numbers: int | None) -> Shape:
+        """Return the same proportions with so many numbers; itself where there is no wish."""
+        if numbers is None:
+            return self
+        share = numbers / self.numbers
+        return Shape(max(1, round(share * self.measurements)), numbers, max(1, round(share * self.spikes)))
+
 
 SHAPE = Shape()
 # Of Figure 5, which is Figueiredo and others' (2007).
@@ -130,22 +137,22 @@ def _said(shape: Shape) -> str:
 
 def figure_6(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
     """Share of signals recovered by noise variance."""
-    draws = job.repeats(DRAWS, PAPER_DRAWS)
+    draws, shape = job.repeats(DRAWS, PAPER_DRAWS), SHAPE.of(job.n)
     found = {name: np.zeros((len(VARIANCES), draws)) for name in ("SCDP", "LASSO")}
     executor = LocalExecutor()
     with reporter.work("figure 6: signals") as show:
         for level, variance in enumerate(VARIANCES):
             for number in range(draws):
-                signal = _signal(SHAPE, variance, [job.seed, 6, number])
-                w, _ = _scdp(signal, variance, SHAPE, executor)
-                found["SCDP"][level, number] = _recovered(signal, w, SHAPE.spikes)
-                found["LASSO"][level, number] = _recovered(signal, _lasso(signal, executor), SHAPE.spikes)
+                signal = _signal(shape, variance, [job.seed, 6, number])
+                w, _ = _scdp(signal, variance, shape, executor)
+                found["SCDP"][level, number] = _recovered(signal, w, shape.spikes)
+                found["LASSO"][level, number] = _recovered(signal, _lasso(signal, executor), shape.spikes)
                 show(Progress("signals", level * draws + number + 1, len(VARIANCES) * draws, "signals"))
     executor.close()
     shares = {name: values.mean(axis=1) for name, values in found.items()}
     rows = [
         {
-            "data": f"{_said(SHAPE)}, {draws} draws",
+            "data": f"{_said(shape)}, {draws} draws",
             "method": name,
             "what": f"recovered at variance {variance:g}",
             "value": float(share),
@@ -166,9 +173,9 @@ def figure_6(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
         panel.grid(alpha=0.3)
         panel.legend()
 
-    title = f"share of {draws} signals whose {SHAPE.spikes} largest numbers are where the spikes are"
+    title = f"share of {draws} signals whose {shape.spikes} largest numbers are where the spikes are"
     remarks = [
-        f'Recovered: the {SHAPE.spikes} numbers of largest size are where the spikes are. The paper says "after '
+        f'Recovered: the {shape.spikes} numbers of largest size are where the spikes are. The paper says "after '
         'appropriate thresholding", and no more. SCDP ends where the squared residual is that of the noise.'
     ]
     return PaperFigure(title, rows, figures, curves, draw, width=7.0, height=5.0, remarks=remarks)

@@ -29,6 +29,8 @@ __all__ = ["TO_COME", "Entry", "page"]
 TO_COME, NOT_ASKED = "to come", "not asked for"
 # Columns that stand for a paper's figures begin so.
 PAPER = "paper"
+# The title of a column of standard deviations.
+SPREAD = "+-"
 _LONGEST_VALUE = 400
 
 
@@ -115,7 +117,7 @@ def page(
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(cell=cell, is_paper=_is_paper)
+    environment.globals.update(cell=_cell, is_paper=_is_paper)
     return environment.from_string(_text("page.html"))
 
 
@@ -142,7 +144,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
     shown["sections"] = [
         {
             "title": section["title"],
-            "columns": [column for column in section["columns"] if _is_used(column, section["rows"])],
+            "columns": _columns(section),
             "rows": section["rows"],
             "figures": _pairs(section["figures"]),
             "pictures": pictures.get(section["section"], []),
@@ -164,6 +166,26 @@ def _shown(entry: Entry) -> dict[str, Any]:
 def _anchor(entry: Entry) -> dict[str, str]:
     unit = entry.unit
     return {"id": unit.name.replace(":", "-").replace("/", "-"), "name": unit.name, "title": unit.title}
+
+
+def _columns(section: Document) -> list[Document]:
+    """Columns that are used, each with that of its spread as `spread`, which stands in the same cell."""
+    found: list[Document] = []
+    for column in section["columns"]:
+        if not _is_used(column, section["rows"]):
+            continue
+        if column["title"] == SPREAD and found and not found[-1].get("text"):
+            found[-1] = {**found[-1], "spread": column}
+        else:
+            found.append(column)
+    return found
+
+
+def _cell(row: Document, column: Document) -> str:
+    """Return the text of a cell, with its spread."""
+    spread = column.get("spread")
+    shown = cell(row, column)
+    return shown if spread is None or row.get(spread["name"]) is None else f"{shown} ± {cell(row, spread)}"
 
 
 def _is_used(column: Document, rows: Sequence[Document]) -> bool:

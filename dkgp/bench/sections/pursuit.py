@@ -48,7 +48,8 @@ section.SECTIONS.add(
             Option("full", "The paper's own repeats and sizes.", type=bool, default=False),
             Option(
                 "n",
-                "Training samples at most, in figures 11 to 13.  [default: each figure's own]",
+                "Training samples at most, in figures 11 to 13, and the signal's numbers in figure 6.  [default: each "
+                "figure's own]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),

@@ -27,6 +27,7 @@ from dkgp.errors import InputError, MissingExtraError, NumericalError, UsageErro
 COLUMNS = (
     Column("what", "what", text=True),
     Column("ours", "here", ".3f"),
+    Column("ours_spread", "+-", ".1f"),
     Column("paper", "the paper", ".3f"),
     Column("ratio", "ratio", ".2f"),
 )
@@ -63,7 +64,15 @@ class Stage:
         kept = work.keep("draw-0", make)
         if (failure := self.fail.pop(name, None)) is not None:
             raise failure
-        rows = [{"what": f"seed {work.seed}", "ours": kept["value"], "paper": 100.0, "ratio": kept["value"] / 100.0}]
+        rows = [
+            {
+                "what": f"seed {work.seed}",
+                "ours": kept["value"],
+                "ours_spread": 0.5,
+                "paper": 100.0,
+                "ratio": kept["value"] / 100.0,
+            }
+        ]
         shown = section(f"table_{name}", f"{self.title} of {name}", COLUMNS, rows, remark=EVIL)
         yield Shown(shown, Drawing("any", lambda figure: None) if name == "second" else None)
 
@@ -170,7 +179,7 @@ def test_the_page_has_ours_beside_the_papers(stage: Stage, job: BenchPapersJob) 
         "20.0 s of measuring",  # ten each, by the clock
         "It shows first.",
         "A table of second",
-        "120.000 100.000 1.20",
+        "120.000 ± 0.5 100.000 1.20",
         "the paper",
         "short form",
         "data generated, since no folder was given",

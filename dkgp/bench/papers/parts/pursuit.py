@@ -212,7 +212,11 @@ _FIGURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "160 spikes of 4,096 numbers are recovered from 1,024 measurements, with fewer nonzero numbers than LASSO's.",
         {},
     ),
-    "6": ("Figure 6: recovery against noise", "SCDP recovers as LASSO does, up to the same noise.", {"draws": 1}),
+    "6": (
+        "Figure 6: recovery against noise",
+        "SCDP recovers as LASSO does, up to the same noise.",
+        {"n": 1024, "draws": 2},
+    ),
     "7": (
         "Figure 7: the cross-validated error by prototypes",
         "On Ripley's data the error stays at its least from 11 prototypes on.",
