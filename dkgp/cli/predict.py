@@ -52,6 +52,12 @@ __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
     "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
     "with short length scales, of many test samples.",
 )
+@click.option(
+    "--plug-in",
+    is_flag=True,
+    help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
+    "of the latent functions, which take longer.",
+)
 @click.option("--resume", is_flag=True, help="Go on with predictions that were interrupted.")
 @cluster_options
 @seed_option
@@ -59,6 +65,9 @@ __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
 @runs()
 def predict(reporter: Reporter, **options: Any) -> Document:
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
+
+    Of a classifier decisions, classes and probabilities; where the model is certified each decision with a proven bound
+    and each probability in a proven interval, probability_lower to probability_upper.
 
     With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
     reported; of a sparse model its method's own is, beside the exact model's interval. Samples whose interval stays

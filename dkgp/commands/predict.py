@@ -55,6 +55,8 @@ class PredictJob:
     tree_error
         Take sums over the training samples by a tree, each mean or decision good to this; see
         `dkgp.models.prediction.predict.predict`.
+    plug_in
+        Of a Gaussian process classifier: probabilities at its decisions, not averaged over their variances.
     """
 
     model: str
@@ -66,6 +68,7 @@ class PredictJob:
     overwrite: bool = False
     resume: bool = False
     tree_error: float | None = None
+    plug_in: bool = False
 
 
 def variance_settings(wanted: bool, seed: int, given: Mapping[str, Any], prefix: str = "") -> VarianceSettings | None:
@@ -143,6 +146,7 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
                 resume=job.resume,
                 interrupted=interruption,
                 tree_error=job.tree_error,
+                plug_in=job.plug_in,
             )
         peak_bytes = memory.bytes
     figures = summary.to_json()

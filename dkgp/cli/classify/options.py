@@ -66,13 +66,11 @@ def _prototypes_option() -> list[click.Option]:
 
 def _solver_option() -> list[click.Option]:
     from dkgp.solvers.registry import AUTO, solver_names
-    from dkgp.solvers.risk import RISK_METHODS
+    from dkgp.solvers.risk import RISK_HELP, RISK_METHODS
 
     names = tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS)))
-    text = (
-        "Who solves for it. Of exact as for `dkgp train`; of logistic and gp one of "
-        f"{', '.join(RISK_METHODS)}. auto: the one that should take the least time."
-    )
+    told = "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
+    text = f"Who solves for it. Of exact as for `dkgp train`; of logistic and gp one of {told}. auto: the quickest."
     return [click_option(Option("solver", text, default=AUTO, choices=names))]
 
 

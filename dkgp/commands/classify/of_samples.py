@@ -22,8 +22,7 @@ from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.models.classification.records import gp_record, logistic_record
 from dkgp.solvers.registry import AUTO
-from dkgp.solvers.risk import RISK_METHODS
-from dkgp.solvers.risk.memory import risk_memory
+from dkgp.solvers.risk import RISK_METHODS, risk_memory
 
 __all__ = ["OfSamples"]
 
@@ -99,9 +98,9 @@ class OfSamples(ClassifyMethod):
         found = found_or_tuned(job, prepared, reporter, likelihood)
         self.check_data(job, Opened(dataset, labels, found), None)
         kernel, _ = fold_white(found.kernel, found.noise_variance)
-        plan = planned_solve(
-            job, dataset, kernel, likelihood.n_outputs, risk_memory(), prepared.checkpointing, executor
-        )
+        columns = likelihood.n_outputs
+        memory = risk_memory(job.solver, dataset.n_samples, columns, dataset.n_features)
+        plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor)
         prepared.begin(job)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
         by_gp = self.said == "gp"

@@ -92,8 +92,11 @@ def evaluate_classes(
         codes[start:stop] = truth.labels(start, stop)
         certified = prediction.certified(start, stop) if "certified" in prediction.variables else None
         probabilities = prediction.read("probability", start, stop) if "probability" in prediction.variables else None
-        given = prediction.labels(start, stop)
-        tally.add(codes[start:stop], given, probabilities=probabilities, certified=certified)
+        given, intervals = prediction.labels(start, stop), None
+        if "probability_lower" in prediction.variables:
+            lower, upper = (prediction.read(f"probability_{end}", start, stop) for end in ("lower", "upper"))
+            intervals = lower, upper
+        tally.add(codes[start:stop], given, probabilities=probabilities, certified=certified, intervals=intervals)
         if abstain and certified is not None:
             kept[start:stop] = certified
     if "decision" not in prediction.variables or not kept.any():
@@ -107,6 +110,8 @@ def evaluate_classes(
 def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callable[[int], FloatArray]:
     """Return a function that reads one machine's decisions, (kept samples,), with its neighbours' where they fit."""
     group = max(1, MOST_DECISIONS // prediction.n_samples)
+    # Of softmax the decision for a class says nothing without the others': its probability ranks.
+    name = "probability" if prediction.attributes.get("likelihood") == "softmax" else "decision"
     held: dict[int, FloatArray] = {}
 
     def column(number: int) -> FloatArray:
@@ -114,7 +119,7 @@ def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callab
         if first not in held:
             held.clear()
             chunks = prediction.row_chunks()
-            read = [prediction.read("decision", *chunk)[kept[slice(*chunk)], first : first + group] for chunk in chunks]
+            read = [prediction.read(name, *chunk)[kept[slice(*chunk)], first : first + group] for chunk in chunks]
             held[first] = np.concatenate(read)
         return held[first][:, number - first]
 

@@ -21,6 +21,7 @@ __all__ = [
     "Reliability",
     "area_under_curve",
     "class_metrics",
+    "given_widths",
     "mean_area",
     "operating_curve",
 ]
@@ -84,6 +85,8 @@ class ClassMetrics:
         Share of *all* samples whose labels are proven to be those of the exact model, and how many of these are wrong.
     abstained : float or None
         Share of all samples that were left out since their labels are not certified; None where none was to be.
+    interval_width_mean, interval_width_max : float or None
+        Of the intervals in which the probability of the given label is proven to lie.
     auc : float or None
         Area under the curve of the decisions; of several classes the mean over each against the rest.
     """
@@ -102,6 +105,8 @@ class ClassMetrics:
     uncertified_error_rate: float | None = None
     abstained: float | None = None
     auc: float | None = None
+    interval_width_mean: float | None = None
+    interval_width_max: float | None = None
 
     @property
     def accuracy(self) -> float:
@@ -139,6 +144,8 @@ class ClassMetrics:
             **{f"certified_{name}": getattr(self, f"certified_{name}") for name in certified},
             "uncertified_error_rate": self.uncertified_error_rate,
             "abstained": self.abstained,
+            "interval_width_mean": self.interval_width_mean,
+            "interval_width_max": self.interval_width_max,
             "reliability": None if self.reliability is None else self.reliability.to_json(),
         }
 
@@ -162,6 +169,8 @@ class ClassTally:
     _loss: float = 0.0
     _brier: float = 0.0
     _bins: FloatArray = field(init=False)
+    _widths: float = 0.0
+    _widest: float = 0.0
     _has: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -179,6 +188,7 @@ class ClassTally:
         *,
         probabilities: FloatArray | None = None,
         certified: BoolArray | None = None,
+        intervals: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Take in the true and the given labels of r samples.
 
@@ -187,6 +197,8 @@ class ClassTally:
         codes, predicted : (r,) int
         probabilities : (r, C) float64, optional
         certified : (r,) bool, optional
+        intervals : (r, C) and (r, C) float64, optional
+            Ends between which the probabilities are proven to lie.
 
         Raises
         ------
@@ -218,6 +230,11 @@ class ClassTally:
                 )
             self._has.add("probabilities")
             self._add_probabilities(truth[kept], given[kept], values[kept])
+        if intervals is not None and len(given[kept]):
+            self._has.add("intervals")
+            widths = given_widths(given[kept], *(end[kept] for end in intervals))
+            self._widths += float(widths.sum())
+            self._widest = max(self._widest, float(widths.max()))
 
     def metrics(self, auc: float | None = None) -> ClassMetrics:
         """Return the figures of all that was taken in; `auc` is passed on.
@@ -255,6 +272,8 @@ class ClassTally:
             uncertified_error_rate=float(self._certified[0, 1] / known[0]) if has_certified and known[0] else None,
             abstained=(self._n - n) / self._n if self.abstain else None,
             auc=auc,
+            interval_width_mean=self._widths / n if "intervals" in self._has else None,
+            interval_width_max=self._widest if "intervals" in self._has else None,
         )
 
     def _codes(self, whose: str, codes: IntArray) -> IntArray:
@@ -286,6 +305,12 @@ class ClassTally:
         counts, claimed, events = self._bins
         size = np.maximum(counts, 1.0)
         return Reliability(claimed / size, events / size, counts.astype(np.int64))
+
+
+def given_widths(given: IntArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """Widths of the intervals (r, C) of the given labels' probabilities: (r,)."""
+    rows = np.arange(len(given))
+    return np.asarray(upper[rows, given] - lower[rows, given])
 
 
 def class_metrics(

@@ -53,8 +53,10 @@ def class_rounds(
     version: str,
     note: Callable[[str], None] | None = None,
     sums: Sums = EVERY_ENTRY,
+    *,
+    plug_in: bool = False,
 ) -> ClassRounds:
-    """Return the rounds of a prediction; parameters as of `exact_rounds`.
+    """Return the rounds of a prediction; parameters as of `exact_rounds`, `plug_in` as of `predict`.
 
     Raises
     ------
@@ -72,10 +74,10 @@ def class_rounds(
         )
     sums.require(context, executor)
     model.inputs(0, min(1, model.n_support))  # points that are gone are found out before anything is written
-    decider = decider_of(model)
+    decider = decider_of(model, plug_in=plug_in)
     if note is not None and decider.lacks is not None:
         note(decider.lacks)
-    return ClassRounds(model, context, decider, test, executor, sums)
+    return ClassRounds(model, context, decider, test, executor, sums, plug_in=plug_in)
 
 
 class ClassRounds:
@@ -93,6 +95,8 @@ class ClassRounds:
     executor : BlockExecutor
     sums : Sums
         How decisions take theirs.
+    plug_in : bool
+        Whether the store is to say that probabilities are not averaged.
     """
 
     depth = 2
@@ -106,6 +110,8 @@ class ClassRounds:
         test: Dataset,
         executor: BlockExecutor,
         sums: Sums = EVERY_ENTRY,
+        *,
+        plug_in: bool = False,
     ) -> None:
         self._context, self._decider, self._test, self._executor = context, decider, test, executor
         self._sums = sums
@@ -113,6 +119,10 @@ class ClassRounds:
         self.n_support, self.assumes, self.variables = model.n_support, decider.assumes, decider.variables
         self.attributes: dict[str, Any] = {} if decider.assumes is None else {"assumes": decider.assumes}
         self.attributes |= {"classes": list(model.classes), "method": model.form, "basis_size": model.n_support}
+        if model.likelihood is not None:
+            self.attributes["likelihood"] = model.likelihood["name"]
+        if plug_in:
+            self.attributes["plug_in"] = True
         self.attributes |= sums.attributes
 
     def prepare(self) -> None:
@@ -140,10 +150,13 @@ class ClassRounds:
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
         """Figures of the classes: method, counts by name, certified (a count, None where nothing is), computed."""
         assert self.classes is not None
+        widths = streamed.interval_widths
         return {
             "method": self.attributes["method"],
             "counts": dict(zip(self.classes, streamed.counts, strict=True)),
             "certified": streamed.certified,
+            "interval_width_mean": None if widths is None else widths[0],
+            "interval_width_max": None if widths is None else widths[1],
             "seconds_per_sample": seconds / max(1, streamed.computed),
             "computed": streamed.computed,
         }

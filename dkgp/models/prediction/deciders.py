@@ -327,14 +327,14 @@ def _posterior(context: BlockContext) -> BasisPosterior:
     return worker_cache().get((context.run_id, "posterior"), made)
 
 
-def decider_of(model: ClassifierRecord) -> Decider:
-    """The decider of a classifier's form."""
+def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
+    """The decider of a classifier's form; `plug_in` leaves a Gaussian process's probabilities unaveraged."""
     if model.form in ("logistic", "gp"):
         assert model.likelihood is not None
         # One of prototypes proves something where that was asked for.
         risk = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
         likelihood, assumes = Likelihood.from_json(model.likelihood), _assumes(model, proven=risk is not None)
-        if model.form == "gp" and model.is_sparse:
+        if model.form == "gp" and model.is_sparse and not plug_in:
             return BasisProcessDecider(likelihood, risk, assumes)
         return RiskDecider(likelihood, risk, assumes)
     calibration = None if model.calibration is None else Calibration.from_json(model.calibration)

@@ -75,6 +75,7 @@ def predict(
     resume: bool = False,
     interrupted: Callable[[], bool] | None = None,
     tree_error: float | None = None,
+    plug_in: bool = False,
 ) -> PredictSummary:
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
@@ -107,6 +108,9 @@ def predict(
     tree_error : float, optional
         Take sums over all training samples by a tree that prunes what hardly contributes, each standardised mean or
         decision good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
+    plug_in : bool
+        Of a Gaussian process classifier: take the likelihood's probabilities at the decisions, without averaging them
+        over the variances of its latent functions.
 
     Returns
     -------
@@ -129,7 +133,12 @@ def predict(
             f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. Probabilities tell how "
             "sure a class is, and the bounds of an exact one's decisions what of them is proven"
         )
-    sums = _sums(model, variance, tree_error)
+    if plug_in and not (isinstance(model, ClassifierRecord) and model.form == "gp"):
+        raise InputError(
+            f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
+            "leave it out"
+        )
+    sums = _sums(model, variance, tree_error, plug_in)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
@@ -139,7 +148,7 @@ def predict(
         with single_threaded_blas():
             rounds: Rounds
             if isinstance(model, ClassifierRecord):
-                rounds = class_rounds(model, test, executor, version, note, sums)
+                rounds = class_rounds(model, test, executor, version, note, sums, plug_in=plug_in)
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
@@ -181,12 +190,18 @@ def predict(
     return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
 
 
-def _sums(model: AnyModel, variance: VarianceSettings | None, tree_error: float | None) -> Sums:
+def _sums(model: AnyModel, variance: VarianceSettings | None, tree_error: float | None, plug_in: bool) -> Sums:
     """Return the way to take sums; `InputError` for a tree where there is nothing to prune."""
     if tree_error is None:
         return EVERY_ENTRY
     if not (math.isfinite(tree_error) and tree_error > 0.0):
         raise InputError(f"`tree_error` must be finite and positive; got {tree_error!r}")
+    if isinstance(model, ClassifierRecord) and model.form == "gp" and not (model.is_sparse or plug_in):
+        raise InputError(
+            "`tree_error` is for sums over all training samples, as decisions are; a Gaussian process's probabilities "
+            "are averaged over variances, which take whole columns of the kernel matrix. Leave it out, or give "
+            "`plug_in`, too"
+        )
     if variance is not None:
         raise InputError(
             "`tree_error` is for sums over all training samples, as means are; variances take whole columns of the "

@@ -16,6 +16,7 @@ import numpy as np
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.data import PredictionWriter, open_prediction
 from dkgp.errors import InterruptedRunError
+from dkgp.models.classification.metrics import given_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
 from dkgp.operators.base import FloatArray
 
@@ -72,7 +73,8 @@ class Region:
     """The record of a region that is stored: the largest error of a mean, how wide intervals are, and what is outside.
 
     `outside` counts samples whose own variance is proven wrong. Of a classifier `counts` are the samples of each class,
-    and of certified ones; the error is a decision's, None without a bound.
+    and of certified ones; the error is a decision's, None without a bound; `widths` are the sum and the largest of the
+    intervals of the classes' probabilities, where these are proven.
     """
 
     bound: float | None
@@ -80,6 +82,7 @@ class Region:
     outside: int = 0
     counts: tuple[int, ...] = ()
     certified: int | None = None
+    widths: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, FloatArray], attributes: Mapping[str, Any]) -> Region:
@@ -95,10 +98,15 @@ class Region:
 
     @classmethod
     def _of_classes(cls, values: Mapping[str, FloatArray], n_classes: int) -> Region:
-        counts = np.bincount(np.asarray(values["class"]).reshape(-1).astype(np.intp), minlength=n_classes)
+        given = np.asarray(values["class"]).reshape(-1).astype(np.intp)
+        counts = np.bincount(given, minlength=n_classes)
+        widths = None
+        if "probability_lower" in values and len(given):
+            each = given_widths(given, values["probability_lower"], values["probability_upper"])
+            widths = float(each.sum()), float(each.max())
         bound = float(np.max(values["decision_error_bound"])) if "decision_error_bound" in values else None
         certified = int(np.sum(values["certified"])) if "certified" in values else None
-        return cls(bound, None, counts=tuple(counts.tolist()), certified=certified)
+        return cls(bound, None, counts=tuple(counts.tolist()), certified=certified, widths=widths)
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,14 @@ class Streamed:
         """Samples whose class is proven to be the exact solution's; None where nothing is proven."""
         known = [region.certified for region in self.regions if region.certified is not None]
         return sum(known) if known else None
+
+    @property
+    def interval_widths(self) -> tuple[float, float] | None:
+        """Mean and largest width of the intervals of the classes' probabilities; None where there are none."""
+        known = [region.widths for region in self.regions if region.widths is not None]
+        if not known:
+            return None
+        return sum(total for total, _ in known) / sum(self.counts), max(widest for _, widest in known)
 
     @property
     def outside(self) -> int:

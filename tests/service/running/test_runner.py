@@ -210,6 +210,8 @@ STORED = [
     ("sparse", "normal"),
     ("classify", "intercept"),
     ("classify", "ones"),
+    ("classify", "curvature"),
+    ("classify", "posterior_lower"),
 ]
 
 

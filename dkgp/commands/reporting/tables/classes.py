@@ -36,6 +36,9 @@ def evaluated_class_tables(document: Document) -> list[RenderableType]:
             rows.append((words, f"{document[name]:.4f}"))
     if document["certified_share"] is not None:
         rows.append(("certified labels", _certified(document)))
+    if document["interval_width_mean"] is not None:
+        mean, most = document["interval_width_mean"], document["interval_width_max"]
+        rows.append(("probabilities certified within", f"intervals {mean:.3g} wide on average, {most:.3g} at most"))
     found: list[RenderableType] = [table_of("Evaluated", rows)]
     if len(document["classes"]) <= MOST_CLASSES:
         found.append(_confusion(document))

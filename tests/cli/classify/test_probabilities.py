@@ -1,0 +1,149 @@
+"""Probabilities by the command line: in intervals that hold the exact minimiser's, told by predict and evaluate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from dkgp.data import open_dataset, open_prediction
+from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.metrics import area_under_curve
+from tests.cli.conftest import refused
+
+Command = Callable[..., Any]
+Labelled = Callable[[int], dict[str, Any]]
+KERNEL = SquaredExponential((0.3, 0.1, 0.01), 20.0)
+
+
+@pytest.fixture(scope="module")
+def models(
+    labelled: Labelled, run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Models of two classes stopped early, so that their bounds are no rounding."""
+    folder = tmp_path_factory.mktemp("models")
+    hyper = folder / "hyper.json"
+    hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": 1.0}))
+    for name, options in {
+        "logistic": ("--method", "logistic", "--tol", 0.05),
+        "gp": ("--method", "gp", "--tol", 0.05),
+        "basis": ("--method", "gp", "--basis-size", 40, "--certify"),
+        "few": ("--pool", 30, "--search", "none"),
+    }.items():
+        command = ("classify", labelled(2)["train"], "--out", folder / name, "--hyper", hyper, "--cluster", "none")
+        document(run(*command, "--json", *options))
+    return {name: folder / name for name in ("logistic", "gp", "basis", "few")}
+
+
+@pytest.fixture(scope="module")
+def exact(labelled: Labelled) -> np.ndarray:
+    """Decisions of the exact minimiser at the test samples, by Newton's method on dense matrices."""
+    train, test = (open_dataset(labelled(2)[name]) for name in ("train", "test"))
+    X = train.inputs(0, train.n_samples)
+    T = test.as_seen_by(train.feature_names, (), train.standardisation).inputs(0, test.n_samples)
+    K, y = KERNEL(X, X), (train.all_labels() == 1).astype(float)
+    alpha = np.zeros(len(X))
+    for _ in range(60):
+        p = expit(K @ alpha)
+        # (K W + 1) alpha_new = y - p + W K alpha, from the gradient p - y + alpha.
+        weight = p * (1.0 - p)
+        alpha = np.linalg.solve(np.eye(len(X)) + weight[:, None] * K, y - p + weight * (K @ alpha))
+    assert np.abs(expit(K @ alpha) - y + alpha).max() < 1e-12
+    return np.asarray(KERNEL(T, X) @ alpha)
+
+
+def predict(labelled: Labelled, model: Path, out: Path, *options: object) -> tuple[object, ...]:
+    return ("predict", model, labelled(2)["test"], "--out", out, "--json", "--cluster", "none", *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--tree-error", 1e-2)], ids=["every entry", "by a tree"])
+def test_the_exact_probability_lies_in_its_interval(
+    models: dict[str, Path],
+    exact: np.ndarray,
+    labelled: Labelled,
+    run: Command,
+    document: Command,
+    tmp_path: Path,
+    options: tuple[object, ...],
+) -> None:
+    found = document(run(*predict(labelled, models["logistic"], tmp_path / "p", *options)))
+    stored = open_prediction(str(tmp_path / "p"))
+    away = np.abs(stored.read("decision")[:, 0] - exact)
+    assert (away <= stored.read("decision_error_bound")[:, 0]).all()
+    assert away.max() > 1e-9
+    p = np.column_stack([expit(-exact), expit(exact)])
+    lower, given, upper = (stored.read(name) for name in ("probability_lower", "probability", "probability_upper"))
+    assert (lower <= p).all()
+    assert (p <= upper).all()
+    assert (lower <= given).all()
+    assert (given <= upper).all()
+    # What is certified is the exact minimiser's label.
+    certified = stored.certified(0, stored.n_samples)
+    labels = stored.labels(0, stored.n_samples)
+    assert (labels[certified] == (exact > 0)[certified]).all()
+    assert found["classes"]["certified"] == certified.sum()
+    width = (upper - lower)[np.arange(len(labels)), labels]
+    assert found["classes"]["interval_width_mean"] == pytest.approx(width.mean())
+    assert found["classes"]["interval_width_max"] == pytest.approx(width.max())
+    told = document(run("evaluate", tmp_path / "p", labelled(2)["test"], "--json"))
+    assert told["interval_width_mean"] == pytest.approx(width.mean())
+    shown = " ".join(run("evaluate", tmp_path / "p", labelled(2)["test"]).stdout.split())
+    assert "probabilities certified within intervals" in shown
+
+
+def test_those_of_a_gaussian_process_are_averaged_unless_they_are_plugged_in(
+    models: dict[str, Path], labelled: Labelled, run: Command, document: Command, tmp_path: Path
+) -> None:
+    found = {}
+    for name, options in (("averaged", ()), ("plugged", ("--plug-in",))):
+        document(run(*predict(labelled, models["basis"], tmp_path / name, *options)))
+        stored = open_prediction(str(tmp_path / name))
+        found[name] = stored.read("probability")[:, 1]
+        decision = stored.read("decision")[:, 0]
+        assert ("latent_variance_upper" in stored.variables) == (name == "averaged")
+    np.testing.assert_allclose(found["plugged"], expit(decision), rtol=1e-12)
+    # Averaging draws towards one half, and turns no label round.
+    inside = np.abs(found["averaged"] - 0.5) <= np.abs(found["plugged"] - 0.5) + 1e-12
+    assert inside.all()
+    assert np.abs(found["averaged"] - found["plugged"]).max() > 0.01
+    resumed = (*predict(labelled, models["basis"], tmp_path / "averaged", "--plug-in"), "--resume")
+    refused(run(*resumed))
+
+
+def test_softmax_ranks_by_probabilities(labelled: Labelled, run: Command, document: Command, tmp_path: Path) -> None:
+    out, pred = tmp_path / "m", tmp_path / "p"
+    command = ("classify", labelled(3)["train"], "--out", out, "--method", "logistic", "--basis-size", 30, "--json")
+    document(run(*command, "--cluster", "none"))
+    document(run("predict", out, labelled(3)["test"], "--out", pred, "--json", "--cluster", "none"))
+    told, stored = document(run("evaluate", pred, labelled(3)["test"], "--json")), open_prediction(str(pred))
+    truth, probability = open_dataset(labelled(3)["test"]).all_labels(), stored.read("probability")
+    areas = [area_under_curve(probability[:, each], truth == each) for each in range(3)]
+    assert told["auc"] == pytest.approx(np.mean(areas))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("logistic", ("--plug-in",), "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
+        ("few", ("--plug-in",), "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
+        ("gp", ("--tree-error", 1e-3), "averaged over variances, which take whole columns of the kernel matrix"),
+        ("basis", ("--tree-error", 1e-3), "prototypes, which takes no time"),
+        ("logistic", ("--variance",), "has no variances"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    models: dict[str, Path],
+    labelled: Labelled,
+    run: Command,
+    tmp_path: Path,
+    model: str,
+    options: tuple[object, ...],
+    words: str,
+) -> None:
+    refused(run(*predict(labelled, models[model], tmp_path / "p", *options)), words)
+    assert not list(tmp_path.iterdir())
