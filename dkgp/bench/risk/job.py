@@ -37,7 +37,7 @@ MOST_ITERATIONS, MOST_SECONDS = 3000, 120.0
 # "the square root" is taken to hold within this factor; the theorem is of bounds, not of runs.
 ALLOWED_FACTOR = 2.0
 METHODS = (*RISK_METHODS, "auto")
-WARM_UP_SAMPLES = 256
+WARM_UP_SAMPLES = 1000
 
 RACE_COLUMNS = (
     Column("problem", "problem", text=True),
@@ -214,8 +214,8 @@ def race(problem: RiskProblem, job: BenchRiskJob, reporter: Reporter) -> list[di
                             job.regularisation,
                             method,
                             reporter,
-                            gap=1e-1 if warm else job.gap,
-                            max_iterations=2 if warm else job.max_iterations,
+                            gap=job.gap,
+                            max_iterations=4 if warm else job.max_iterations,
                             max_seconds=job.max_seconds,
                             precision="mixed",
                             label=f"{problem.name}: {LABELS[method]}",
