@@ -89,7 +89,7 @@ class Probable:
         if size is not None:
             given |= {"n_basis": min(size, trial.n)}
             given |= {"basis": self.settings["chosen"]} if "chosen" in self.settings else {}
-        estimator: Any = {"logistic": dkgp.KernelLogisticClassifier, "gp": dkgp.GPClassifier}[self.form]
+        estimator: Any = dkgp.KernelLogisticClassifier if self.form == "logistic" else dkgp.GPClassifier
         kernel = Hyperparameters.from_json(found["hyperparameters"])
         model = estimator(kernel=kernel, random_state=trial.seed, **given).fit(trial.inputs, trial.codes)
         return _Trained(model, model.n_basis_)
