@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import expit, softmax
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
 
 from dkgp.bench.certify import exact as certify
+from dkgp.bench.certify import likelihood
+from dkgp.bench.certify.dense import averaged_logit, latent_variances, logit_mode, softmax_mode
 from dkgp.bench.certify.job import run_bench_certify
 from dkgp.bench.certify.problems import BenchCertifyJob, Judged, spirals
 from dkgp.commands.reporting.progress import SilentReporter
@@ -99,3 +105,51 @@ def test_files_that_are_refused(folder: Path, name: str, message: str) -> None:
 def test_a_name_without_a_folder_is_refused() -> None:
     with pytest.raises(InputError, match="'adult' is a file in a folder of data sets; give `data`, or take 'spirals'"):
         run_bench_certify(BenchCertifyJob(problems=("adult",)), SilentReporter())
+
+
+@pytest.mark.parametrize("method", ["logistic"])
+def test_proofs_of_likelihoods_hold(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "MOST", 120)
+    monkeypatch.setattr(likelihood, "MOST_TESTS", 50)
+    job = BenchCertifyJob(str(folder), ("masked",), method=method, subset=80, isotropic=True)
+    document = run_bench_certify(job, SilentReporter())
+    tight, loose, early = document["rows"]
+    assert [row["stopped"] for row in (tight, loose, early)] == ["tightly", "loosely", "early"]
+    assert tight["judged"] == 50
+    assert tight["judged_certified"] > 45
+    assert tight["column_passes"] > loose["column_passes"] >= early["column_passes"]
+    assert tight["width"] < loose["width"]
+    assert all(row[name] == 0 for row in document["rows"] for name in ("wrong", "beyond", "outside"))
+    assert document["figures"]["judged"] == 150
+
+    exact = likelihood.exact_solution
+
+    def shifted(*given: Any) -> likelihood.Exact:
+        found = exact(*given)
+        return likelihood.Exact(
+            found.decisions + 0.01, np.clip(found.probabilities + np.array([-0.01, 0.01]), 0.0, 1.0), 0.0
+        )
+
+    monkeypatch.setattr(likelihood, "exact_solution", shifted)
+    figures = run_bench_certify(job, SilentReporter())["figures"]
+    assert figures["beyond"] >= 50
+    assert figures["outside"] >= 45
+
+
+def test_dense_references_against_scikit_learn(rng: np.random.Generator) -> None:
+    X = rng.standard_normal((80, 2))
+    codes = (X[:, 0] * X[:, 1] + 0.5 * rng.standard_normal(80) > 0.0).astype(np.int64)
+    kernel = RBF(0.8)
+    K = kernel(X)
+    theirs = GaussianProcessClassifier(kernel, optimizer=None).fit(X, codes)
+    mode = logit_mode(K, 2.0 * codes[:, None] - 1.0, 1.0)
+    np.testing.assert_allclose(mode.values[:, 0], theirs.base_estimator_.f_cached, rtol=1e-9)
+    tests = rng.standard_normal((20, 2))
+    across, p = kernel(tests, X), expit(mode.values[:, 0])
+    variance = latent_variances(K, across, np.ones(20), p * (1.0 - p))
+    averaged = averaged_logit((across @ mode.alpha)[:, 0], variance)
+    # Theirs is a mixture of five error functions.
+    np.testing.assert_allclose(averaged, theirs.predict_proba(tests)[:, 1], atol=1e-3)
+    hot = np.eye(3)[rng.integers(0, 3, 80)]
+    several = softmax_mode(K, hot, 0.5)
+    np.testing.assert_allclose(softmax(several.values, axis=1) - hot + 0.5 * several.alpha, 0.0, atol=1e-12)
