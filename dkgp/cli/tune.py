@@ -67,9 +67,10 @@ __all__ = ["tune", "tune_job"]
 )
 @click.option(
     "--likelihood",
-    type=click.Choice(["logit", "probit"]),
+    type=click.Choice(["logit", "probit", "softmax"]),
     help="Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation; several "
-    "classes each against the rest. Without it labels are tuned as a regression on signs, for an LS-SVM.",
+    "classes each against the rest, or coupled by softmax, which takes smaller subsets. Without it labels are tuned as "
+    "a regression on signs, for an LS-SVM.",
 )
 @click.option(
     "--basis-size",

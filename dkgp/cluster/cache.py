@@ -108,7 +108,7 @@ class FeatureCache:
             del self._sums[family]
 
     def discard_run(self, run_id: str) -> None:
-        """Forget every value whose key starts with `run_id`."""
+        """Forget every value whose key starts with `run_id`, or with a run within it, `run_id/...`."""
         self.discard(run_id)
 
     def discard(self, *prefix: Hashable, but: Hashable = None) -> None:
@@ -135,7 +135,7 @@ class FeatureCache:
 
     def _drop(self, prefix: tuple[Hashable, ...], but: Hashable = None) -> None:
         count = len(prefix)
-        for key in [k for k in self._values if isinstance(k, tuple) and k[:count] == prefix]:
+        for key in [k for k in self._values if isinstance(k, tuple) and _starts(k, prefix)]:
             if but is None or key[count] != but:
                 self._is_gone(key, self._values[key])
                 del self._values[key]
@@ -145,6 +145,16 @@ class FeatureCache:
         with self._lock:
             self._values.clear()
             self._sums.clear()
+
+
+def _starts(key: tuple[Hashable, ...], prefix: tuple[Hashable, ...]) -> bool:
+    """True if a key starts so; a run `a/b` belongs to the run `a`."""
+    if key[: len(prefix)] == prefix:
+        return True
+    run, of = key[:1], prefix[:1]
+    if len(prefix) > 1 or not run or not (isinstance(run[0], str) and isinstance(of[0], str)):
+        return False
+    return run[0].startswith(f"{of[0]}/")
 
 
 def _family(key: Hashable) -> Hashable:

@@ -77,9 +77,10 @@ def tune_labels(
         Whether the kernel's amplitude is free. Decisions depend on its ratio to s2 alone.
     tolerance, max_evaluations
         As there, but for defaults: decisions do not change with the last digits.
-    likelihood : {"logit", "probit"}, optional
+    likelihood : {"logit", "probit", "softmax"}, optional
         Maximise the evidence of the labels instead, in Laplace's approximation; of several classes, of each against the
-        rest, added up. `learn_variance` is of no account then.
+        rest, added up, unless softmax couples them (of two classes that is logit). `learn_variance` is of no account
+        then.
     subsets, start, restarts, folds, holdout, executor
         As there; with a likelihood only. Scores are error rates and log losses of averaged probabilities.
     weights : (n,) float64, optional
@@ -104,6 +105,8 @@ def tune_labels(
     if isotropic and kernel is None:
         kernel = "rbf(isotropic=True)"
     if likelihood is not None:
+        if likelihood == "softmax" and labels.n_classes == 2:
+            likelihood = "logit"
         choices = Choices(
             kernel, bounds=bounds, fixed=fixed, priors=priors, start=start, folds=folds, likelihood=likelihood
         )

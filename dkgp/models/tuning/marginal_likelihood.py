@@ -172,6 +172,11 @@ class DenseObjective:
         """The value and its gradient, or None where Kbar is not numerically positive definite."""
         raise NotImplementedError
 
+    @classmethod
+    def matrices(cls, n_targets: int) -> int:
+        """Matrices of order n that an evaluation holds, those that it is lent among them."""
+        return cls.n_matrices
+
     @staticmethod
     def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
         """The value of the best model of samples that have nothing to do with their inputs, for `targets` (n, p)."""

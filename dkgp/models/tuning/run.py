@@ -195,7 +195,8 @@ def projected_tuning_bytes(
     The other parameters are those of `tune`, and so are the errors.
     """
     chosen, _ = _start(Choices(kernel, objective, start=start, likelihood=likelihood), feature_names)
-    matrices = (OBJECTIVES[objective] if likelihood is None else LABEL_OBJECTIVES[likelihood]).n_matrices
+    kind = OBJECTIVES[objective] if likelihood is None else LABEL_OBJECTIVES[likelihood]
+    matrices = kind.matrices(n_targets)
     common = projected_peak_bytes(
         subset_size, len(feature_names), n_targets, subsets=subsets, at_once=at_once, matrices=matrices
     )

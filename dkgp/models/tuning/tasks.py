@@ -20,6 +20,7 @@ from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LabelEvidence, LogitEvidence, ProbitEvidence
+from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence
 from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
 from dkgp.models.tuning.subsets import Subsets
@@ -37,11 +38,15 @@ __all__ = [
 
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
-LabelLikelihood: TypeAlias = Literal["logit", "probit"]
+LabelLikelihood: TypeAlias = Literal["logit", "probit", "softmax"]
 
 OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
 # Evidence of labels, in Laplace's approximation.
-LABEL_OBJECTIVES: dict[LabelLikelihood, type[LabelEvidence]] = {"logit": LogitEvidence, "probit": ProbitEvidence}
+LABEL_OBJECTIVES: dict[LabelLikelihood, type[LabelEvidence]] = {
+    "logit": LogitEvidence,
+    "probit": ProbitEvidence,
+    "softmax": SoftmaxEvidence,
+}
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.data import ModelRecord
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.variance.remainder import GROUP
-from dkgp.operators.base import IndexArray
+from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, jitter, regularised_factor, stand_in
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["Landmarks", "choose_landmarks", "group_gain", "is_enough", "jitter", "judged"]
+__all__ = ["Landmarks", "SupportSamples", "choose_landmarks", "group_gain", "is_enough", "jitter", "judged"]
 
 FIRST_CHECK_RANK = 128
 # The bound below is of lengths, and intervals are narrower: of 5,000 latent ones the widest had .28 and .23 of it at
@@ -42,6 +41,21 @@ GROUPED_LATENT, GROUPED = 1.2, 12.0
 GROUPS_LOOKED_AT = 4
 # A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
 SINGLE_FROM_RANK = 1024
+
+
+class SupportSamples(Protocol):
+    """Training samples and their noise: a stored model, or what `dkgp.models.variance.scaled` makes of one."""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples n."""
+
+    @property
+    def noise_variance(self) -> float:
+        """s2."""
+
+    def input_rows(self, indices: IndexArray) -> FloatArray:
+        """Standardised inputs at `indices`, (len(indices), d)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Landmarks:
 
 
 def choose_landmarks(
-    model: ModelRecord,
+    model: SupportSamples,
     kernel: Kernel,
     *,
     gap: float,
@@ -88,7 +102,7 @@ def choose_landmarks(
 
     Parameters
     ----------
-    model : ModelRecord
+    model : SupportSamples
     kernel : Kernel
     gap : float
         Relative gap that variances are to be certified to.
@@ -167,7 +181,7 @@ def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: floa
 
 
 def judged(
-    landmarks: Landmarks, model: ModelRecord, kernel: Kernel, *, gap: float, latent: bool
+    landmarks: Landmarks, model: SupportSamples, kernel: Kernel, *, gap: float, latent: bool
 ) -> tuple[Landmarks, bool]:
     """The landmarks, with the gain of groups where it matters, and if a factor on them is expected to suffice."""
     measured = landmarks.residual_trace, landmarks.effective_dimension, model.noise_variance, gap, model.n_samples
@@ -178,7 +192,7 @@ def judged(
     return landmarks, is_enough(*measured, landmarks.gain, latent=latent)
 
 
-def group_gain(model: ModelRecord, kernel: Kernel, landmarks: IndexArray) -> float:
+def group_gain(model: SupportSamples, kernel: Kernel, landmarks: IndexArray) -> float:
     """Factor by which groups narrow what `Remainder` bounds, trace(E_bb)^2 / |E_bb|^2: from 1 to the samples of one.
 
     Of a few runs of samples as they lie in the model: neighbours in space that are neighbours there gain little.

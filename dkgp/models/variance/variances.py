@@ -12,13 +12,13 @@ import copy
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
-from dkgp.data import Dataset, ModelRecord
+from dkgp.data import ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, judged
+from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -40,10 +40,21 @@ from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 
-__all__ = ["VarianceRun", "VarianceSettings", "variance_task"]
+__all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
 REGIONS = 1000
+
+
+class TestRows(Protocol):
+    """Test samples as a model sees them."""
+
+    @property
+    def n_samples(self) -> int:
+        """Their number."""
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised rows start:stop."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +131,15 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 @needs_one_arithmetic
 def variance_task(
     source: FactorSource,
-    certificate: Certificate,
-    test: Dataset,
+    certificate: Certificate | None,
+    test: TestRows,
     options: _BatchOptions,
     batches: list[tuple[int, int]],
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
-    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised."""
+    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
+
+    Without a certificate there are no means: p = 0.
+    """
     factor, preconditioner = source.factor(), source.preconditioner(options.threads)
     results = []
     for start, stop in batches:
@@ -141,7 +155,9 @@ def variance_task(
             threads=options.threads,
             preconditioner=preconditioner,
         )
-        mean, error = certified_means(source.context, certificate, inputs)
+        mean = error = np.zeros((len(inputs), 0))
+        if certificate is not None:
+            mean, error = certified_means(source.context, certificate, inputs)
         results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
     return results
 
@@ -151,14 +167,14 @@ class VarianceRun:
 
     Parameters
     ----------
-    model : ModelRecord
+    model : ModelRecord or SupportSamples
     kernel : Kernel
     context : BlockContext
         Of the model's support inputs.
-    certificate : Certificate
-        Of the means.
-    test : Dataset
-        As the model sees it.
+    certificate : Certificate or None
+        Of the means; None where they are not wanted.
+    test : TestRows
+        A data set as the model sees it.
     executor : BlockExecutor
     settings : VarianceSettings
     stored : dict, optional
@@ -184,11 +200,11 @@ class VarianceRun:
 
     def __init__(
         self,
-        model: ModelRecord,
+        model: SupportSamples,
         kernel: Kernel,
         context: BlockContext,
-        certificate: Certificate,
-        test: Dataset,
+        certificate: Certificate | None,
+        test: TestRows,
         executor: BlockExecutor,
         settings: VarianceSettings,
         stored: dict[str, Any] | None = None,
@@ -215,7 +231,11 @@ class VarianceRun:
         self._n = n = model.n_samples
         memory_bytes = settings.memory_bytes or default_memory_bytes(n)
         largest = stored["largest_rank"] if stored else chosen_rank(n, self._n_test, settings.rank, memory_bytes)
-        kept, self._trouble = kept_factor(model, kernel, settings.rank, proving=settings.max_passes < 1)
+        kept, self._trouble = None, ""
+        if isinstance(model, ModelRecord):
+            kept, self._trouble = kept_factor(model, kernel, settings.rank, proving=settings.max_passes < 1)
+        elif settings.keep_factor:
+            raise InputError("`keep_factor` is of use with a model of a regression; leave it out")
         landmarks = (
             landmarks_of(kept)
             if kept
@@ -290,7 +310,7 @@ class VarianceRun:
         self._tally = ProductTally()
         self._factor_seconds = 0.0
 
-    def at(self, test: Dataset) -> VarianceRun:
+    def at(self, test: TestRows) -> VarianceRun:
         """The same run at another part of the test samples, with figures of its own."""
         other = copy.copy(self)
         other._test = test
@@ -323,14 +343,14 @@ class VarianceRun:
         batches = max(1, self.region_rows // int(self.plan["batch_size"]))
         return max(1, math.ceil(self._executor.parallelism / batches)) + 1
 
-    def prepare(self, model: ModelRecord) -> str:
+    def prepare(self, model: SupportSamples) -> str:
         """Have the factor built on the workers, and kept where that is wanted; say what was done."""
         started = time.perf_counter()
         groups = [[index] for index in range(self._executor.parallelism)]
         self._executor.submit("kfactor", factor_task, (self._source,), groups).result()
         loaded = self._source.stored is not None
         trouble = self._trouble
-        if self._settings.keep_factor and not loaded:
+        if self._settings.keep_factor and not loaded and isinstance(model, ModelRecord):
             try:
                 keep_factor(model, self._source, self._landmarks, gap=self._settings.gap, seed=self._settings.seed)
             except (StorageError, StoreError) as error:

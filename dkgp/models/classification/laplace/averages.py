@@ -11,24 +11,16 @@ the second derivative of the sigmoid does, which is odd. So both ends are at cor
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-import scipy.special
-from scipy.stats import qmc
 
 from dkgp.errors import InputError
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS
-from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid
+from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid, averaged_softmax
 from dkgp.operators.base import FloatArray
 
-__all__ = ["SOFTMAX_DRAWS", "averaged", "averaged_intervals", "averaged_softmax"]
+__all__ = ["averaged", "averaged_intervals", "averaged_softmax"]
 
-# Of Sobol's sequence, scrambled with a fixed seed. Means of three to ten classes have an error of 1e-4 or less against
-# quadrature, for variances to 100.
-SOFTMAX_DRAWS = 4096
-NUMBERS_AT_ONCE = 2_000_000
 # SciPy's ndtr is within 2.3 eps (1 + z^2) of itself (`dkgp.models.classification.likelihoods`); its argument m / sqrt(1
 # + v) is off by three roundings, to which ndtr answers with z^2 + 1 times as much at most. Beyond -38.6 it is zero.
 PROBIT_ERROR, FARTHEST = 32.0 * EPS, 38.6
@@ -111,40 +103,6 @@ def averaged_intervals(
         lower = a / (a + z.sum(axis=1, keepdims=True) - z)
         upper = z / (z + a.sum(axis=1, keepdims=True) - a)
     return _below(np.nan_to_num(lower, nan=0.0), rest), _above(np.nan_to_num(upper, nan=1.0), rest)
-
-
-def averaged_softmax(mean: FloatArray, covariance: FloatArray) -> FloatArray:
-    """Means of softmax over normal functions, by `SOFTMAX_DRAWS` fixed draws: (r, C), whose rows sum to one.
-
-    Parameters
-    ----------
-    mean : (r, C) float64
-    covariance : (r, C, C) float64
-        Positive semidefinite.
-    """
-    r, n_classes = mean.shape
-    roots = _roots(covariance)
-    draws = _draws(n_classes)
-    result = np.empty((r, n_classes))
-    step = max(1, NUMBERS_AT_ONCE // (len(draws) * n_classes))
-    for start in range(0, r, step):
-        rows = slice(start, min(start + step, r))
-        values = np.einsum("sj,rij->rsi", draws, roots[rows]) + mean[rows, None, :]
-        result[rows] = scipy.special.softmax(values, axis=2).mean(axis=1)
-    return np.asarray(result / result.sum(axis=1, keepdims=True))
-
-
-def _roots(covariance: FloatArray) -> FloatArray:
-    values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :])
-
-
-@cache
-def _draws(n_classes: int) -> FloatArray:
-    """Standard normal draws with mean zero, each with its opposite: (SOFTMAX_DRAWS, C)."""
-    points = qmc.Sobol(n_classes, scramble=True, seed=0).random(SOFTMAX_DRAWS // 2)
-    half = scipy.special.ndtri(np.clip(points, 1e-12, 1.0 - 1e-12))
-    return np.concatenate([half, -half])
 
 
 def _average(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -52,7 +52,7 @@ def test_length_scales_tell_the_features_that_matter(rng: np.random.Generator) -
     assert found.gamma[0] > 10.0 * max(found.gamma[1:])
 
 
-@pytest.mark.parametrize("likelihood", ["logit", "probit"])
+@pytest.mark.parametrize("likelihood", ["logit", "probit", "softmax"])
 def test_subsets_add_up_to_the_same_bits_on_any_number_of_threads(likelihood: str, rng: np.random.Generator) -> None:
     data, labels = labelled(rng, 300, 3)
     weights = rng.uniform(0.5, 2.0, 300)
@@ -111,5 +111,5 @@ def test_what_is_refused(rng: np.random.Generator) -> None:
         tune_labels(data, labels, likelihood="logit", fixed={"noise_variance": 0.1})
     with pytest.raises(InputError, match="leave white noise out of the kernel"):
         tune_labels(data, labels, likelihood="logit", kernel="rbf + 0.1 * white")
-    with pytest.raises(InputError, match="must be one of logit, probit"):
+    with pytest.raises(InputError, match="must be one of logit, probit, softmax"):
         tune_labels(data, labels, likelihood="gauss")  # type: ignore[arg-type]
