@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from dkgp.models.classification.basis.train import TrainedOnBasis
 from dkgp.models.classification.exact.train import TrainedExact
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize
 from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.laplace.train import TrainedGP
 from dkgp.models.classification.logistic.train import TrainedLogistic
 from dkgp.operators.base import FloatArray
 
@@ -128,14 +131,16 @@ def logistic_record(
 
 
 def gp_record(
-    trained: TrainedLogistic,
+    trained: TrainedGP,
     dataset: Dataset,
     labels: Labels,
     weights: FloatArray | None = None,
     summary: dict[str, Any] | None = None,
 ) -> ClassifierRecord:
     """Return a Gaussian process classifier's record, of all samples; parameters as of `exact_record`."""
-    return _risk_record(trained, dataset, labels, weights, summary, "gp")
+    record = _risk_record(trained, dataset, labels, weights, summary, "gp")
+    told = [factor if math.isfinite(factor) else None for factor in trained.curvature_factor]
+    return replace(record, certificate={**record.certificate, "curvature_factor": told})
 
 
 def _risk_record(

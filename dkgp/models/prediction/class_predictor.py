@@ -12,18 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data import ClassifierRecord
+from dkgp.data import ClassifierRecord, standardised_inputs
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
 from dkgp.models.prediction.deciders import ClassifierSupport, decider_of
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.sums import PIECE_ROWS
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
 __all__ = ["ClassPredicted", "ClassPredictor", "ClassPredictorSource"]
+
+ROWS_PLANNED_FOR = 1024
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,35 @@ class ClassPredictor:
         Under which this process's cache keeps what belongs to the model; see `Predictor.forget`.
     threads : int, optional
         All cores by default.
+    variance : VarianceSettings, optional
+        Of a Gaussian process' latent variances.
+    n_test : int
+        About how many rows will be predicted in all; what latent variances are planned for.
     """
 
     nbytes = 0  # in a worker's cache: what is large is there by itself
 
-    def __init__(self, model: ClassifierRecord, version: str, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: ClassifierRecord,
+        version: str,
+        *,
+        threads: int | None = None,
+        variance: VarianceSettings | None = None,
+        n_test: int = ROWS_PLANNED_FOR,
+    ) -> None:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._model, self._threads = model, threads
         self._context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
         self._decider = decider_of(model)
+        self._variances: ClassVariances | None = None
+        if model.form == "gp" and not model.is_sparse:
+            executor: BlockExecutor = HereExecutor() if threads == 1 else LocalExecutor(threads)
+            none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
+            with single_threaded_blas():
+                self._variances = ClassVariances(
+                    model, self._context, none, executor, latent_settings(variance), n_test=n_test
+                )
 
     def __call__(self, inputs: FloatArray) -> ClassPredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -144,8 +170,19 @@ class ClassPredictor:
 
         with single_threaded_blas():
             in_parallel(work, pieces, self._threads)
-        joined = {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+            joined = {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+            joined |= self._latent(rows)
         return ClassPredicted(self._decider.told(joined))
+
+    def _latent(self, rows: FloatArray) -> dict[str, FloatArray]:
+        """The ends of latent variances, where the model has some."""
+        if self._variances is None:
+            return {}
+        if not len(rows):
+            nothing = np.zeros((0, self._model.n_outputs))
+            return {"latent_variance_lower": nothing, "latent_variance_upper": nothing}
+        run = self._variances.at(standardised_inputs(rows, self._model.feature_names))
+        return run.collect(run.submit(0, len(rows)).result(), 0, len(rows))
 
 
 @dataclass(frozen=True)

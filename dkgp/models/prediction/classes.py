@@ -5,7 +5,8 @@ Pieces of a region are the same whoever computes them, and so are the bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenl
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
 from dkgp.models.prediction.streaming import Streamed
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
+from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -55,13 +58,21 @@ def class_rounds(
     sums: Sums = EVERY_ENTRY,
     *,
     plug_in: bool = False,
+    variance: VarianceSettings | None = None,
+    stored: Sequence[dict[str, Any]] | None = None,
 ) -> ClassRounds:
     """Return the rounds of a prediction; parameters as of `exact_rounds`, `plug_in` as of `predict`.
+
+    `variance` are settings of latent variances, which a Gaussian process of all samples has in any case; `stored` their
+    plans, of a prediction that is resumed.
 
     Raises
     ------
     InputError
-        Tree sums over a few prototypes, or of a kernel that a tree cannot serve.
+        Tree sums over a few prototypes, or of a kernel that a tree cannot serve; other settings of variances than those
+        of the prediction to resume, or any where there are none.
+    MemoryBudgetError
+        Latent variances do not fit in their working memory.
     StoreError
         The model's support inputs cannot be read.
     """
@@ -77,7 +88,33 @@ def class_rounds(
     decider = decider_of(model, plug_in=plug_in)
     if note is not None and decider.lacks is not None:
         note(decider.lacks)
-    return ClassRounds(model, context, decider, test, executor, sums, plug_in=plug_in)
+    variances = None
+    if model.form == "gp" and not model.is_sparse and not plug_in:
+        variances = ClassVariances(model, context, test, executor, latent_settings(variance), stored)
+    elif variance is not None:
+        raise InputError(
+            f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. A Gaussian process of "
+            "all samples has those of its latent functions; bounds of decisions tell what of others is proven"
+        )
+    return ClassRounds(model, context, decider, test, executor, sums, plug_in=plug_in, variances=variances)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region's rounds: decisions and latent variances, which are submitted together."""
+
+    start: int
+    stop: int
+    decisions: PendingRound
+    variances: PendingRound
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return self.decisions.done() and self.variances.done()
+
+    def result(self) -> list[Any]:
+        """Wait for both; their results, and the region's rows."""
+        return [self.decisions.result(), self.variances.result(), self.start, self.stop]
 
 
 class ClassRounds:
@@ -97,10 +134,9 @@ class ClassRounds:
         How decisions take theirs.
     plug_in : bool
         Whether the store is to say that probabilities are not averaged.
+    variances : ClassVariances, optional
+        Of the latent functions.
     """
-
-    depth = 2
-    region_rows: int | None = None
 
     def __init__(
         self,
@@ -112,9 +148,12 @@ class ClassRounds:
         sums: Sums = EVERY_ENTRY,
         *,
         plug_in: bool = False,
+        variances: ClassVariances | None = None,
     ) -> None:
         self._context, self._decider, self._test, self._executor = context, decider, test, executor
-        self._sums = sums
+        self._sums, self._variances = sums, variances
+        self.depth = 2 if variances is None else variances.depth
+        self.region_rows: int | None = None if variances is None else variances.region_rows
         self.classes: tuple[str, ...] | None = model.classes
         self.n_support, self.assumes, self.variables = model.n_support, decider.assumes, decider.variables
         self.attributes: dict[str, Any] = {} if decider.assumes is None else {"assumes": decider.assumes}
@@ -124,9 +163,12 @@ class ClassRounds:
         if plug_in:
             self.attributes["plug_in"] = True
         self.attributes |= sums.attributes
+        if variances is not None:
+            self.attributes["latent_variance"] = variances.plan
 
-    def prepare(self) -> None:
-        """Nothing: the first task that a worker gets opens the model."""
+    def prepare(self) -> str | None:
+        """Have what latent variances take; else the first task that a worker gets opens the model."""
+        return None if self._variances is None else self._variances.prepare()
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
@@ -134,12 +176,18 @@ class ClassRounds:
         portable = self._sums.tree_error is None and not self._decider.takes_blas
         task = decision_task if portable else library_decision_task
         arguments = (self._context, self._decider, self._sums, self._test)
-        return self._executor.submit("kdecide", task, arguments, groups)
+        decisions = self._executor.submit("kdecide", task, arguments, groups)
+        if self._variances is None:
+            return decisions
+        return Region(start, stop, decisions, self._variances.submit(start, stop))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces, and tell class and probability of its decisions."""
-        order = np.concatenate([rows for rows, _ in results])
         found: dict[str, FloatArray] = {}
+        if self._variances is not None:
+            results, of_variances, start, stop = results
+            found = self._variances.collect(of_variances, start, stop)
+        order = np.concatenate([rows for rows, _ in results])
         for name in results[0][1]:
             whole = np.concatenate([values[name] for _, values in results])
             found[name] = np.empty_like(whole)
@@ -159,4 +207,5 @@ class ClassRounds:
             "interval_width_max": None if widths is None else widths[1],
             "seconds_per_sample": seconds / max(1, streamed.computed),
             "computed": streamed.computed,
+            **({} if self._variances is None else {"latent_variance": self._variances.summary(seconds)}),
         }

@@ -21,7 +21,8 @@ from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
 from dkgp.models.classification.exact.decisions import certified_decisions
 from dkgp.models.classification.labels import decided
-from dkgp.models.classification.laplace.averages import averaged, averaged_softmax
+from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
+from dkgp.models.classification.laplace.train import LEAST_CURVATURE
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
@@ -35,6 +36,7 @@ __all__ = [
     "Decider",
     "ExactDecider",
     "FixedSizeDecider",
+    "GaussianDecider",
     "RiskDecider",
     "decider_of",
 ]
@@ -87,6 +89,15 @@ class ClassifierSupport:
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised points start:stop."""
         return self.record().inputs(start, stop)
+
+    def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
+        """sqrt(W) of the points start:stop in a column, of a Gaussian process of all samples; see `PrecisionSource`.
+
+        W below `LEAST_CURVATURE` is that: what it comes to is counted.
+        """
+        curvature = self.record().curvature
+        assert curvature is not None
+        return np.sqrt(np.maximum(curvature[start:stop, column], LEAST_CURVATURE))
 
 
 class Decider(Protocol):
@@ -327,6 +338,57 @@ def _posterior(context: BlockContext) -> BasisPosterior:
     return worker_cache().get((context.run_id, "posterior"), made)
 
 
+@dataclass(frozen=True)
+class GaussianDecider:
+    """Of a Gaussian process of all samples in Laplace's approximation: probabilities are averages.
+
+    `told` takes the ends of the latent variances with the decisions: rounds of their own find them.
+
+    Attributes
+    ----------
+    mode : RiskDecider
+        Of the decisions, which are the latent functions' means.
+    """
+
+    mode: RiskDecider
+    lacks: str | None = None
+
+    takes_blas: ClassVar[bool] = False
+
+    @property
+    def assumes(self) -> str | None:
+        """Whatever bounds take on trust."""
+        return self.mode.assumes
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Those of the mode, and the ends of variances."""
+        return (*self.mode.variables, "latent_variance_lower", "latent_variance_upper")
+
+    def at(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Found:
+        """Decisions and their bounds."""
+        return self.mode.at(context, inputs, sums)
+
+    def told(self, found: Found) -> Found:
+        """Averages at the middle of each variance's interval, the most likely class, and what of both is proven."""
+        likelihood, mean, bound = self.mode.likelihood, found["decision"], found["decision_error_bound"]
+        low, high = found["latent_variance_lower"], found["latent_variance_upper"]
+        probability = averaged(likelihood, mean, 0.5 * (low + high))
+        lower, upper = averaged_intervals(likelihood, mean, bound, low, high)
+        codes = decided(mean) if mean.shape[1] == 1 else probability.argmax(axis=1)
+        rows = np.arange(len(codes))
+        others = upper.copy()
+        others[rows, codes] = 0.0
+        return {
+            **found,
+            "class": codes.astype(np.float64),
+            "probability": probability,
+            "probability_lower": lower,
+            "probability_upper": upper,
+            "certified": (lower[rows, codes] > others.max(axis=1)).astype(np.float64),
+        }
+
+
 def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
     """The decider of a classifier's form; `plug_in` leaves a Gaussian process's probabilities unaveraged."""
     if model.form in ("logistic", "gp"):
@@ -336,7 +398,8 @@ def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
         likelihood, assumes = Likelihood.from_json(model.likelihood), _assumes(model, proven=risk is not None)
         if model.form == "gp" and model.is_sparse and not plug_in:
             return BasisProcessDecider(likelihood, risk, assumes)
-        return RiskDecider(likelihood, risk, assumes)
+        mode = RiskDecider(likelihood, risk, assumes)
+        return GaussianDecider(mode) if model.form == "gp" and not model.is_sparse and not plug_in else mode
     calibration = None if model.calibration is None else Calibration.from_json(model.calibration)
     if model.form == "exact":
         certificate = DecisionCertificate.from_json(dict(model.certificate))

@@ -80,7 +80,8 @@ def predict(
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
     A classifier predicts decisions, classes and probabilities instead; an exact one with proven bounds of decisions,
-    and which classes they certify.
+    and which classes they certify; a Gaussian process of all samples with averaged probabilities, and variances of its
+    latent functions, in proven intervals.
 
     Parameters
     ----------
@@ -120,7 +121,8 @@ def predict(
     ------
     InputError
         The test store lacks a feature of the model or has a NaN, or the store to resume was made from something else;
-        settings of variances that a sparse model has no use for, any of a classifier; tree sums where there are none.
+        settings of variances that a sparse model has no use for, any of a classifier without latent functions of its
+        own; tree sums where there are none.
     StoreError
         The model's support inputs cannot be read.
     MemoryBudgetError
@@ -128,17 +130,12 @@ def predict(
     """
     started = time.perf_counter()
     of_classes = isinstance(model, ClassifierRecord)
-    if of_classes and variance is not None:
-        raise InputError(
-            f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. Probabilities tell how "
-            "sure a class is, and the bounds of an exact one's decisions what of them is proven"
-        )
     if plug_in and not (isinstance(model, ClassifierRecord) and model.form == "gp"):
         raise InputError(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
             "leave it out"
         )
-    sums = _sums(model, variance, tree_error, plug_in)
+    sums = _sums(model, None if of_classes else variance, tree_error, plug_in)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
@@ -148,7 +145,10 @@ def predict(
         with single_threaded_blas():
             rounds: Rounds
             if isinstance(model, ClassifierRecord):
-                rounds = class_rounds(model, test, executor, version, note, sums, plug_in=plug_in)
+                stored = None if writer is None else writer.attributes.get("latent_variance")
+                rounds = class_rounds(
+                    model, test, executor, version, note, sums, plug_in=plug_in, variance=variance, stored=stored
+                )
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:

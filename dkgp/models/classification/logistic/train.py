@@ -62,6 +62,8 @@ class TrainedLogistic:
         n, d, classes, counts, columns, likelihood, regularisation, solver (the method), converged, iterations,
         column_passes, kernel_evaluations, seconds, risk, risk_lower_bound, risk_gap (relative), decision_error by
         column and so on.
+    product_error : float
+        Bound on the errors of products beside rounding (tree sums).
     """
 
     kernel: Kernel
@@ -74,6 +76,7 @@ class TrainedLogistic:
     certificate: RiskCertificate
     solution: Solution
     summary: dict[str, Any]
+    product_error: float = 0.0
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -223,6 +226,7 @@ def train_logistic(
         certificate,
         solved.solution,
         summary,
+        solved.product_error,
     )
 
 

@@ -1,0 +1,176 @@
+"""Variances of a Gaussian process classifier's latent functions, in proven intervals, for its averaged probabilities.
+
+Each column of decisions has noise of its own, 1 / W at the mode, and so a factor and a run of its own of the machinery
+for regressions (`dkgp.models.variance.scaled`); columns share the memory. Intervals are of the exact approximation: the
+certificate says by what factor W at the exact mode may differ, and variances differ by no more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.data import ClassifierRecord
+from dkgp.models.classification.laplace.train import LEAST_CURVATURE
+from dkgp.models.prediction.deciders import ClassifierSupport
+from dkgp.models.rounding import EPS, outward
+from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
+from dkgp.models.variance.sizes import default_memory_bytes
+from dkgp.models.variance.variances import TestRows, VarianceRun, VarianceSettings
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+
+__all__ = ["ClassVariances", "latent_settings"]
+
+
+def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
+    """The settings of latent variances: those given, or the defaults; a function of labels has no noise to include."""
+    return replace(settings or VarianceSettings(), latent=True)
+
+
+class ClassVariances:
+    """The variances of one prediction; see `VarianceRun`, of which there is one for each column.
+
+    Parameters
+    ----------
+    model : ClassifierRecord
+        A Gaussian process of all samples.
+    context : BlockContext
+        Of its points.
+    test : TestRows
+        As the model sees them.
+    executor : BlockExecutor
+    settings : VarianceSettings
+        Of all columns together.
+    stored : list of dict, optional
+        Plans of the prediction that is resumed.
+    n_test : int, optional
+        Test samples in all, where `test` is a part of them.
+    """
+
+    def __init__(
+        self,
+        model: ClassifierRecord,
+        context: BlockContext,
+        test: TestRows,
+        executor: BlockExecutor,
+        settings: VarianceSettings,
+        stored: Sequence[dict[str, Any]] | None = None,
+        *,
+        n_test: int | None = None,
+    ) -> None:
+        assert isinstance(context.source, ClassifierSupport)
+        n, t = model.n_support, model.n_outputs
+        factors = model.certificate.get("curvature_factor") or [None] * t
+        self._factors = np.array([math.inf if factor is None else float(factor) for factor in factors])
+        self._kernel = context.kernel
+        self._left_out = float(n) * LEAST_CURVATURE * _largest(model, context)
+        memory = (settings.memory_bytes or default_memory_bytes(n)) // t
+        kernel = scaled_kernel(context.kernel, model.n_features)
+        self._test = test
+        self._supports: list[ScaledSupport] = []
+        self._runs: list[VarianceRun] = []
+        for column in range(t):
+            source = ScaledInputs(context.source, column)
+            support = ScaledSupport(source)
+            own = BlockContext(f"{context.run_id}/column-{column}", source, kernel, n)
+            run = VarianceRun(
+                support,
+                kernel,
+                own,
+                None,
+                ScaledTest(test),
+                executor,
+                replace(settings, memory_bytes=memory),
+                None if stored is None else stored[column],
+                n_test=n_test,
+            )
+            self._supports.append(support)
+            self._runs.append(run)
+        # The first run's regions are everyone's.
+        self.region_rows = max(run.region_rows for run in self._runs)
+        self.depth = self._runs[0].depth
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """The plan of each column, in plain JSON types."""
+        return [run.plan for run in self._runs]
+
+    def at(self, test: TestRows) -> ClassVariances:
+        """The same runs at another part of the test samples, with figures of their own."""
+        other = object.__new__(ClassVariances)
+        other.__dict__ |= self.__dict__
+        other._test = test
+        other._runs = [run.at(ScaledTest(test)) for run in self._runs]
+        return other
+
+    def prepare(self) -> str:
+        """Have the factors built on the workers; say what was done."""
+        said = [run.prepare(support) for run, support in zip(self._runs, self._supports, strict=True)]
+        if len(said) == 1:
+            return f"latent variances: {said[0]}"
+        return "; ".join(f"latent variances of column {column}: {words}" for column, words in enumerate(said))
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region: the rounds of all columns."""
+        return Together([run.submit(start, stop) for run in self._runs])
+
+    def collect(self, results: list[list[Any]], start: int, stop: int) -> dict[str, FloatArray]:
+        """Join a region's results: the ends of intervals of the exact approximation's variances, (r, t) both."""
+        columns = [run.collect(found)[2:] for run, found in zip(self._runs, results, strict=True)]
+        lower, upper = (np.column_stack(ends) for ends in zip(*columns, strict=True))
+        prior = np.asarray(self._kernel.diagonal(self._test.inputs(start, stop)), dtype=np.float64)[:, None]
+        slack = prior * self._left_out
+        with np.errstate(over="ignore"):
+            high = upper * self._factors * (1.0 + 4.0 * EPS) + slack
+        low, high = outward(lower / self._factors * (1.0 - 4.0 * EPS) - slack, high)
+        # No posterior variance is above the prior's; nothing else is known where W is not.
+        most = np.nextafter(prior * (1.0 + 16.0 * EPS), np.inf)
+        return {
+            "latent_variance_lower": np.maximum(low, 0.0),
+            "latent_variance_upper": np.maximum(np.fmin(high, most), np.maximum(low, 0.0)),
+        }
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Figures of this run's samples: those of `VarianceRun`, the widest or the sum over columns."""
+        figures = [run.summary(seconds) for run in self._runs]
+        return {
+            "gap": figures[0]["gap"],
+            "gap_mean": float(np.mean([each["gap_mean"] for each in figures])),
+            "gap_max": max(each["gap_max"] for each in figures),
+            "unmet": sum(each["unmet"] for each in figures),
+            "column_passes": sum(each["column_passes"] for each in figures),
+            "rank": [each["rank"] for each in figures],
+            "halo": [each["halo"] for each in figures],
+            "factor_seconds": sum(each["factor_seconds"] for each in figures),
+            "curvature_factor": [factor if math.isfinite(factor) else None for factor in self._factors.tolist()],
+        }
+
+
+@dataclass(frozen=True)
+class Together:
+    """Rounds that were submitted together; their results, one list each."""
+
+    rounds: Sequence[PendingRound]
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return all(each.done() for each in self.rounds)
+
+    def result(self) -> list[Any]:
+        """Wait for all."""
+        return [each.result() for each in self.rounds]
+
+
+def _largest(model: ClassifierRecord, context: BlockContext) -> float:
+    """The largest k(x, x) among the samples, at most."""
+    kernel = context.kernel
+    if kernel.stationary:
+        return float(kernel.diagonal(model.inputs(0, 1))[0]) * 1.01
+    blocks = (context.bounds(block) for block in range(context.n_blocks))
+    return 1.01 * max(float(kernel.diagonal(model.inputs(*rows)).max()) for rows in blocks)

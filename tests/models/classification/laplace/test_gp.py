@@ -1,0 +1,217 @@
+"""Gaussian process classification at scale against the dense, exact approximation: no interval may miss it."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
+from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.data.stores.memory_model import memory_classifier
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.laplace.averages import averaged
+from dkgp.models.classification.laplace.train import TrainedGP, train_gp
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.records import gp_record
+from dkgp.models.prediction.class_predictor import ClassPredictor
+from dkgp.models.prediction.predict import predict
+from dkgp.models.tuning.laplace.columns import (
+    LogitLoss,
+    ProbitLabelLoss,
+    column_mode,
+    latent_predictions,
+)
+from dkgp.models.variance.variances import VarianceSettings
+
+FloatArray = NDArray[np.float64]
+KERNEL = SquaredExponential(gamma=(0.6, 0.1, 0.1), variance=5.0)
+LOSSES = {"logit": LogitLoss.loss, "probit": ProbitLabelLoss.loss}
+VERSIONS = count()
+
+
+def labelled(rng: np.random.Generator, n: int, classes: int = 2) -> tuple[Dataset, Labels]:
+    X = rng.standard_normal((n, 3))
+    latent = 3.0 * np.sin(2.0 * X[:, 0]) + rng.logistic(size=n)
+    codes = np.digitize(latent, np.quantile(latent, np.linspace(0.0, 1.0, classes + 1)[1:-1])).astype(np.int64)
+    return memory_dataset(X, codes.astype(np.float64)), Labels(tuple("abcd"[:classes]), codes)
+
+
+def exact(
+    data: Dataset, labels: Labels, name: str, kernel: Kernel, test: FloatArray, weights: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Means and variances of the latent functions of the exact mode, by dense algebra: (r, t)."""
+    inputs, signs = data.inputs(0, data.n_samples), labels.signs()
+    matrix = np.asfortranarray(kernel(inputs, inputs))
+    work = np.empty_like(matrix, order="F")
+    columns = []
+    for column in range(signs.shape[1]):
+        mode = column_mode(matrix, signs[:, column], LOSSES[name], work, weights)
+        assert mode is not None
+        columns.append(latent_predictions(mode, work, kernel(inputs, test), kernel.diagonal(test)))
+    means, variances = (np.column_stack(parts) for parts in zip(*columns, strict=True))
+    return means, variances
+
+
+def trained(data: Dataset, labels: Labels, name: str, kernel: Kernel = KERNEL, **settings: Any) -> TrainedGP:
+    executor = LocalExecutor(2)
+    try:
+        likelihood = Likelihood.of(name, "ovr", labels.n_classes)  # type: ignore[arg-type]
+        return train_gp(data, labels, Hyperparameters(kernel, 1.0), executor, likelihood=likelihood, **settings)
+    finally:
+        executor.close()
+
+
+def require_held(found: Any, means: FloatArray, variances: FloatArray, name: str, classes: int) -> None:
+    likelihood = Likelihood.of(name, "ovr", classes)  # type: ignore[arg-type]
+    slack = 1e-9 * (1.0 + np.abs(means))  # of the dense mode
+    assert (np.abs(found.decision - means) <= found.bounds + slack).all()
+    assert (found.latent_variance_lower <= variances * (1.0 + 1e-8)).all()
+    assert (variances * (1.0 - 1e-8) <= found.latent_variance_upper).all()
+    probabilities = averaged(likelihood, means, variances)
+    assert (found.probability_lower <= probabilities + 1e-9).all()
+    assert (probabilities <= found.probability_upper + 1e-9).all()
+    assert ((found.probability_lower <= found.probability) & (found.probability <= found.probability_upper)).all()
+    assert (found.code[found.certified] == probabilities.argmax(axis=1)[found.certified]).all()
+
+
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("tolerance", [1e-3, 0.3])
+def test_no_interval_misses_the_exact_approximation(
+    name: str, classes: int, tolerance: float, rng: np.random.Generator
+) -> None:
+    data, labels = labelled(rng, 150, classes)
+    model = trained(data, labels, name, tolerance=tolerance)
+    record = memory_classifier(gp_record(model, data, labels), data)
+    test = rng.standard_normal((60, 3)) * 1.5
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    require_held(found, *exact(data, labels, name, KERNEL, seen), name, classes)
+    widths = found.probability_upper - found.probability_lower
+    assert widths.max() < (0.02 if tolerance < 0.01 else 0.5)
+    if tolerance < 0.01:
+        assert found.certified.mean() > 0.9
+
+
+@pytest.mark.parametrize("expression", ["matern32 + 0.5 * linear", "4.0 * rbf[0] * matern52[1, 2]"])
+def test_any_kernel_and_weights(expression: str, rng: np.random.Generator) -> None:
+    data, labels = labelled(rng, 120)
+    kernel, weights = parse_kernel(expression, 3), rng.choice([0.0, 0.5, 2.0], 120)
+    model = trained(data, labels, "logit", kernel, weights=weights)
+    record = memory_classifier(gp_record(model, data, labels, weights), data)
+    test = rng.standard_normal((40, 3))
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    require_held(found, *exact(data, labels, "logit", kernel, seen, weights), "logit", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("settings", [{}, {"max_passes": 0.0}, {"rank": 100, "halo": 200}])
+def test_no_interval_misses_the_exact_approximation_of_2000(
+    name: str, settings: dict[str, float], rng: np.random.Generator
+) -> None:
+    data, labels = labelled(rng, 2000)
+    kernel = parse_kernel("5.0 * matern32(gamma=[2.0, 1.0, 1.0])", 3)
+    model = trained(data, labels, name, kernel)
+    record = memory_classifier(gp_record(model, data, labels), data)
+    test = rng.standard_normal((300, 3)) * 1.5
+    variance = VarianceSettings(**settings)  # type: ignore[arg-type]
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}", variance=variance)(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    require_held(found, *exact(data, labels, name, kernel, seen), name, 2)
+
+
+def test_probabilities_are_scikit_learns(rng: np.random.Generator) -> None:
+    data, labels = labelled(rng, 500, 3)
+    scales = 1.0 / np.sqrt(2.0 * np.asarray(KERNEL.gamma))
+    theirs = GaussianProcessClassifier(ConstantKernel(5.0) * RBF(scales), optimizer=None, max_iter_predict=1000)
+    theirs.fit(data.inputs(0, 500), labels.codes)
+    record = memory_classifier(gp_record(trained(data, labels, "logit"), data, labels), data)
+    test = rng.standard_normal((50, 3))
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    np.testing.assert_allclose(found.probability, theirs.predict_proba(seen), atol=2e-3)
+
+
+def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    data, labels = labelled(rng, 150, 3)
+    train = dataset_from_arrays(
+        tmp_path / "train.zarr", data.inputs(0, 150), labels.codes.astype(np.float64), chunk_rows=60
+    )
+    test = dataset_from_arrays(tmp_path / "test.zarr", rng.standard_normal((90, 3)), None, chunk_rows=30)
+    url = str(tmp_path / "model.zarr")
+    save_classifier(url, gp_record(trained(train, labels, "logit"), train, labels), dataset=train)
+    model, settings = open_classifier(url), VarianceSettings(batch_size=16)
+    stored = []
+
+    def begin(place: str, executor: LocalExecutor) -> None:
+        """Interrupted after the first regions; other settings may not go on from there."""
+        asked = count()
+        with pytest.raises(InterruptedRunError):
+            predict(model, test, place, executor, variance=settings, interrupted=lambda: next(asked) > 1)
+        with pytest.raises(InputError, match="started with"):
+            predict(model, test, place, executor, variance=VarianceSettings(batch_size=16, gap=0.5), resume=True)
+
+    for threads in (1, 2, 5):
+        executor, place = LocalExecutor(threads), str(tmp_path / f"p{threads}.zarr")
+        try:
+            if threads == 2:
+                begin(place, executor)
+            summary = predict(model, test, place, executor, variance=settings, resume=threads == 2)
+        finally:
+            executor.close()
+        prediction = open_prediction(place)
+        stored.append({name: prediction.read(name) for name in prediction.variables})
+    assert {"probability_lower", "probability_upper", "latent_variance_lower", "latent_variance_upper"} <= set(
+        stored[0]
+    )
+    for other_store in stored[1:]:
+        for name, values in stored[0].items():
+            np.testing.assert_array_equal(values, other_store[name], err_msg=name)
+    assert summary.classes is not None
+    assert summary.classes["latent_variance"]["unmet"] == 0
+    inside = ClassPredictor(model, f"gp-{next(VERSIONS)}", variance=settings, n_test=90)(
+        test.inputs(0, 90, standardised=False)
+    )
+    np.testing.assert_allclose(inside.probability, stored[0]["probability"], rtol=1e-6)
+
+
+def test_what_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    data, labels = labelled(rng, 60, 3)
+    executor = LocalExecutor(1)
+    try:
+        given = (data, labels, Hyperparameters(KERNEL, 1.0), executor)
+        with pytest.raises(InputError, match=r"one matrix of order 180, .* GB"):
+            train_gp(*given, likelihood=Likelihood("softmax", 3))
+        with pytest.raises(InputError, match="has no regularisation, got 0.5"):
+            train_gp(*given, likelihood=Likelihood("logit", 3), regularisation=0.5)
+    finally:
+        executor.close()
+
+
+def test_a_mode_that_is_far_from_found_says_so(rng: np.random.Generator) -> None:
+    """Whatever the mode, the intervals hold; far from it they tell little, and nothing wrong."""
+    from dkgp.solvers import MaxIterations
+
+    data, labels = labelled(rng, 120)
+    model = trained(data, labels, "probit", limits=MaxIterations(1))
+    assert not model.summary["converged"]
+    record = memory_classifier(gp_record(model, data, labels), data)
+    test = rng.standard_normal((30, 3))
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    require_held(found, *exact(data, labels, "probit", KERNEL, seen), "probit", 2)
