@@ -19,6 +19,7 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.laplace.train import TrainedGP, require_separate, train_gp
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.models.classification.records import gp_record, logistic_record
 from dkgp.solvers.registry import AUTO
@@ -70,6 +71,8 @@ class OfSamples(ClassifyMethod):
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
         """Refuse a kernel or features that a tree cannot serve; tell of hyperparameters for something else."""
         found = opened.hyperparameters
+        if self.said == "gp":
+            require_separate(likelihood_of(job, opened.labels), opened.labels.n_samples)
         if found is None:
             return
         if job.tree_error is not None:
@@ -103,9 +106,8 @@ class OfSamples(ClassifyMethod):
         plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor)
         prepared.begin(job)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
-        by_gp = self.said == "gp"
         with solving(job, "classify", goal[0], reporter, measure=goal[1]) as rounds:
-            trained = train_logistic(
+            trained = (train_gp if self.said == "gp" else train_logistic)(
                 dataset,
                 labels,
                 found,
@@ -124,7 +126,9 @@ class OfSamples(ClassifyMethod):
                 seed=job.settings.seed,
             )
         summary = {**trained.summary, "method": self.said, "memory_plan": plan.to_json()}
-        return (gp_record if by_gp else logistic_record)(trained, dataset, labels, prepared.weights, summary)
+        if isinstance(trained, TrainedGP):
+            return gp_record(trained, dataset, labels, prepared.weights, summary)
+        return logistic_record(trained, dataset, labels, prepared.weights, summary)
 
     def draw(
         self, path: str, record: ClassifierRecord, history: Sequence[Mapping[str, Any]], title: str, job: ClassifyJob

@@ -32,7 +32,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import certified_row_errors
 from dkgp.operators.base import FloatArray
 
-__all__ = ["LEAST_CURVATURE", "TrainedGP", "curvature_factors", "train_gp"]
+__all__ = ["LEAST_CURVATURE", "TrainedGP", "curvature_factors", "require_separate", "train_gp"]
 
 # Below it a sample's curvature is left out of the factor, and its part of a variance counted by itself: each takes less
 # than so much times k(x, x) k(x_i, x_i) off.
@@ -91,13 +91,7 @@ def train_gp(
     InputError
         Softmax, another regularisation, and as `train_logistic`; other errors as there.
     """
-    if likelihood.coupled:
-        order = likelihood.n_classes * labels.n_samples
-        raise InputError(
-            f"softmax couples the {likelihood.n_classes} classes of {labels.n_samples:,} samples in one matrix of "
-            f"order {order:,}, {8 * order**2 / 1e9:,.3g} GB. Take the classes one against the rest (`multi_class` "
-            "ovr), or a basis (`basis_size`)"
-        )
+    require_separate(likelihood, labels.n_samples)
     if regularisation != 1.0:
         raise InputError(
             f"a Gaussian process has no regularisation, got {regularisation:g}: the kernel's amplitude takes its place"
@@ -110,6 +104,17 @@ def train_gp(
     told = [factor if math.isfinite(factor) else None for factor in factors]
     own["summary"] = {**trained.summary, "method": "gp", "curvature_factor": told}
     return TrainedGP(**own, curvature_factor=factors)
+
+
+def require_separate(likelihood: Likelihood, n_samples: int) -> None:
+    """Refuse softmax, whose approximation couples the classes of n samples; `InputError`."""
+    if likelihood.coupled:
+        order = likelihood.n_classes * n_samples
+        raise InputError(
+            f"softmax couples the {likelihood.n_classes} classes of {n_samples:,} samples in one matrix of order "
+            f"{order:,}, {8 * order**2 / 1e9:,.3g} GB. Take the classes one against the rest (`multi_class` ovr), or "
+            "a basis (`basis_size`)"
+        )
 
 
 def curvature_factors(trained: TrainedLogistic, dataset: Dataset, targets: FloatArray) -> tuple[float, ...]:
