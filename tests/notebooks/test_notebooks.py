@@ -97,6 +97,15 @@ def of_kernels(ran: Ran) -> None:
     assert max(errors[:2]) < 0.5 * errors[2]
 
 
+def of_scaling_out(ran: Ran) -> None:
+    # Of a cluster, with a worker killed, of an object store, of a job.
+    assert re.findall(r"same bits: (\w+)", ran.said) == ["True"] * 4
+    assert "1 worker killed" in ran.said
+    assert int(re.findall(r"(\d+) tasks on 2 workers", ran.said)[0]) > 20
+    assert re.search(r"s3://bucket/model.zarr: \d\d? objects", ran.said)
+    assert "the job is done" in ran.said
+
+
 @dataclass(frozen=True)
 class Notebook:
     """A notebook, how many pictures it draws, and what its numbers have to be."""
@@ -112,6 +121,7 @@ NOTEBOOKS = (
     Notebook("error-bars", 5, of_error_bars),
     Notebook("sparse-against-exact", 4, of_sparse),
     Notebook("kernels", 5, of_kernels),
+    Notebook("scaling-out", 2, of_scaling_out),
 )
 every = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
 
@@ -187,7 +197,7 @@ def test_its_sizes_are_in_one_cell(notebook: Notebook) -> None:
     cells = [cell for cell in read(notebook).cells if "sizes" in cell.metadata.get("tags", [])]
     assert len(cells) == 1
     assert "DKGP_NOTEBOOK_SHORT" in cells[0].source
-    assert sum("environ" in source for source in code_of(read(notebook))) == 1
+    assert sum("SHORT = " in source for source in code_of(read(notebook))) == 1
 
 
 @every
