@@ -97,6 +97,28 @@ def of_kernels(ran: Ran) -> None:
     assert max(errors[:2]) < 0.5 * errors[2]
 
 
+def of_certified_labels(ran: Ran) -> None:
+    assert ran.number("certified labels that were not the exact machine's:") == 0
+    near = {
+        name: float(value)
+        for name, value in re.findall(r"(\w+) (0\.\d+)(?:,|$)", ran.said.split("a half:")[1].split("\n")[0])
+    }
+    assert near["KernelLogisticClassifier"] < 0.02
+    rows = re.findall(r"^(\w+) +(0\.\d+) +(0\.\d+)$", ran.said, re.M)
+    error = {name: float(value) for name, value, _ in rows}
+    loss = {name: float(value) for name, _, value in rows}
+    assert len(loss) >= 4
+    assert max(error.values()) < 0.2
+    assert max(loss.values()) < 1.15 * loss["SVC"] < 0.5
+    widths = [float(width) for width in re.findall(r"0\.\d+", ran.said.split("widest interval:")[1].split("\n")[0])]
+    assert widths[2] < widths[1] < widths[0]
+    assert widths[2] < 0.05
+    errors = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+) +0\.", ran.said, re.M)}
+    assert max(errors.values()) <= 20
+    among, others = re.search(r"cases, (\d+) errors among them; (\d+) of the others", ran.said).groups()  # type: ignore[union-attr]
+    assert int(among) < int(others)
+
+
 def of_scaling_out(ran: Ran) -> None:
     # Of a cluster, with a worker killed, of an object store, of a job.
     assert re.findall(r"same bits: (\w+)", ran.said) == ["True"] * 4
@@ -121,6 +143,7 @@ NOTEBOOKS = (
     Notebook("error-bars", 5, of_error_bars),
     Notebook("sparse-against-exact", 4, of_sparse),
     Notebook("kernels", 5, of_kernels),
+    Notebook("certified-labels", 5, of_certified_labels),
     Notebook("scaling-out", 2, of_scaling_out),
 )
 every = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
