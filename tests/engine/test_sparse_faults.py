@@ -25,8 +25,10 @@ from dkgp.models.sparse.fit import Basis, fit_sparse
 from dkgp.models.sparse.methods import METHODS
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers.basis_risk.minimise import minimise_on_basis
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.losses import LogisticLoss
 from tests.engine.helpers import Problem, client_of, kill_one, opened
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
@@ -44,6 +46,14 @@ def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.n
     return [found.indices, found.weights, found.dual]
 
 
+def classified(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    signs = np.where(y > np.median(y), 1.0, -1.0)
+    cross = CrossKernel(operator, some(operator))
+    found = minimise_on_basis(cross, signs, loss=LogisticLoss(), regularisation=0.1, hessian=True)
+    assert found.hessian is not None
+    return [found.weights, found.values, found.hessian.lowers[0]]
+
+
 Work: TypeAlias = Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]
 
 # Names of sums, and work that comes to them.
@@ -54,6 +64,7 @@ SUMS: dict[str, tuple[str, Work]] = {
     "candidates": ("candidates", chosen_greedily),
     "centres": ("lloyd", lambda operator, y: [blind_basis(operator, "k-means", 20).inputs]),
     "projection": ("crossproject", lambda operator, y: [CrossKernel(operator, some(operator)).project(y)]),
+    "loss": ("basisrisk", classified),
     "gram": ("crossgram", lambda operator, y: [CrossKernel(operator, some(operator)).gram(y).matrix]),
 }
 
