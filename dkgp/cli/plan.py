@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
     from dkgp.models.sparse.train import SparseSettings
+    from dkgp.plan.likelihoods import LikelihoodSettings
 
 __all__ = ["plan"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Of --classify: methods, where the others are searches of a fixed-size one.
+LIKELIHOODS = ("logistic", "gp")
 
 
 def measured_cluster_options(function: F) -> F:
@@ -56,6 +60,7 @@ def _sparse_option() -> list[click.Option]:
         "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
         "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
         "dkgp plan labelled.zarr --hyper hyper.json --classify profile --pool 3000",
+        "dkgp plan labelled.zarr --hyper hyper.json --classify logistic",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
         "dkgp plan train.zarr --hyper hyper.json --validate",
     ),
@@ -113,14 +118,20 @@ def _sparse_option() -> list[click.Option]:
     "--test-samples", type=int, default=1000, show_default=True, help="Samples that variances will be predicted at."
 )
 @declared_options(_sparse_option)
-@click.option("--basis-size", type=int, metavar="M", help="Of --sparse: basis samples.  [default: 1000]")
-@click.option("--basis", metavar="NAME", help="Of --sparse, as for `dkgp sparse`.  [default: the method's own]")
+@click.option(
+    "--basis-size",
+    type=int,
+    metavar="M",
+    help="Of --sparse, or of --classify logistic or gp: basis samples.  [default: 1000; all samples]",
+)
+@click.option("--basis", metavar="NAME", help="How these are chosen, as for that command.  [default: the method's own]")
 @click.option(
     "--classify",
-    type=click.Choice(["profile", "annealing", "none"]),
-    help="Foresee a fixed-size classifier of the labels by this search too, as `dkgp classify` trains it.",
+    type=click.Choice(["profile", "annealing", "none", "logistic", "gp"]),
+    help="Foresee a classifier of the labels too, as `dkgp classify` trains it: a fixed-size one by a search (profile, "
+    "annealing, none), or logistic or gp, on all samples or with --basis-size.",
 )
-@click.option("--pool", type=int, metavar="M", help="Of --classify: prototypes to choose among.  [default: 2000]")
+@click.option("--pool", type=int, metavar="M", help="Of a fixed-size one: prototypes to choose among.  [default: 2000]")
 @click.option("--validate", is_flag=True, help="Also train with 1 and 2 workers on this machine, and compare.")
 @click.option("--plot", metavar="FILE", help="Draw seconds and worker-hours into a .png, .pdf or .svg.")
 @measured_cluster_options
@@ -167,18 +178,28 @@ def _sparse_given(options: dict[str, Any]) -> SparseSettings | None:
 
     if options["sparse"] is not None:
         return SparseSettings(options["sparse"], basis=options["basis"], seed=options["seed"])
+    if options["classify"] in LIKELIHOODS:
+        return None  # the basis is the classifier's
     for name in ("basis_size", "basis"):
         if options[name] is not None:
             raise UsageError(f"`{name}` belongs to a sparse model; name its method with `sparse`, or leave it out")
     return None
 
 
-def _classifier_given(options: dict[str, Any]) -> FixedSizeSettings | None:
+def _classifier_given(options: dict[str, Any]) -> FixedSizeSettings | LikelihoodSettings | None:
     """Return the settings of the classifier to foresee; None where none is wanted."""
     from dkgp.errors import UsageError
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+    from dkgp.plan.likelihoods import LikelihoodSettings
 
     given = {} if options["pool"] is None else {"pool": options["pool"]}
+    if options["classify"] in LIKELIHOODS:
+        if given:
+            raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
+        if options["sparse"] is not None and options["basis_size"] is not None:
+            raise UsageError("`basis_size` is of `sparse` or of `classify`; foresee one of them at a time")
+        own = {name: options[name] for name in ("basis_size", "basis")} if options["sparse"] is None else {}
+        return LikelihoodSettings(options["classify"], **own, seed=options["seed"])
     if options["classify"] is not None:
         return FixedSizeSettings(search=options["classify"], seed=options["seed"], **given)
     if given:

@@ -20,12 +20,15 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.labels import labels_of
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.plan.classify import ForeseenClassifier, foresee_classifier
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
+from dkgp.plan.likelihoods import ForeseenLikelihood, LikelihoodSettings, foresee_likelihood
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
@@ -92,7 +95,7 @@ class PlanJob:
     sparse, basis_size
         A sparse model to foresee too: how, and its basis samples where they are not to be the settings'.
     classify
-        A fixed-size classifier to foresee too.
+        A classifier to foresee too.
     variance, test_samples
         Variances to foresee too: how, and of how many samples.
     plot, overwrite
@@ -115,7 +118,7 @@ class PlanJob:
     memory_limit_bytes: int | None = None
     sparse: SparseSettings | None = None
     basis_size: int | None = None
-    classify: FixedSizeSettings | None = None
+    classify: FixedSizeSettings | LikelihoodSettings | None = None
     variance: VarianceSettings | None = None
     test_samples: int = 1000
     plot: str | None = None
@@ -177,7 +180,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
     variances = _foresee_variances(job, dataset, found)
     sparse = _foresee_sparse(job, dataset, found, memory.resident_bytes)
-    classifier = _foresee_classifier(job, dataset, found, memory.resident_bytes)
+    classifier = _foresee_classifier(job, dataset, found, memory.resident_bytes, foreseen.sizes)
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, found, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
@@ -256,10 +259,18 @@ def _foresee_sparse(
 
 
 def _foresee_classifier(
-    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int
-) -> ForeseenClassifier | None:
+    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int, sizes: Sizes
+) -> ForeseenClassifier | ForeseenLikelihood | None:
     if job.classify is None:
         return None
+    if isinstance(job.classify, LikelihoodSettings):
+        if job.hyper is None:  # those of a regression have another amplitude
+            labels, subset = labels_of(dataset), min(job.subset, dataset.n_samples)
+            found = tune_labels(dataset, labels, subset=subset, seed=job.classify.seed, likelihood="logit")
+        likely = foresee_likelihood(dataset, found, job.classify, job.cluster.cache_bytes, sizes.blocks)
+        budget = job.memory_limit_bytes or resident_bytes + available_bytes()
+        likely.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
+        return likely
     classifier = foresee_classifier(dataset, found, job.classify, job.cluster.cache_bytes)
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
     memory = classifier.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
@@ -299,7 +310,7 @@ def _row(
     workers: int,
     foreseen: Foreseen,
     variances: ForeseenVariances | None,
-    smaller: tuple[ForeseenSparse | None, ForeseenClassifier | None],
+    smaller: tuple[ForeseenSparse | None, ForeseenClassifier | ForeseenLikelihood | None],
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
@@ -374,7 +385,7 @@ def _variance_row(
 
 
 def _smaller_row(
-    foreseen: ForeseenSparse | ForeseenClassifier,
+    foreseen: ForeseenSparse | ForeseenClassifier | ForeseenLikelihood,
     fleet: Fleet,
     sizes: Sizes,
     machine: MachineFigures,

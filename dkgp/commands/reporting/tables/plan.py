@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import size, table_of
+from dkgp.commands.reporting.tables.layout import Rows, size, table_of
 from dkgp.commands.reporting.terminal import duration
 
 __all__ = ["plan_tables"]
@@ -128,6 +128,8 @@ def _classifier(document: Document) -> list[RenderableType]:
     found = document["classify"]
     if found is None:
         return []
+    if "likelihood" in found:
+        return [table_of("Classifier", _likelihood(document)), _smaller_workers(document, "classify")]
     rows = [
         ("prototypes", f"{found['pool']:,} to choose among ({found['prototypes']})"),
         ("search", f"{found['search']}: about {found['kernels']} kernels in {found['passes']} passes over the data"),
@@ -136,6 +138,23 @@ def _classifier(document: Document) -> list[RenderableType]:
         ("the model's store", size(found["model_bytes"])),
     ]
     return [table_of("Classifier", rows), _smaller_workers(document, "classify")]
+
+
+def _likelihood(document: Document) -> Rows:
+    """Rows on a classifier with a likelihood: products or a basis, and what they take."""
+    found = document["classify"]
+    products = found["products"]
+    samples = "all samples" if products else f"a basis of {found['basis_size']:,} samples ({found['basis']})"
+    rows: Rows = [("method", f"{found['method']} ({found['likelihood']}): {samples}")]
+    if products:
+        between = f"between {products['low']:.0f} and {products['high']:.0f}"
+        rows.append(("products", f"{products['expected']:.0f}, {between}"))
+    return [
+        *rows,
+        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
+        ("the model's store", size(found["model_bytes"])),
+    ]
 
 
 def _smaller_workers(document: Document, name: str) -> RenderableType:

@@ -1,0 +1,69 @@
+"""Classifiers with a likelihood foreseen: products and entries against those of a run, memory as the run plans it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data import Dataset, memory_dataset
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.basis.settings import BasisSettings
+from dkgp.models.classification.basis.train import train_on_basis
+from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.plan.likelihoods import LikelihoodSettings, foresee_likelihood
+
+N = 1500
+FOUND = Hyperparameters(SquaredExponential((1.0, 1.0), 5.0), 1.0)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N, 2))
+    y = (np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_normal(N) > 0).astype(float)
+    return memory_dataset(X, y, classes=("a", "b"))
+
+
+def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both subsets are smaller than the data.
+    monkeypatch.setattr("dkgp.plan.likelihoods.SUBSETS", (200, 500))
+    settings = LikelihoodSettings("logistic")
+    foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
+    with closing(LocalExecutor(1)) as executor:
+        labels = labels_of(dataset)
+        taken = train_logistic(
+            dataset, labels, FOUND, executor, likelihood=settings.likelihood(labels), method="auto"
+        ).summary
+    assert foreseen.products is not None
+    assert foreseen.products.low <= taken["column_passes"] <= foreseen.products.high
+    assert foreseen.products.low < foreseen.products.expected < foreseen.products.high
+    room = foreseen.memory(2, 1)
+    with pytest.raises(MemoryBudgetError, match="projected to need"):
+        room.require(2**20)
+    assert sum(phase.times for phase in foreseen.phases() if phase.name == "products") >= foreseen.products.low
+
+
+def test_a_basis_is_foreseen_as_a_run_takes_it(dataset: Dataset) -> None:
+    settings = LikelihoodSettings("gp", basis_size=60)
+    foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
+    assert foreseen.products is None
+    with closing(LocalExecutor(1)) as executor:
+        labels, basis = labels_of(dataset), BasisSettings(60)
+        likelihood = settings.likelihood(labels)
+        taken = train_on_basis(dataset, labels, FOUND, executor, basis, likelihood=likelihood, form="gp").summary
+    entries = foreseen.to_json()["kernel_evaluations"]
+    assert taken["kernel_evaluations"] / 3.0 < entries < 3.0 * taken["kernel_evaluations"]
+    assert [phase.name for phase in foreseen.phases()] == ["choice", "steps", "Hessians"]
+
+
+def test_targets_that_are_no_labels_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    plain = memory_dataset(rng.standard_normal((50, 2)), rng.standard_normal(50))
+    with pytest.raises(InputError, match="no label"):
+        foresee_likelihood(plain, FOUND, LikelihoodSettings("gp"), 2**30, 1)
