@@ -69,6 +69,8 @@ def test_nested_options_become_their_dataclasses() -> None:
     expected = FixedSizeSettings(pool=50, stop=(5, 0.01), noise_variances=(0.1, 1.0))
     assert classify == ClassifyJob(**CLASSIFY, settings=expected, class_weight=("a=2",))
     assert options_from_job(classify) == {**CLASSIFY, "settings": settings, "class_weight": ["a=2"]}
+    options = {**CLASSIFY, "method": "gp", "link": "probit", "basis_size": 50, "certify": True}
+    assert options_from_job(job_from_options("classify", options)) == options
     # Variances with every default are not the same as none.
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
     assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
@@ -151,6 +153,9 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("classify", {**CLASSIFY, "by_reference": True}, "`by_reference` belongs to `method` exact"),
         ("classify", {**CLASSIFY, "method": "exact", "settings": {"pool": 3}}, "`pool` belongs to `method` fixed-size"),
         ("classify", {**CLASSIFY, "class_weight": ["balanced", "a=2"]}, "leave out the others, or balanced"),
+        ("classify", {**CLASSIFY, "link": "probit"}, "`link` belongs to `method` logistic or gp"),
+        ("classify", {**CLASSIFY, "method": "logistic", "basis": "uniform"}, "say how many samples that has"),
+        ("classify", {**CLASSIFY, "method": "gp", "link": "cloglog"}, "link: expected 'logit' or 'probit'"),
     ],
 )
 def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, words: str) -> None:
@@ -179,6 +184,9 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         ("classify", {**CLASSIFY, "settings": {"prototypes": "best"}}, "prototypes.*best"),
         ("classify", {**CLASSIFY, "settings": {"seed": -1}}, "seed"),
         ("classify", {**CLASSIFY, "tolerance": 0.0}, "`tolerance` must be positive and finite; got 0"),
+        ("classify", {**CLASSIFY, "method": "logistic", "gap": 0.0}, "`gap` must be positive and finite; got 0"),
+        ("classify", {**CLASSIFY, "method": "logistic", "regularisation": -1.0}, "`regularisation` must be positive"),
+        ("predict", {**PREDICT, "tree_error": 0.0}, "tree_error: expected a number above zero"),
         ("classify", {**CLASSIFY, "class_weight": ["a=-1"]}, "`class_weight` must be positive and finite; got -1"),
         ("classify", {**CLASSIFY, "checkpoint_seconds": -1.0}, "checkpoint_seconds"),
         ("sparse", {**SPARSE, "target_distance": -1.0}, "`target_distance` must be positive"),

@@ -24,6 +24,10 @@ SMALL = ("--pool", 40, "--folds", 4)
 # A search of many passes.
 LONG = ("--pool", 30, "--folds", 3, "--search", "annealing")
 EXACT = ("--method", "exact", "--solver", "cg", "--tol", 1e-7)
+LOGISTIC = ("--method", "logistic", "--solver", "kcg", "--tol", 0.05)
+PROCESS = ("--method", "gp", "--solver", "newton")
+BASIS = ("--method", "gp", "--basis-size", 40)
+METHODS = {"fixed-size": LONG, "exact": EXACT, "logistic": LOGISTIC, "gp": PROCESS, "gp on a basis": BASIS}
 
 
 @pytest.fixture
@@ -37,7 +41,8 @@ def classify(ingested: dict[str, Any], out: Path, *more: object) -> list[object]
 
 def same_model(found: ClassifierRecord, expected: ClassifierRecord) -> None:
     """To the last bit, with the same path to it."""
-    for name in ("prototypes", "weights", "indices", "alpha", "ones", "intercept"):
+    names = ("prototypes", "weights", "indices", "alpha", "ones", "intercept", "curvature", "posterior_lower")
+    for name in names:
         assert np.asarray(getattr(found, name)).tobytes() == np.asarray(getattr(expected, name)).tobytes(), name
     for name in ("kernel", "noise_variance", "calibration", "certificate", "path"):
         assert getattr(found, name) == getattr(expected, name), name
@@ -77,9 +82,21 @@ main(sys.argv[1:])
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
 
 
-@pytest.mark.parametrize("method", [SMALL, ("--method", "exact")], ids=["fixed-size", "exact"])
 @pytest.mark.parametrize(
-    "other", [("local", "--workers", 3), pytest.param(("processes", "--workers", 2), marks=pytest.mark.slow)]
+    "method",
+    [
+        pytest.param(SMALL, id="fixed-size"),
+        pytest.param(("--method", "exact"), id="exact"),
+        *(pytest.param(METHODS[name], id=name, marks=pytest.mark.slow) for name in ("logistic", "gp", "gp on a basis")),
+    ],
+)
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("local", "--workers", 3),
+        pytest.param(("processes", "--workers", 2), marks=pytest.mark.slow),
+        pytest.param(("local", "--workers", 5), marks=pytest.mark.slow),
+    ],
 )
 def test_any_workers_come_to_the_same_bits(
     labelled: Labelled,
@@ -128,7 +145,7 @@ def test_killed_within_a_pass_it_resumes_to_the_same_bits(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [1, 6])
-@pytest.mark.parametrize("method", [LONG, EXACT], ids=["fixed-size", "exact"])
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_killed_when_a_checkpoint_was_saved_it_resumes_to_the_same_bits(
     labelled: Labelled,
     process: Process,
@@ -158,6 +175,11 @@ def test_killed_when_a_checkpoint_was_saved_it_resumes_to_the_same_bits(
         ("dkgp.commands.classify.run:_conclude", SMALL),
         ("dkgp.data.stores.classifier.classifier_store:commit", EXACT),
         ("dkgp.commands.classify.run:_conclude", EXACT),
+        ("dkgp.data.stores.classifier.classifier_store:commit", LOGISTIC),
+        ("dkgp.commands.classify.run:_conclude", PROCESS),
+        ("dkgp.models.classification.basis.train:minimise_on_basis", BASIS),
+        ("dkgp.data.stores.classifier.classifier_store:create_array", BASIS),
+        ("dkgp.commands.classify.run:_conclude", BASIS),
     ],
 )
 def test_killed_after_the_search_it_resumes_to_the_same_bits(

@@ -103,7 +103,7 @@ def test_a_sparse_model_is_recorded_with_what_it_proves_and_not_made_again(
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("method", ["fixed-size", "exact"])
+@pytest.mark.parametrize("method", ["fixed-size", "exact", "logistic", "gp"])
 def test_a_classifier_is_recorded_and_not_made_again(
     queue: JobQueue, problem: Problem, tmp_path: Path, method: str
 ) -> None:
@@ -112,6 +112,7 @@ def test_a_classifier_is_recorded_and_not_made_again(
     dataset_from_arrays(labelled, dataset.raw_inputs(0, dataset.n_samples), codes, classes=("high", "low"))
     settings = {"pool": 30, "folds": 3} if method == "fixed-size" else {"isotropic": True}
     options = {"dataset": str(labelled), "out": str(out), "method": method, "settings": settings}
+    options |= {"basis_size": 20} if method == "gp" else {"tolerance": 0.01} if method == "logistic" else {}
     job, _ = queue.submit("classify", options)
     lost(queue, job.id)
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
