@@ -155,6 +155,9 @@ def _bars_of_table_2(figure: Figure, document: Document) -> None:
     """Seconds and passes over GBCD's, beside the paper's."""
     panels = figure.subplots(1, 2, sharey=True)
     rows = [row for row in document["rows"] if row.get("seconds_ratio") is not None]
+    if not rows:
+        panels[0].set_title("GBCD as in the paper was cut off: no ratios to it", fontsize="medium")
+        return
     places = np.arange(len(rows))
     for panel, name, title in zip(panels, ("seconds", "passes"), ("seconds", "column passes"), strict=True):
         values = [row.get(f"{name}_ratio") or np.nan for row in rows]

@@ -219,7 +219,8 @@ PARTS.add(
         "quick as BCDC, 20 times as SMO and 59 times as CG on Sarcos, with the test errors of Cholesky's solution. "
         "Gradients of neighbours are correlated, and variables that are chosen greedily avoid that.",
         items=("table 2", "figure 1", "figure 2", "figure 3"),
-        quick=_settings(n=1000, n_test=500, subset=500, draws=3, block_size=100, max_seconds=4.0),
+        quick=_settings(n=1000, n_test=500, subset=500, draws=2, block_size=100, max_seconds=60.0)
+        | {"max_passes": 150.0},
         full=_settings(n=10_000, n_test=5000, subset=2000, draws=DRAWS, block_size=500, max_seconds=None),
         variants=data_sets,
         reads=file_of,
