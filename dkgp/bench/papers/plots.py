@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["check_plot_folder", "draw", "file_name", "shown"]
 
 SMALLEST_SHARE = 1e-13
+# Of a title.
+LETTERS_AN_INCH = 10.0
 COLOURS = {"kcg": "tab:cyan", "paramcg": "tab:red", "cg": "tab:green"}
 # Draws beyond the first are there to show the spread.
 OTHER_DRAWS = 0.25
@@ -55,7 +58,9 @@ def draw(folder: str | Path, shown: Shown) -> Path | None:
     if shown.drawing is None:
         return None
     path = Path(folder).expanduser() / f"{shown.drawing.name}.png"
-    with drawn(path, shown.drawing.width, shown.drawing.height, str(shown.section["title"])) as figure:
+    width = shown.drawing.width
+    title = "\n".join(wrap(str(shown.section["title"]), int(LETTERS_AN_INCH * width)))
+    with drawn(path, width, shown.drawing.height, title) as figure:
         shown.drawing.draw(figure)
     return path
 
@@ -175,7 +180,7 @@ def _bars_of_table_2(figure: Figure, document: Document) -> None:
         panels[0].barh(places - 0.18, shown_ratios, height=0.36, color="silver", label="the paper")
     panels[0].set_yticks(places, labels=[row["solver"] for row in rows])
     panels[0].invert_yaxis()
-    panels[0].legend(fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
 
 
 def _number(text: str) -> float | None:
@@ -222,7 +227,7 @@ def _sparse(figure: Figure, document: Document) -> None:
         panel.set_ylabel(f"{title}, over the exact model's")
         panel.axhline(1.0, color="grey", linewidth=1)
         panel.grid(alpha=0.3, axis="y")
-        panel.legend(fontsize="small")
+    panels[0].legend(fontsize="small")
     panels[1].set_yscale("log")
 
 
