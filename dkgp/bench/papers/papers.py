@@ -148,6 +148,11 @@ def choose(job: BenchPapersJob, library: Library) -> Chosen:
         variants = part.variants(library, job.problems)
         if job.named and not variants and part.variants(library, ()) == ("",):
             variants = ("",)  # it has a data set of its own, and is asked for
+        if not job.full and not job.problems and not any(":" in name for name in job.parts):
+            short = tuple(variant for variant in variants if variant in part.few) or variants
+            if left := [variant for variant in variants if variant not in short]:
+                missing.append((part, f"left out of the short form: {', '.join(left)}; with --full they take part"))
+            variants = short
         found = [Unit(part, variant, settings, wanted) for variant in variants]
         asked = [name for name in job.parts if name.partition(":")[0] == part.name]
         if asked and part.name not in asked and not wanted:

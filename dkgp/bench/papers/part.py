@@ -129,6 +129,9 @@ class Part:
         Files, without their ending, that a variant reads where they are there.
     missing
         What it needs, in words, where it has no variants.
+    few
+        Variants that the short form takes, unless a user names data sets; all by default, or where none of these is
+        here.
     """
 
     name: str
@@ -142,6 +145,7 @@ class Part:
     variants: Callable[[Library, tuple[str, ...]], tuple[str, ...]] = _once
     reads: Callable[[str], tuple[str, ...]] = _nothing
     missing: str = ""
+    few: tuple[str, ...] = ()
 
     def settings(self, *, full: bool, given: Mapping[str, Any]) -> Settings:
         """Settings of one size; what is given and the part has, replaces its own."""

@@ -325,6 +325,22 @@ def test_records_of_data_that_are_gone_stay_on_the_page(
     assert len(stage.runs) == 3
 
 
+def test_the_short_form_takes_few_data_sets_and_says_which_not(
+    stage: Stage, job: BenchPapersJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def variants(library: Any, problems: tuple[str, ...]) -> tuple[str, ...]:
+        return problems or ("a", "b", "c")
+
+    changed = replace(PARTS.find("first"), variants=variants, few=("b",))
+    monkeypatch.setitem(PARTS._found, "first", changed)
+    run_report(replace(job, parts=("first",)), SilentReporter(), clock=Clock())
+    assert stage.runs == ["first:b"]
+    assert "left out of the short form: a, c" in " ".join(read(job).text)
+    run_report(replace(job, parts=("first:c",)), SilentReporter(), clock=Clock())
+    run_report(replace(job, parts=("first",), full=True), SilentReporter(), clock=Clock())
+    assert stage.runs[1:] == ["first:c", "first:a", "first:b", "first:c"]
+
+
 def test_folders_of_others_are_refused(stage: Stage, job: BenchPapersJob, tmp_path: Path) -> None:
     folder = Path(str(job.report))
     folder.mkdir()

@@ -133,6 +133,7 @@ def _table(
     missing: str,
     quick: Mapping[str, Any],
     full: Mapping[str, Any],
+    few: tuple[str, ...] = (),
 ) -> None:
     PARTS.add(
         Part(
@@ -146,6 +147,7 @@ def _table(
             variants=variants,
             reads=_file,
             missing=missing,
+            few=few,
             run=partial(_tables, tables=tables),
         )
     )
@@ -158,8 +160,9 @@ _table(
     ("2",),
     _small,
     "it is of the problems of Table 3",
-    {"draws": 2, "processes": None},
+    {"draws": 1, "processes": None},
     {"draws": 100, "processes": None},
+    ("banana", "made-twonorm"),
 )
 _table(
     "scdp-table-3",
@@ -169,8 +172,9 @@ _table(
     ("3", "4"),
     _small,
     "it is of the paper's problems, twonorm and ringnorm of which are generated where their files are not here",
-    {"draws": 3, "methods": METHODS, "processes": None},
+    {"draws": 2, "methods": METHODS, "processes": None},
     {"draws": 100, "methods": METHODS, "processes": None},
+    ("banana", "titanic", "made-twonorm", "made-ringnorm"),
 )
 _table(
     "scdp-outliers",
@@ -193,6 +197,7 @@ _table(
     "needs adult.npz or magic.npz",
     {"draws": 1, "methods": ["scdp-pool"]},
     {"draws": 5, "methods": LARGE_METHODS},
+    ("magic",),
 )
 
 # Title, what the paper shows, and settings of the short form of each figure.
