@@ -95,7 +95,10 @@ def digits_minimiser(
     alpha = [[mp.mpf(float(value)) for value in row] for row in dense_minimiser(near, y, name, lam, weights)]
     for _ in range(12):
         f = [[mp.fsum(K[i][j] * alpha[j][c] for j in range(n)) for c in range(t)] for i in range(n)]
-        g = [[big_w[i] * s + big_lam * alpha[i][c] for c, s in enumerate(_slopes(name, y[i], f[i]))] for i in range(n)]
+        g = [
+            [big_w[i] * s + big_lam * alpha[i][c] for c, s in enumerate(exact_slopes(name, y[i], f[i]))]
+            for i in range(n)
+        ]
         image = [[mp.fsum(K[i][j] * g[j][c] for j in range(n)) for c in range(t)] for i in range(n)]
         square = mp.fsum(g[i][c] * image[i][c] for i in range(n) for c in range(t))
         length = mp.sqrt(max(square, mp.zero))
@@ -113,7 +116,7 @@ def digits_minimiser(
     return decisions, float(length / big_lam * largest)
 
 
-def _slopes(name: str, y: np.ndarray, f: list[Any]) -> list[Any]:
+def exact_slopes(name: str, y: np.ndarray, f: list[Any]) -> list[Any]:
     if name == "softmax":
         top = max(f)
         each = [mp.exp(value - top) for value in f]

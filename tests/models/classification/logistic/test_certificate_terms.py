@@ -1,0 +1,215 @@
+"""Each term of the bound by itself, on cases in which it is nearly all there is."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
+from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from tests.models.classification.logistic.dense_risk import exact_slopes
+from tests.models.exact_gp import entry, mp, numbers
+
+NO_ERRORS = np.zeros(1)
+
+
+def certified(found: Found, likelihood: Likelihood, targets: np.ndarray, share: float, **more: Any) -> RiskCertificate:
+    n = len(found.alpha)
+    length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n), **more)
+    return RiskCertificate.of(found, length, share, 1.0, np.zeros(n))
+
+
+def evaluated(
+    X: np.ndarray, kernel: SquaredExponential, noise: float, vectors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(K + noise I) V as it is evaluated, and errors of rows."""
+    with (
+        closing(LocalExecutor(1)) as executor,
+        BlockedKernelOperator(kernel, noise, ArrayInputs(X), executor) as operator,
+    ):
+        return operator.matmat(vectors), operator.row_errors()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["logit", "probit", "softmax"])
+def test_where_the_loss_says_nothing_the_bound_is_reached(name: LikelihoodName, share: float) -> None:
+    """One sample that hardly counts: f* is zero, and what is found lies at the very edge of the ball."""
+    likelihood = Likelihood(name, 3 if name == "softmax" else 2)
+    targets = np.array([[0.0, 1.0, 0.0]]) if name == "softmax" else np.ones((1, 1))
+    alpha = np.array([[0.6, 0.0, -0.8]]) if name == "softmax" else np.array([[0.7]])
+    for regularisation in (0.3, 1.0, 8.0):
+        gradient = regularisation * alpha
+        found = Found(regularisation, alpha, alpha, gradient, gradient)
+        certificate = certified(found, likelihood, targets, share, weights=np.array([1e-12]))
+        decisions = found.stepped(share)
+        bounds = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS)
+        distance = np.linalg.norm(decisions)
+        assert distance <= bounds.max() <= distance * (1.0 + 1e-6)
+        # Of columns that are one problem, every bound is of all together.
+        np.testing.assert_allclose(bounds, bounds.max(), rtol=1e-12)
+
+
+def test_columns_that_are_problems_of_their_own_have_their_own_bounds() -> None:
+    targets, alpha = np.array([[1.0, -1.0, -1.0]]), np.array([[0.6, 0.0, -0.8]])
+    found = Found(2.0, alpha, alpha, 2.0 * alpha, 2.0 * alpha)
+    certificate = certified(found, Likelihood("logit", 3), targets, 0.0, weights=np.array([1e-12]))
+    np.testing.assert_allclose(certificate.radius, [0.6, 0.0, 0.8], atol=1e-11)
+
+
+def test_two_coupled_decisions_differ_by_the_root_of_two_at_most() -> None:
+    """An f* whose largest decision is another one's, as far from what is found as the radius allows."""
+    certificate = RiskCertificate(1, (1.0,) * 3, (0.0,) * 3, (0.0,) * 3, coupled=True)
+    edge = math.sqrt(0.5)
+    for away, sure in ((0.999, False), (1.001, True)):
+        decisions = away * np.array([[edge, -edge, -9.0]])
+        bounds = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS)
+        assert certificate.certified(decisions, bounds, np.ones(1), NO_ERRORS)[0] == sure
+        # What is not of the radius is of each of the two by itself.
+        for more, still in ((0.0005, sure), (0.002, False)):
+            wider = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS, np.full((1, 3), more))
+            assert certificate.certified(decisions, wider, np.ones(1), NO_ERRORS)[0] == still
+    apart = replace(certificate, coupled=False)
+    decisions = 1.001 * np.array([[edge, -edge, -9.0]])
+    assert not apart.certified(decisions, np.ones((1, 3)), np.ones(1), NO_ERRORS)[0]
+
+
+def test_a_radius_without_end_certifies_nothing_and_survives_json() -> None:
+    certificate = RiskCertificate(1, (math.inf,) * 3, (0.0,) * 3, (0.0,) * 3, coupled=True)
+    decisions = np.array([[1e9, 0.0, 0.0]])
+    bounds = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS)
+    assert np.isinf(bounds).all()
+    assert not certificate.certified(decisions, bounds, np.ones(1), NO_ERRORS)[0]
+    assert certificate.to_json()["radius"] == [None] * 3
+    assert RiskCertificate.from_json(certificate.to_json()) == certificate
+
+
+@pytest.mark.parametrize("noise", [2.0**-300, 1e4])
+@pytest.mark.parametrize("name", ["logit", "probit", "softmax"])
+def test_roundings_of_the_gradient_alone(name: LikelihoodName, noise: float, rng: np.random.Generator) -> None:
+    """A gradient that comes out small, of coefficients that cancel: the one there is in truth is all rounding."""
+    likelihood = Likelihood(name, 3 if name == "softmax" else 2)
+    n, t, kernel, regularisation = 40, likelihood.n_outputs, SquaredExponential((1e-4, 1e-4)), 1e-9
+    X = rng.normal(size=(n, 2))
+    alpha = rng.normal(size=(n, t)) * 1e9
+    alpha -= alpha.mean(axis=0)
+    codes = rng.integers(0, likelihood.n_classes, n)
+    targets = np.eye(3)[codes] if name == "softmax" else np.where(codes, 1.0, -1.0)[:, None]
+    with (
+        closing(LocalExecutor(1)) as executor,
+        BlockedKernelOperator(kernel, noise, ArrayInputs(X), executor) as operator,
+    ):
+        values, errors = operator.matmat(alpha) - noise * alpha, operator.row_errors()
+    gradient = likelihood.loss.slope(targets, values) + regularisation * alpha
+    found = Found(regularisation, alpha, values, gradient, np.zeros_like(gradient), noise=noise)
+    length = GradientLength.of(found, targets, likelihood, 1.0, errors)
+    rows = numbers(X)
+    matrix = [[entry(kernel, a, b) for b in rows] for a in rows]
+    off = []
+    for column in range(t):
+        true = [
+            [mp.fsum(k * mp.mpf(float(a)) for k, a in zip(line, alpha[:, c], strict=True)) for c in range(t)]
+            for line in matrix
+        ]
+        g = [
+            exact_slopes(name, targets[i], true[i])[column]
+            + mp.mpf(regularisation) * mp.mpf(float(alpha[i, column]))
+            - mp.mpf(float(gradient[i, column]))
+            for i in range(n)
+        ]
+        total = mp.fsum(g[i] * matrix[i][j] * g[j] for i in range(n) for j in range(n))
+        off.append(float(mp.sqrt(max(total, mp.zero))))
+    known = [float(np.linalg.norm(off))] * t if likelihood.coupled else off
+    for column in range(t):
+        assert 0.0 < known[column] <= length.off[column] <= 1e5 * known[column]
+
+
+def test_the_length_of_a_gradient_allows_for_what_its_product_rounds(rng: np.random.Generator) -> None:
+    """Coefficients that cancel: g'K g as computed is rounding, and may come out below what it is."""
+    n, kernel = 50, SquaredExponential((1e-6, 1e-6))
+    X, rows_of = rng.normal(size=(n, 2)), []
+    for _ in range(6):
+        g = rng.normal(size=(n, 1))
+        for power in range(3):
+            g -= np.vander(X[:, 0], power + 1) @ np.linalg.lstsq(np.vander(X[:, 0], power + 1), g, rcond=None)[0]
+        with (
+            closing(LocalExecutor(1)) as executor,
+            BlockedKernelOperator(kernel, 1e-300, ArrayInputs(X), executor) as one,
+        ):
+            image, errors = one.matmat(g), one.row_errors()
+        found = Found(1.0, 0.0 * g, 0.0 * g, g, image)
+        length = GradientLength.of(found, np.ones((n, 1)), Likelihood("logit", 2), 1.0, errors).length[0]
+        rows = numbers(X)
+        exact = mp.fsum(
+            mp.mpf(float(g[i, 0])) * entry(kernel, rows[i], rows[j]) * mp.mpf(float(g[j, 0]))
+            for i in range(n)
+            for j in range(n)
+        )
+        assert mp.sqrt(exact) <= length
+        rows_of.append(float(mp.sqrt(exact)) / length)
+    assert max(rows_of) > 1e-4
+
+
+def test_products_that_are_approximate_are_allowed_for(rng: np.random.Generator) -> None:
+    """Values and K g that are off by as much as they may, in the worst direction."""
+    n, error, likelihood = 30, 1e-3, Likelihood("logit", 2)
+    alpha, targets = rng.normal(size=(n, 1)), np.where(rng.random((n, 1)) < 0.5, 1.0, -1.0)
+    K = np.eye(n)
+    for sign in (-1.0, 1.0):
+        values = K @ alpha + sign * error
+        gradient = likelihood.loss.slope(targets, values) + alpha
+        found = Found(1.0, alpha, values, gradient, K @ gradient - error * np.sign(gradient), product_error=error)
+        length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n))
+        assert float(np.linalg.norm(gradient)) <= length.length[0]
+        true = likelihood.loss.slope(targets, alpha) + alpha
+        assert float(np.abs(true - gradient).sum()) <= length.off[0] <= 1.1 * float(np.abs(true - gradient).sum())
+        assert float(np.linalg.norm(true)) <= length.length[0] + length.off[0]
+
+
+def test_a_slope_that_is_not_the_losses_is_seen(rng: np.random.Generator) -> None:
+    """The gradient is not believed: one of another risk is as far off as it is."""
+    n, likelihood = 20, Likelihood("logit", 2)
+    alpha, targets = rng.normal(size=(n, 1)), np.ones((n, 1))
+    weights = rng.uniform(0.5, 2.0, n)
+    gradient = likelihood.loss.slope(targets, alpha) + alpha  # without the weights
+    found = Found(1.0, alpha, alpha, gradient, gradient)
+    length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n), weights)
+    true = weights[:, None] * likelihood.loss.slope(targets, alpha) + alpha
+    assert length.off[0] >= float(np.linalg.norm(true - gradient))
+
+
+def test_roundings_of_the_decision_alone(rng: np.random.Generator) -> None:
+    """Of a certificate without a radius, the bound is what k_x'alpha rounds."""
+    n, kernel = 60, SquaredExponential((1e-3, 1e-3))
+    X, T = rng.normal(size=(n, 2)), rng.normal(size=(20, 2))
+    alpha = rng.normal(size=(n, 2)) * 1e7
+    magnitude = tuple(np.abs(alpha).sum(axis=0) * 1.01)
+    bare = RiskCertificate(n, (0.0, 0.0), magnitude, tuple(10.0 * size for size in magnitude))
+    decisions = kernel(T, X) @ alpha
+    bounds = bare.decision_error_bound(decisions, np.ones(20), np.full(20, 10.0))
+    ratios = []
+    for x, found, bound in zip(numbers(T), decisions, bounds, strict=True):
+        for column in range(2):
+            true = mp.fsum(entry(kernel, row, x) * mp.mpf(float(alpha[i, column])) for i, row in enumerate(numbers(X)))
+            ratios.append(float(abs(true - mp.mpf(float(found[column]))) / mp.mpf(float(bound[column]))))
+    assert 1e-4 < max(ratios) <= 1.0
+
+
+def test_the_centre_is_rounded_and_says_so(rng: np.random.Generator) -> None:
+    """Coefficients far above the step to the centre: what is stored misses it by a rounding of theirs."""
+    n = 30
+    alpha = rng.normal(size=(n, 1)) * 1e12
+    gradient = rng.normal(size=(n, 1))
+    found = Found(1.0, alpha, alpha, gradient, gradient)
+    length = GradientLength((1e-12,), (0.0,), coupled=False)
+    certificate = RiskCertificate.of(found, length, 0.5, 1.0, np.zeros(n))
+    exact = [mp.mpf(float(a)) - mp.mpf(float(g)) / 2 for a, g in zip(alpha[:, 0], gradient[:, 0], strict=True)]
+    missed = mp.fsum(abs(mp.mpf(float(s)) - e) for s, e in zip(found.stepped(0.5)[:, 0], exact, strict=True))
+    assert float(missed) <= certificate.radius[0] <= 10.0 * float(missed)
