@@ -13,7 +13,7 @@ Columns of a loss that couples them are one function of several values: the leng
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ __all__ = ["Found", "GradientLength", "RiskCertificate"]
 
 # Of what is made of bounds by a few operations, each rounded.
 FEW = 1.0 + 16.0 * EPS
+# K V in float64 of V, and a bound on its entries' errors beside rounding.
+Multiply = Callable[[FloatArray], tuple[FloatArray, float]]
 # Rows that are looked at together, so that what is made of them stays small; a sum over them is rounded as often.
 PIECE_ROWS = 8192
 
@@ -98,6 +100,7 @@ class GradientLength:
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         weights: FloatArray | None = None,
+        multiply: Multiply | None = None,
     ) -> GradientLength:
         """Evaluate it.
 
@@ -113,18 +116,36 @@ class GradientLength:
             Of the samples; see `TileEvaluator.row_errors`.
         weights : (n,) float64, optional
             w, not negative.
+        multiply : callable, optional
+            Takes V (n, t) to K V in float64 and a bound on its entries' errors beside rounding, of a kernel none of
+            whose entries is negative. Two further products then tell what roundings come to for the entries that there
+            are, where otherwise each is taken to be as large as the diagonal lets it be.
         """
         n, t = found.alpha.shape
         sizes = _Sizes.of(n, kernel_diagonal, row_errors)
-        of_alpha = [_Product.of(found.alpha, found.values, column, sizes, found) for column in range(t)]
-        of_gradient = [_Product.of(found.gradient, found.gradient_image, column, sizes, found) for column in range(t)]
+        around: tuple[FloatArray | None, FloatArray | None] = (None, None)
+        if multiply is not None:
+            both = _around(np.concatenate([found.alpha, found.gradient], axis=1), sizes, found.noise, multiply)
+            around = both[:, :t], both[:, t:]
+        noise, error = found.noise, found.product_error
+        of_alpha = _Product.each(found.alpha, found.values, sizes, noise, error, around[0])
+        of_gradient = _Product.each(found.gradient, found.gradient_image, sizes, noise, error, around[1])
         squares, off = np.zeros(t), np.zeros(t)
+        errors = np.empty((n if multiply is not None else 0, t))
         for rows in _pieces(n):
             away = np.column_stack([product.off(rows) for product in of_alpha])
-            off += sizes.scale[rows] @ _gradient_errors(rows, found, away, targets, likelihood, weights)
+            entries = _gradient_errors(rows, found, away, targets, likelihood, weights)
+            off += sizes.scale[rows] @ entries
             squares += [product.square(rows) for product in of_gradient]
+            if multiply is not None:
+                errors[rows] = entries
         # What is off is itself a bound that may be a percent more; so much no sum of it rounds.
         lengths, off = np.sqrt(np.maximum(squares, 0.0)) * FEW, EVALUATION * off
+        if multiply is not None:
+            image, more = multiply(errors)
+            products = _Product.each(errors, image, sizes, noise, more)
+            sums = np.array([sum(product.square(rows) for rows in _pieces(n)) for product in products])
+            off = np.minimum(off, np.sqrt(np.maximum(sums, 0.0)) * FEW)
         if likelihood.coupled:
             lengths, off = (np.full(t, np.linalg.norm(each) * (1.0 + t * EPS)) for each in (lengths, off))
         return cls(tuple(lengths.tolist()), tuple(off.tolist()), likelihood.coupled)
@@ -355,6 +376,11 @@ class _Product:
         v, and K v as computed.
     magnitude, spread : float
         Of v.
+    sizes : _Sizes
+    noise, product_error : float
+        As of `Found`.
+    around : (n,) float64 or None
+        K |v| at most, of a kernel none of whose entries is negative.
     """
 
     vector: FloatArray
@@ -362,23 +388,58 @@ class _Product:
     magnitude: float
     spread: float
     sizes: _Sizes
-    found: Found
+    noise: float
+    product_error: float
+    around: FloatArray | None
 
     @classmethod
-    def of(cls, vectors: FloatArray, images: FloatArray, column: int, sizes: _Sizes, found: Found) -> _Product:
-        vector = vectors[:, column]
-        return cls(vector, images[:, column], sizes.magnitude(vector), sizes.spread(vector), sizes, found)
+    def each(
+        cls,
+        vectors: FloatArray,
+        images: FloatArray,
+        sizes: _Sizes,
+        noise: float,
+        product_error: float,
+        around: FloatArray | None = None,
+    ) -> list[_Product]:
+        """Of each column of vectors and images, (n, t)."""
+        return [
+            cls(
+                vector,
+                images[:, column],
+                sizes.magnitude(vector),
+                sizes.spread(vector),
+                sizes,
+                noise,
+                product_error,
+                None if around is None else around[:, column],
+            )
+            for column, vector in enumerate(vectors.T)
+        ]
 
     def off(self, rows: slice) -> FloatArray:
         """Bounds on the errors of the entries, (r,)."""
-        sizes, found = self.sizes, self.found
-        scale, roundings = sizes.scale[rows], product_roundings(len(self.vector)) * UNIT
-        off = scale * ((roundings + EPS * sizes.row_errors[rows]) * self.magnitude + EPS * self.spread)
-        off += roundings * found.noise * np.abs(self.vector[rows]) + 2.0 * UNIT * np.abs(self.image[rows])
-        return np.asarray(EVALUATION * off + found.product_error)
+        sizes, roundings = self.sizes, product_roundings(len(self.vector)) * UNIT
+        scale = sizes.scale[rows]
+        # Sums of |k v| are rounded in proportion to; entries in proportion to the diagonal, however small they are.
+        rounded = scale * self.magnitude if self.around is None else self.around[rows]
+        off = roundings * rounded + EPS * scale * (sizes.row_errors[rows] * self.magnitude + self.spread)
+        off += roundings * self.noise * np.abs(self.vector[rows]) + 2.0 * UNIT * np.abs(self.image[rows])
+        return np.asarray(EVALUATION * off + self.product_error)
 
     def square(self, rows: slice) -> float:
         """The rows' part of v'K v, and of what the sum of all rows may be off by."""
         terms, sizes = self.vector[rows] * self.image[rows], np.abs(self.vector[rows])
         additions = (len(terms) + len(self.vector) / PIECE_ROWS + 8.0) * UNIT
         return float(terms.sum() + EVALUATION * (additions * np.abs(terms).sum() + sizes @ self.off(rows)))
+
+
+def _around(vectors: FloatArray, sizes: _Sizes, noise: float, multiply: Multiply) -> FloatArray:
+    """K |V| at most, (n, t)."""
+    positive = np.abs(vectors)
+    image, error = multiply(positive)
+    for column, product in enumerate(_Product.each(positive, image, sizes, noise, error)):
+        for rows in _pieces(len(vectors)):
+            image[rows, column] += product.off(rows)
+    # As evaluated entries are, that differ from K's, once more.
+    return np.asarray(image * FEW)

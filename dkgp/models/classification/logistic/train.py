@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,14 +20,16 @@ from dkgp.models.classification.belonging import belonging
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
+from dkgp.models.classification.logistic.entries import entries_not_negative
 from dkgp.models.classification.logistic.stopping import RiskError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import assumptions
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators import TreeKernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.solvers import Checkpointing, DualityGap, Progress, Solution, StoppingRule
+from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.risk import Risk, RiskMethod, RiskSolution, minimise_risk
 
 __all__ = ["RISK_TOLERANCE", "TrainedLogistic", "train_logistic"]
@@ -196,22 +199,26 @@ def train_logistic(
             interrupted=interrupted,
             seed=seed,
         )
-        errors, share = operator.row_errors(), operator.kept_share
-    found = Found(
-        regularisation=regularisation,
-        alpha=solved.solution.alpha,
-        values=solved.values,
-        gradient=solved.gradient,
-        gradient_image=solved.gradient_image,
-        product_error=solved.product_error,
-        noise=NO_NOISE,
-    )
-    length = GradientLength.of(found, targets, likelihood, prior, errors, risk.weights)
+        share, errors = operator.kept_share, operator.row_errors()
+        found = Found(
+            regularisation=regularisation,
+            alpha=solved.solution.alpha,
+            values=solved.values,
+            gradient=solved.gradient,
+            gradient_image=solved.gradient_image,
+            product_error=solved.product_error,
+            noise=NO_NOISE,
+        )
+        length = GradientLength.of(found, targets, likelihood, prior, errors, risk.weights)
+        sharpened = _is_coarse(length, rule, regularisation) and entries_not_negative(kernel)
+        if sharpened:
+            multiply = partial(_multiplied, operator)
+            length = GradientLength.of(found, targets, likelihood, prior, errors, risk.weights, multiply)
     chosen, certificate = _chosen(found, length, risk, targets, prior, errors, assumptions(kernel), rule, gap is None)
     alpha, values = found.stepped(chosen), found.stepped_values(chosen)
     summary = _summary(dataset, labels, solved, certificate, rule)
     summary |= {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    summary |= _risks(risk, targets, alpha, values, solved) | {"centred": chosen > 0.0}
+    summary |= _risks(risk, targets, alpha, values, solved) | {"centred": chosen > 0.0, "sharpened": sharpened}
     summary |= {"kept_share": share, "weighted": weights is not None, "chosen": solved.chosen}
     summary |= {} if tree_error is None else {"tree_error": float(tree_error)}
     curvature = risk.weighted(likelihood.curvature(targets, values))
@@ -228,6 +235,19 @@ def train_logistic(
         summary,
         solved.product_error,
     )
+
+
+def _multiplied(operator: KernelOperator, vectors: FloatArray) -> tuple[FloatArray, float]:
+    """K V, and a bound on its errors beside rounding."""
+    product = kernel_product(operator, vectors, "double")
+    return product, operator.error_bound
+
+
+def _is_coarse(length: GradientLength, rule: RiskError, regularisation: float) -> bool:
+    """True if what products may have rounded is a tenth of the tolerance, and of the gradient, or more."""
+    off, own = max(length.off), max(length.length)
+    away = off / regularisation * math.sqrt(rule.largest)
+    return math.isfinite(off) and off > 0.1 * own and away > 0.1 * rule.tolerance
 
 
 def _chosen(

@@ -91,12 +91,14 @@ def test_a_radius_without_end_certifies_nothing_and_survives_json() -> None:
     assert RiskCertificate.from_json(certificate.to_json()) == certificate
 
 
-@pytest.mark.parametrize("noise", [2.0**-300, 1e4])
+@pytest.mark.parametrize(("noise", "gamma"), [(2.0**-300, 1e-4), (1e4, 1e-4), (2.0**-300, 10.0)])
 @pytest.mark.parametrize("name", ["logit", "probit", "softmax"])
-def test_roundings_of_the_gradient_alone(name: LikelihoodName, noise: float, rng: np.random.Generator) -> None:
+def test_roundings_of_the_gradient_alone(
+    name: LikelihoodName, noise: float, gamma: float, rng: np.random.Generator
+) -> None:
     """A gradient that comes out small, of coefficients that cancel: the one there is in truth is all rounding."""
     likelihood = Likelihood(name, 3 if name == "softmax" else 2)
-    n, t, kernel, regularisation = 40, likelihood.n_outputs, SquaredExponential((1e-4, 1e-4)), 1e-9
+    n, t, kernel, regularisation = 40, likelihood.n_outputs, SquaredExponential((gamma, gamma)), 1e-9
     X = rng.normal(size=(n, 2))
     alpha = rng.normal(size=(n, t)) * 1e9
     alpha -= alpha.mean(axis=0)
@@ -110,6 +112,14 @@ def test_roundings_of_the_gradient_alone(name: LikelihoodName, noise: float, rng
     gradient = likelihood.loss.slope(targets, values) + regularisation * alpha
     found = Found(regularisation, alpha, values, gradient, np.zeros_like(gradient), noise=noise)
     length = GradientLength.of(found, targets, likelihood, 1.0, errors)
+    sharp = GradientLength.of(
+        found,
+        targets,
+        likelihood,
+        1.0,
+        errors,
+        multiply=lambda vectors: (evaluated(X, kernel, noise, vectors)[0] - noise * vectors, 0.0),
+    )
     rows = numbers(X)
     matrix = [[entry(kernel, a, b) for b in rows] for a in rows]
     off = []
@@ -128,7 +138,8 @@ def test_roundings_of_the_gradient_alone(name: LikelihoodName, noise: float, rng
         off.append(float(mp.sqrt(max(total, mp.zero))))
     known = [float(np.linalg.norm(off))] * t if likelihood.coupled else off
     for column in range(t):
-        assert 0.0 < known[column] <= length.off[column] <= 1e5 * known[column]
+        assert 0.0 < known[column] <= sharp.off[column] <= length.off[column] <= 1e5 * known[column]
+        assert gamma < 1.0 or sharp.off[column] < 0.3 * length.off[column]
 
 
 def test_the_length_of_a_gradient_allows_for_what_its_product_rounds(rng: np.random.Generator) -> None:

@@ -20,6 +20,7 @@ from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
 from dkgp.models.classification.logistic.stopping import RiskError
 from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.rounding import UNIT, product_roundings
 from dkgp.solvers import Checkpointing, MaxIterations
 from dkgp.solvers.risk import RISK_METHODS
 from tests.models.classification.logistic.dense_risk import dense_minimiser, losses_of
@@ -184,6 +185,27 @@ def test_far_from_the_minimum_no_long_step_is_taken(rng: np.random.Generator) ->
         assert near.summary["centred"] == (near.alpha.tobytes() != near.solution.alpha.tobytes())
         centred += near.summary["centred"]
     assert centred
+
+
+@pytest.mark.parametrize(("name", "n_classes"), [("logit", 2), ("softmax", 3)])
+def test_of_little_penalty_roundings_are_looked_at_closely(
+    name: LikelihoodName, n_classes: int, rng: np.random.Generator
+) -> None:
+    found = problem(rng, name, n_classes)
+    found.kernel, found.regularisation = SquaredExponential((5.0,) * 3), 1e-6
+    found.settings = {"tolerance": 1e-7, "limits": MaxIterations(400), "method": "kcg"}
+    assert found.trained.summary["sharpened"]
+    errors, bounds, _ = found.long_errors()
+    assert (errors <= bounds).all()
+    made = found.trained
+    # As large as the diagonal lets entries be: what the bound would be without.
+    plain = 200 * product_roundings(200) * UNIT * np.abs(made.solution.alpha).sum(axis=0) * 0.25 / found.regularisation
+    assert max(made.certificate.radius) < plain.max()
+
+
+def test_inputs_that_the_coordinator_may_not_hold_change_no_bit(rng: np.random.Generator) -> None:
+    found = problem(rng, "softmax", 3)
+    assert trained(found, coordinator_input_bytes=0).alpha.tobytes() == trained(found).alpha.tobytes()
 
 
 def test_white_noise_and_noise_variance_play_no_part(rng: np.random.Generator) -> None:
