@@ -1,8 +1,8 @@
 """Exact Gaussian process regression by greedy block coordinate descent, out of core, on Dask.
 
 `dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`, `dkgp.KernelLogisticClassifier`,
-`dkgp.ConjugateDirectionsPursuit` and the layers (`dkgp.solvers.solve`, `dkgp.kernels.SquaredExponential`,
-`dkgp.data.open_dataset`) are attributes that are loaded on first use.
+`dkgp.GPClassifier`, `dkgp.ConjugateDirectionsPursuit` and the layers (`dkgp.solvers.solve`,
+`dkgp.kernels.SquaredExponential`, `dkgp.data.open_dataset`) are attributes that are loaded on first use.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LSSVC,
         ConjugateDirectionsPursuit,
         FixedSizeLSSVC,
+        GPClassifier,
         GPRegressor,
         KernelLogisticClassifier,
         SparseGPRegressor,
@@ -24,6 +25,7 @@ __all__ = [
     "LSSVC",
     "ConjugateDirectionsPursuit",
     "FixedSizeLSSVC",
+    "GPClassifier",
     "GPRegressor",
     "KernelLogisticClassifier",
     "SparseGPRegressor",
@@ -36,6 +38,7 @@ _LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "oper
 _ESTIMATORS = (
     "ConjugateDirectionsPursuit",
     "FixedSizeLSSVC",
+    "GPClassifier",
     "GPRegressor",
     "KernelLogisticClassifier",
     "LSSVC",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dkgp.estimators.classification.exact import LSSVC
 from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
+from dkgp.estimators.classification.gaussian_process import GPClassifier
 from dkgp.estimators.classification.logistic import KernelLogisticClassifier
 from dkgp.estimators.outputs import PredictionBounds
 from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
@@ -14,6 +15,7 @@ __all__ = [
     "LSSVC",
     "ConjugateDirectionsPursuit",
     "FixedSizeLSSVC",
+    "GPClassifier",
     "GPRegressor",
     "KernelLogisticClassifier",
     "OverconfidenceWarning",

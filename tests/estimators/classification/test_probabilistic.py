@@ -11,11 +11,13 @@ import pytest
 import scipy.optimize
 import scipy.special
 from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dkgp import LSSVC, KernelLogisticClassifier
+from dkgp import LSSVC, GPClassifier, KernelLogisticClassifier
 from dkgp.errors import InputError, StoreError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
@@ -24,9 +26,11 @@ from tests.estimators.classification.conftest import NAMES, Labelled
 KERNEL = SquaredExponential((0.8, 0.6), 4.0)
 EACH = [
     KernelLogisticClassifier(KERNEL),
+    GPClassifier(KERNEL),
     KernelLogisticClassifier(KERNEL, n_basis=40),
+    GPClassifier(KERNEL, n_basis=40),
 ]
-IDS = ["logistic", "logistic-basis"]
+IDS = ["logistic", "gp", "logistic-basis", "gp-basis"]
 every = pytest.mark.parametrize("estimator", EACH, ids=IDS)
 
 
@@ -104,6 +108,32 @@ def test_what_stops_early_certifies_less_and_nothing_wrong(labelled: Labelled) -
     assert ((lower[:, 1] <= p) & (p <= upper[:, 1])).all()
 
 
+def test_the_gaussian_process_is_scikit_learns(labelled: Labelled) -> None:
+    X, new = standard(labelled)
+    length = 1.0 / np.sqrt(2.0 * np.array([0.8, 0.6]))
+    known = GaussianProcessClassifier(ConstantKernel(4.0) * RBF(length), optimizer=None).fit(X, labelled.two)
+    model = GPClassifier(KERNEL, tol=1e-6).fit(labelled.X, labelled.two)
+    expected = known.predict_proba(new)
+    found, lower, upper = model.predict_proba(labelled.X_new, return_intervals=True)
+    np.testing.assert_allclose(found, expected, atol=1e-3)  # its integral is a sum of five error functions
+    assert ((lower <= found) & (found <= upper)).all()
+    assert (upper - lower).max() < 0.05
+    np.testing.assert_array_equal(model.predict(labelled.X_new), known.predict(new))
+
+
+def test_averaging_makes_probabilities_modest(labelled: Labelled) -> None:
+    model = GPClassifier(KERNEL).fit(labelled.X, labelled.y)
+    far = np.array([[1e5, 7.0, 1e3]])
+    np.testing.assert_allclose(model.predict_proba(far), 1.0 / 3.0, atol=1e-6)
+    plain = KernelLogisticClassifier(KERNEL, multi_class="ovr").fit(labelled.X, labelled.y)
+    np.testing.assert_allclose(
+        model.decision_function(labelled.X_new), plain.decision_function(labelled.X_new), atol=2e-3
+    )
+    assert (
+        model.predict_proba(labelled.X_new).max(axis=1).mean() < plain.predict_proba(labelled.X_new).max(axis=1).mean()
+    )
+
+
 @every
 def test_tools_of_scikit_learn(labelled: Labelled, estimator: Any) -> None:
     scores = cross_val_score(
@@ -145,7 +175,7 @@ def test_a_basis_certifies_nothing(labelled: Labelled) -> None:
 
 
 def test_kernels_are_tuned_by_the_evidence_of_labels(labelled: Labelled) -> None:
-    model = KernelLogisticClassifier(subset_size=100).fit(labelled.X, labelled.two)
+    model = GPClassifier(subset_size=100).fit(labelled.X, labelled.two)
     assert isinstance(model.hyperparameters_, Hyperparameters)
     assert model.hyperparameters_.likelihood == "logit"
     assert model.score(labelled.X_new, np.where(labelled.y_new == "ape", "ape", "other")) > 0.7
@@ -168,3 +198,10 @@ def test_settings_that_make_no_sense(labelled: Labelled, settings: dict[str, Any
     kernel = settings.pop("kernel", "rbf")
     with pytest.raises(InputError, match=said):
         KernelLogisticClassifier(kernel, **{"optimizer": None, **settings}).fit(labelled.X, labelled.y)
+
+
+def test_a_probit_link_has_no_softmax(labelled: Labelled) -> None:
+    with pytest.raises(InputError, match="probit"):
+        GPClassifier(KERNEL, link="probit", multi_class="softmax").fit(labelled.X, labelled.y)
+    two = GPClassifier(KERNEL, link="probit").fit(labelled.X, labelled.two)
+    assert two.likelihood_.name == "probit"

@@ -1,0 +1,143 @@
+"""`GPClassifier`: Gaussian process classification on scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from dkgp.cluster import BlockExecutor
+from dkgp.data import ClassifierRecord
+from dkgp.estimators.classification.fitted import FittedClassifier, FittedGP
+from dkgp.estimators.classification.labels import LabelledSet
+from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
+from dkgp.estimators.fitted import Fitted
+from dkgp.kernels import Kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.basis.settings import DEFAULT_BASIS
+from dkgp.models.classification.basis.train import train_on_basis
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
+from dkgp.models.classification.records import basis_record, gp_record
+from dkgp.operators.base import FloatArray
+
+__all__ = ["GPClassifier"]
+
+
+class GPClassifier(LikelihoodClassifier):
+    """Gaussian process classifier by Laplace's approximation, with intervals of probabilities.
+
+    The latent function's posterior is approximated at its mode; a class's probability is averaged over it, so that far
+    from all samples it tends to a half (Rasmussen and Williams, *Gaussian processes for machine learning*, 2006,
+    section 3.4). scikit-learn's `GaussianProcessClassifier` does the same with an n x n matrix; here mode and variances
+    are solved for out of core, to proven bounds, or on a basis.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        As of `KernelLogisticClassifier`; its amplitude says how sure probabilities can be.
+    link : {"logit", "probit"}, default "logit"
+        From the latent function to a probability.
+    multi_class : {"ovr", "softmax"}, default "ovr"
+        Of more than two classes: one against the rest, probabilities divided by their sum; or all in one problem.
+    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
+        As of `KernelLogisticClassifier`.
+
+    Attributes
+    ----------
+    classes_, kernel_, hyperparameters_, solution_, history_, likelihood_, n_basis_, n_features_in_, feature_names_in_
+        As of `KernelLogisticClassifier`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> model = GPClassifier().fit(X, y)
+    >>> near, far = model.predict_proba([[1.0, 1.0], [40.0, 40.0]])[:, 1]
+    >>> bool(near > 0.9), bool(abs(far - 0.5) < 0.01)
+    (True, True)
+    """
+
+    _state: ClassVar[type[Fitted]] = FittedGP
+    _form: ClassVar[type[FittedClassifier]] = FittedGP
+    _fitted: FittedGP
+
+    def __init__(
+        self,
+        kernel: str | Kernel | Hyperparameters = "rbf",
+        *,
+        link: Link = "logit",
+        multi_class: MultiClass = "ovr",
+        optimizer: Literal["laplace"] | None = "laplace",
+        subset_size: int = 2000,
+        n_basis: int | None = None,
+        basis: str = DEFAULT_BASIS,
+        certify: bool = False,
+        class_weight: Any = None,
+        tol: float = DECISION_TOLERANCE,
+        solver: str = "auto",
+        max_passes: float | None = None,
+        client: Any = None,
+        store: str | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.link = link
+        self.multi_class = multi_class
+        self.optimizer = optimizer
+        self.subset_size = subset_size
+        self.n_basis = n_basis
+        self.basis = basis
+        self.certify = certify
+        self.class_weight = class_weight
+        self.tol = tol
+        self.solver = solver
+        self.max_passes = max_passes
+        self.client = client
+        self.store = store
+        self.random_state = random_state
+
+    def _link(self) -> Link:
+        return self.link
+
+    def _likelihood(self, n_classes: int) -> Likelihood:
+        return Likelihood.of(self.link, self.multi_class, n_classes)
+
+    def _trained(
+        self,
+        given: LabelledSet,
+        found: Hyperparameters,
+        likelihood: Likelihood,
+        weights: FloatArray | None,
+        executor: BlockExecutor,
+        seed: int,
+    ) -> ClassifierRecord:
+        about: dict[str, Any] = {"likelihood": likelihood, "weights": weights}
+        if self.n_basis is not None:
+            settings = self._basis_settings(seed)
+            few = train_on_basis(given.dataset, given.labels, found, executor, settings, form="gp", **about)
+            return basis_record(few, given.dataset, given.labels, weights)
+        trained = train_gp(
+            given.dataset,
+            given.labels,
+            found,
+            executor,
+            method=self.solver,
+            tolerance=self.tol,
+            limits=self._limits,
+            seed=seed,
+            **about,
+        )
+        return gp_record(trained, given.dataset, given.labels, weights)
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        assert isinstance(fitted, FittedGP)
+        said, about = super()._settings_from(fitted), fitted.record.likelihood
+        assert about is not None
+        softmax = about["name"] == "softmax"
+        return {
+            **said,
+            "link": "logit" if softmax else about["name"],
+            "multi_class": "softmax" if softmax else "ovr",
+        }
