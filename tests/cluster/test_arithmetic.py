@@ -53,6 +53,7 @@ MARKED = {
     "basis_risk_task",
     "row_project_task", "row_columns_task", "row_candidates_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task", "label_fold_task", "label_holdout_task",
+    "label_evaluate_task",
 }  # fmt: skip
 
 

@@ -42,6 +42,21 @@ def test_options_come_back_as_they_were(options: dict[str, Any]) -> None:
     assert options_from_job(job) == options
 
 
+@given(
+    st.fixed_dictionaries(
+        {"dataset": st.just("/d.zarr"), "out": st.just("/h.json")},
+        optional={
+            "likelihood": st.sampled_from(["logit", "probit", "softmax"]),
+            "subsets": st.integers(2, 100),
+            "folds": st.integers(2, 20),
+        },
+    )
+)
+def test_options_of_labels_come_back_as_they_were(options: dict[str, Any]) -> None:
+    job = job_from_options("tune", options)
+    assert options_from_job(job) == options
+
+
 def test_the_places_that_it_touches() -> None:
     options = {**TUNE, "start": "/start.json", "plot": "/scales.png"}
     found = {path.field: (path.url, path.access) for path in job_paths("tune", options)}
@@ -65,6 +80,8 @@ def test_the_places_that_it_touches() -> None:
         ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound' or 'fitc'"),
         ({"objective": "bound", "subset": 100}, UsageError, "leave out `subset`"),
         ({"basis_size": 100}, UsageError, "`basis_size` is of the objectives"),
+        ({"likelihood": "gauss"}, UsageError, "likelihood: expected 'logit', 'probit' or 'softmax'"),
+        ({"likelihood": "logit", "objective": "loo"}, UsageError, "`objective` loo is of regressions"),
         ({"subsets": 0}, InputError, "subsets must be at least 1"),
         ({"subsets": 2.5}, UsageError, "subsets: expected a valid integer"),
         ({"holdout": 1.0}, InputError, "holdout must be a fraction"),

@@ -89,6 +89,7 @@ class ClassVariances:
                 replace(settings, memory_bytes=memory),
                 None if stored is None else stored[column],
                 n_test=n_test,
+                factors=t,
             )
             self._supports.append(support)
             self._runs.append(run)

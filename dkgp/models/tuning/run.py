@@ -40,6 +40,7 @@ from dkgp.models.tuning.tasks import (
     Objective,
     TuningContext,
     evaluate_task,
+    label_evaluate_task,
     summary_task,
 )
 from dkgp.models.tuning.warnings import is_mere_noise, tuning_warnings
@@ -208,6 +209,8 @@ class _Rounds:
 
     def __init__(self, context: TuningContext, executor: BlockExecutor | None) -> None:
         self._context, self._executor = context, executor
+        # Modes of labels travel here and back, so that no bit depends on which worker found them.
+        self._modes: tuple[Any, ...] = (None,) * context.source.plan.count
 
     def run(self, task: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         """Return one result for each subset."""
@@ -220,7 +223,14 @@ class _Rounds:
 
     def likelihood(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
         """Sum of the subsets' values and gradients, or None where one of them does not exist."""
-        outcomes = self.run(evaluate_task, parameters)
+        if self._context.likelihood is None:
+            outcomes = self.run(evaluate_task, parameters)
+        else:
+            found = self.run(label_evaluate_task, parameters, self._modes)
+            outcomes = [outcome for outcome, _ in found]
+            self._modes = tuple(
+                before if mode is None else mode for before, (_, mode) in zip(self._modes, found, strict=True)
+            )
         if any(outcome is None for outcome in outcomes):
             return None
         value, gradient = outcomes[0]

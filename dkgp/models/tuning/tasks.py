@@ -33,6 +33,7 @@ __all__ = [
     "SubsetSummary",
     "TuningContext",
     "evaluate_task",
+    "label_evaluate_task",
     "summary_task",
 ]
 
@@ -163,4 +164,20 @@ def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[
         with context.matrices(len(subset.inputs)).lent() as matrices:
             objective = context.kind(subset.family, subset.targets, matrices, subset.weights)
             outcomes.append(objective(parameters))
+    return outcomes
+
+
+@needs_one_arithmetic
+def label_evaluate_task(
+    context: TuningContext, parameters: FloatArray, starts: tuple[FloatArray | None, ...], subsets: list[int]
+) -> list[tuple[Outcome, FloatArray | None]]:
+    """As `evaluate_task`, of labels, from the modes of an earlier evaluation; with each the mode that was found."""
+    assert context.likelihood is not None
+    outcomes = []
+    for index in subsets:
+        subset = context.subset(index)
+        with context.matrices(len(subset.inputs)).lent() as matrices:
+            evidence = LABEL_OBJECTIVES[context.likelihood](subset.family, subset.targets, matrices, subset.weights)
+            evidence.start = starts[index]
+            outcomes.append((evidence(parameters), evidence.reached))
     return outcomes

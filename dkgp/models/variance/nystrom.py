@@ -93,6 +93,8 @@ class FactorSource:
         Of the block-Vecchia factor that preconditions beside it, if one does.
     proves : bool
         Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
+    factors : int
+        That a prediction takes in turn, this one among them: the cache is to hold them all.
     """
 
     context: BlockContext
@@ -103,6 +105,7 @@ class FactorSource:
     stored: FactorRecord | None = None
     leaves: Leaves | None = None
     proves: bool = False
+    factors: int = 1
 
     def factor(self) -> NystromFactor:
         """Return this process's factor, built by whichever task needs it first."""
@@ -114,7 +117,7 @@ class FactorSource:
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
         needed = factor_bytes(self.context.n, rank, self.precision, held=self.held, proves=self.proves)
         needed += features + self._leaf_bytes
-        cache.budget_bytes = max(cache.budget_bytes, needed)
+        cache.budget_bytes = max(cache.budget_bytes, self.factors * needed)
         return cache.get(key, lambda: NystromFactor.of(self))
 
     def preconditioner(self, threads: int) -> VecchiaProduct | None:

@@ -118,6 +118,8 @@ class VarianceRun:
         Plan of the prediction that is resumed; the regions still missing are computed as the first ones were.
     n_test : int, optional
         Test samples in all, where `test` is a part of them; see `at`.
+    factors : int
+        Runs with factors of their own that the prediction takes in turn, this one among them.
     landmarks : Landmarks, optional
         Those of another run of this model and these settings, so that they need not be drawn again.
 
@@ -148,6 +150,7 @@ class VarianceRun:
         *,
         n_test: int | None = None,
         landmarks: Landmarks | None = None,
+        factors: int = 1,
     ) -> None:
         executor.require_one_arithmetic()
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
@@ -223,6 +226,7 @@ class VarianceRun:
             kept,
             leaves_of(context, model.noise_variance, executor, halo) if halo else None,
             proves,
+            factors,
         )
         together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)

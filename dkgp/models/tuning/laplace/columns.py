@@ -139,16 +139,19 @@ def column_mode(
     weights : (n,) float64, optional
         Of the samples.
     alpha : (n,) float64, optional
-        Where to start; at zero by default.
+        Where to start, if it is better than zero, the default.
     """
     w = np.ones(len(targets)) if weights is None else weights
-    a = np.zeros(len(targets)) if alpha is None else alpha
-    f = matrix @ a
+    a = f = np.zeros(len(targets))
 
     def psi(coefficients: FloatArray, values: FloatArray) -> float:
         return float(-0.5 * coefficients @ values - w @ loss.value(targets, values))
 
     best = psi(a, f)
+    if alpha is not None:
+        there = matrix @ alpha
+        if (better := psi(alpha, there)) > best:
+            a, f, best = alpha, there, better
     for step in range(MOST_STEPS + 1):
         curvature = w * loss.curvature(targets, f)
         root = np.sqrt(curvature)
@@ -196,7 +199,18 @@ def latent_predictions(
 
 
 class LabelEvidence(DenseObjective):
-    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
+    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account.
+
+    Attributes
+    ----------
+    start : (n, t) float64 or None
+        Coefficients a where the search for a mode begins: those of a mode at parameters nearby save half of it.
+    reached : (n, t) float64 or None
+        Those of the mode that was found last.
+    """
+
+    start: FloatArray | None = None
+    reached: FloatArray | None = None
 
     @classmethod
     def probabilities(
@@ -264,11 +278,13 @@ class _ColumnEvidence(LabelEvidence):
         """As of `DenseObjective`: a Cholesky factorisation for each of Newton's steps, and an inverse, by column."""
         matrix, work, total = self._kernel_matrix, self._work, self._more[0]
         self._family.matrix(parameters[:-1], matrix)
-        value = 0.0
+        value, reached = 0.0, np.empty(self._targets.shape)
         for column, targets in enumerate(self._targets.T):
-            mode = column_mode(matrix, targets, self.label_loss.loss, work, self._weights)
+            start = None if self.start is None else self.start[:, column]
+            mode = column_mode(matrix, targets, self.label_loss.loss, work, self._weights, start)
             if mode is None:
                 return None
+            reached[:, column] = mode.alpha
             value += mode.objective - float(np.log(np.diagonal(work)).sum())
             self._slope_weights(mode, targets, work)
             if column == 0:
@@ -277,6 +293,7 @@ class _ColumnEvidence(LabelEvidence):
                 total += work
         if not math.isfinite(value):
             return None
+        self.reached = reached
         return value, np.append(self._family.contract(parameters[:-1], matrix, total), 0.0)
 
     def _slope_weights(self, mode: ColumnMode, targets: FloatArray, work: FloatArray) -> None:

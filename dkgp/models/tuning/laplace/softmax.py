@@ -75,7 +75,9 @@ class SoftmaxMode:
         return np.asarray(own - np.column_stack([inner @ shared for inner in self.inner]))
 
 
-def softmax_mode(matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | None = None) -> SoftmaxMode | None:
+def softmax_mode(
+    matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | None = None, alpha: FloatArray | None = None
+) -> SoftmaxMode | None:
     """Find the mode by Newton's iterations; None where a matrix is not positive definite.
 
     Parameters
@@ -84,6 +86,8 @@ def softmax_mode(matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | 
         K, both triangles.
     one_hot : (n, C) float64
     weights : (n,) float64, optional
+    alpha : (n, C) float64, optional
+        Where to start, if it is better than zero, the default.
     """
     n, n_classes = one_hot.shape
     w = np.ones(n) if weights is None else np.maximum(weights, LEAST_WEIGHT)
@@ -94,6 +98,10 @@ def softmax_mode(matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | 
         return float(-0.5 * np.vdot(coefficients, values) + w @ fit)
 
     best, inner, root = psi(a, f), np.empty((n_classes, n, n)), np.empty((n, n))
+    if alpha is not None:
+        there = matrix @ alpha
+        if (better := psi(alpha, there)) > best:
+            a, f, best = alpha, there, better
     for step in range(MOST_STEPS + 1):
         probabilities = scipy.special.softmax(f, axis=1)
         logs = _inner(matrix, w[:, None] * probabilities, inner)
@@ -181,12 +189,13 @@ class SoftmaxEvidence(LabelEvidence):
         matrix, total = self._kernel_matrix, self._work
         self._family.matrix(parameters[:-1], matrix)
         one_hot = (self._targets > 0.0).astype(np.float64)
-        mode = softmax_mode(matrix, one_hot, self._weights)
+        mode = softmax_mode(matrix, one_hot, self._weights, self.start)
         if mode is None:
             return None
         value = mode.objective - 0.5 * mode.log_determinant
         if not math.isfinite(value):
             return None
+        self.reached = mode.alpha
         w = np.ones(len(one_hot)) if self._weights is None else np.maximum(self._weights, LEAST_WEIGHT)
         total[...] = 0.0
         spread, halves = np.empty((len(one_hot), len(mode.inner), len(mode.inner))), np.empty_like(mode.inner)

@@ -87,6 +87,19 @@ def test_whole_weights_are_repeated_samples(name, rng):
     assert_allclose(weighted[1], repeated[1], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["logit", "probit"])
+def test_a_start_nearby_saves_steps_and_one_far_off_does_no_harm(name, rng):
+    inputs, signs = labelled(rng, 80)
+    matrix, work = np.asfortranarray(KERNEL(inputs, inputs)), np.empty((80, 80), order="F")
+    loss = EVIDENCES[name].label_loss.loss
+    cold = column_mode(matrix, signs[:, 0], loss, work)
+    warm = column_mode(matrix, signs[:, 0], loss, work, None, 1.01 * cold.alpha)
+    wild = column_mode(matrix, signs[:, 0], loss, work, None, 1e3 * rng.standard_normal(80))
+    assert warm.steps < cold.steps == wild.steps
+    assert_allclose(warm.values, cold.values, atol=1e-6)
+    assert column_mode(matrix, signs[:, 0], loss, work, None, cold.alpha).steps == 0
+
+
 @pytest.mark.parametrize(("name", "log_p"), [("logit", scipy.special.log_expit), ("probit", scipy.special.log_ndtr)])
 def test_the_mode_and_the_evidence_are_those_of_a_general_minimiser(name, log_p, rng):
     inputs, signs = labelled(rng, 40)
