@@ -215,3 +215,30 @@ def test_a_mode_that_is_far_from_found_says_so(rng: np.random.Generator) -> None
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
     require_held(found, *exact(data, labels, "probit", KERNEL, seen), "probit", 2)
+
+
+def _hostile(rng: np.random.Generator) -> dict[str, tuple[FloatArray, NDArray[np.int64], Kernel]]:
+    X = rng.standard_normal((60, 3))
+    two = (X[:, 0] > 0.0).astype(np.int64)
+    return {
+        "duplicates of both classes": (np.tile(X[:30], (2, 1)), np.repeat([0, 1], 30), KERNEL),
+        "separable": (X, two, SquaredExponential(gamma=(0.1, 0.1, 0.1), variance=1e4)),
+        "hopelessly steep": (X, two, SquaredExponential(gamma=(0.1, 0.1, 0.1), variance=1e6)),
+        "linear, far out": (X, two, parse_kernel("linear + constant", 3)),
+        "hardly any amplitude": (X, two, SquaredExponential(gamma=(0.1, 0.1, 0.1), variance=1e-6)),
+        "islands": (X, two, SquaredExponential(gamma=(1e3, 1e3, 1e3), variance=50.0)),
+        "rare classes": (X, np.r_[np.zeros(57, np.int64), 1, 2, 2], KERNEL),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("what", _hostile(np.random.default_rng(0)))
+def test_no_hostile_problem_breaks_an_interval(name: str, what: str, rng: np.random.Generator) -> None:
+    X, codes, kernel = _hostile(rng)[what]
+    data, labels = memory_dataset(X, codes.astype(np.float64)), Labels(tuple("abc"[: codes.max() + 1]), codes)
+    record = memory_classifier(gp_record(trained(data, labels, name, kernel), data, labels), data)
+    test = np.concatenate([rng.standard_normal((20, 3)), 1e3 * rng.standard_normal((5, 3)), X[:5]])
+    found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
+    seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
+    require_held(found, *exact(data, labels, name, kernel, seen), name, labels.n_classes)

@@ -52,7 +52,10 @@ def test_length_scales_tell_the_features_that_matter(rng: np.random.Generator) -
     assert found.gamma[0] > 10.0 * max(found.gamma[1:])
 
 
-@pytest.mark.parametrize("likelihood", ["logit", "probit", "softmax"])
+@pytest.mark.parametrize(
+    "likelihood",
+    ["logit", pytest.param("probit", marks=pytest.mark.slow), pytest.param("softmax", marks=pytest.mark.slow)],
+)
 def test_subsets_add_up_to_the_same_bits_on_any_number_of_threads(likelihood: str, rng: np.random.Generator) -> None:
     data, labels = labelled(rng, 300, 3)
     weights = rng.uniform(0.5, 2.0, 300)

@@ -8,7 +8,7 @@ from scipy.special import ndtr
 
 from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, expected_sigmoid
 
-FEW = [(-50.0, 4.0), (-3.0, 0.7), (0.5, 1.001), (20.0, 1e4)]
+FEW = [(-50.0, 4.0), (-3.0, 0.7)]
 MANY = [
     (mean, variance)
     for mean in (-50.0, -30.0, -10.0, -3.0, -0.1, 0.0, 0.5, 20.0, 50.0)

@@ -39,7 +39,7 @@ def curvature(probabilities, weights):
     return W
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mode_evidence_and_predictions_are_those_of_the_whole_matrix(weighted, rng):
     n, classes = 30, 3
     inputs, signs = labelled(rng, n)
