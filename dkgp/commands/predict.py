@@ -152,6 +152,8 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     figures = summary.to_json()
     if summary.classes is None:
         figures.pop("classes")
+    else:
+        _warn_of_latent(summary.classes.get("latent_variance"), reporter)
     if job.variance is not None and summary.variance is not None:
         if isinstance(model, SparseRecord):
             figures["variance"] = _sparse_variance_figures(summary.variance, summary.n_samples, reporter)
@@ -189,6 +191,16 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
             f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         )
     return _told(figures)
+
+
+def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:
+    """Warn where intervals of latent variances are wider than wanted: those of probabilities are, then."""
+    if figures is not None and figures["unmet"]:
+        reporter.warn(
+            f"{figures['unmet']:,} latent variances have wider intervals than the relative gap of {figures['gap']:g} "
+            f"that was asked for, the widest {figures['gap_max']:.3g}; they and the probabilities' hold all the same. "
+            "For narrower ones raise `max_passes` or the variance `rank`"
+        )
 
 
 def _sparse_variance_figures(figures: dict[str, Any], n: int, reporter: Reporter) -> Document:

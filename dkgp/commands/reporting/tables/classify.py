@@ -73,6 +73,9 @@ def predicted_class_rows(classes: Document, n: int) -> Rows:
     if widths is not None:
         widest = classes["interval_width_max"]
         rows.append(("probabilities certified within", f"intervals {widths:.3g} wide on average, {widest:.3g} at most"))
+    latent = classes.get("latent_variance")
+    if latent is not None:
+        rows.append(("latent variances", f"to {latent['gap_mean']:.2g} on average, {latent['gap_max']:.2g} at most"))
     return rows
 
 
