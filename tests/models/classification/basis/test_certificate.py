@@ -81,3 +81,33 @@ def test_a_kernel_of_little_rank(rng: np.random.Generator) -> None:
     errors, bounds = judged(rng, Linear((0.5,) * 3), size=3, settings={"basis": "uniform"})
     assert (errors <= bounds).all()
     assert errors.max() < 1e-3
+
+
+def test_bounds_hold_of_problems_drawn_at_random(rng: np.random.Generator) -> None:
+    for _ in range(10):
+        kernel = SquaredExponential(tuple(10.0 ** rng.uniform(-3, 1, 3)), variance=10.0 ** rng.uniform(-2, 4))
+        multi_class, n_classes = [("ovr", 2), ("ovr", 3), ("softmax", 3)][rng.integers(3)]
+        link = "logit" if multi_class == "softmax" else ["logit", "probit"][rng.integers(2)]
+        weights = 10.0 ** rng.uniform(-6, 2, 40) if rng.random() < 0.5 else None
+        regularisation = 10.0 ** rng.uniform(-3, 4)
+        errors, bounds = judged(
+            rng, kernel, n=40, n_classes=n_classes, link=link, multi_class=multi_class, weights=weights,
+            regularisation=regularisation, size=int(rng.integers(1, 41)),
+            settings={"basis": ["uniform", "k-means"][rng.integers(2)], "tolerance": 10.0 ** rng.uniform(-9, 1)},
+        )  # fmt: skip
+        # The dense minimiser has roundings of its own.
+        assert (errors <= bounds * (1.0 + 1e-9) + 1e-8 * (1.0 + np.sqrt(kernel.variance))).all()
+
+
+@pytest.mark.parametrize(("multi_class", "n_classes"), [("ovr", 3), ("softmax", 3)])
+def test_the_least_risk_is_not_below_its_bound(multi_class: str, n_classes: int, rng: np.random.Generator) -> None:
+    dataset, labels = samples(rng, 80, n_classes)
+    X, kernel = dataset.inputs(0, 80), KERNELS[0]
+    found = trained(dataset, labels, multi_class=multi_class, size=20, settings={"certify": True}, regularisation=0.2)
+    values = exact_decisions(dataset, labels, X, kernel, found.likelihood, 0.2)
+    loss, targets = found.likelihood.loss, found.likelihood.targets(labels)
+    alpha = -loss.slope(targets, values) / 0.2
+    least = float(loss.value(targets, values).sum() + 0.1 * np.sum(alpha * (kernel(X, X) @ alpha)))
+    assert found.summary["risk_lower_bound"] <= least * (1.0 + 1e-10)
+    assert least < found.summary["risk"] < 1.5 * found.summary["risk_lower_bound"]
+    assert found.summary["risk_gap"] == pytest.approx(1.0 - found.summary["risk_lower_bound"] / found.summary["risk"])
