@@ -144,6 +144,11 @@ def _on_basis(document: Document) -> Rows:
     distance = document.get("distance")
     if distance is not None:
         rows.append(("decisions within", f"{_largest(distance):.3g} of the minimiser's over all functions, proven"))
+    if document.get("evidence") is not None:
+        rows.append(("log evidence", f"{document['evidence']:.8g} nats, of the basis in Laplace's approximation"))
+    if "left" in document:
+        rows.append(("left of k(x, x)", f"{max(document['left'], 0.0):.2g} of it, on average"))
+        rows.append(("passes over the data", f"{document['passes']}, of which {document['hessians']} sum a Hessian"))
     return rows
 
 

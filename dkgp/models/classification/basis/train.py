@@ -72,7 +72,8 @@ class TrainedOnBasis:
     summary : dict
         method, n, d, classes, counts, columns, solver, likelihood, regularisation, basis, basis_size, left, risk,
         converged, reason, advice, iterations, passes, hessians, column_passes, kernel_evaluations, seconds,
-        seconds_by_part, decision_error; evidence of a Gaussian process; risk_lower_bound and risk_gap where certified.
+        seconds_by_part, decision_error (to the basis' own best); evidence of a Gaussian process; where certified
+        risk_lower_bound, risk_gap and distance (of decisions at the samples, to the best of all functions).
     """
 
     form: BasisForm
@@ -212,10 +213,11 @@ def train_on_basis(
             )
             lap("certificate")
         lower = cross.lower if form == "gp" else None
+        scale = math.sqrt(float(operator.prior().max())) * (1.0 + 1e-9)
         left = 1.0 - solution.explained / float(operator.prior().sum())
         entries = operator.kernel_evaluations
     summary = {
-        **_summary(dataset, labels, solution, proven),
+        **_summary(dataset, labels, solution, proven, scale),
         "method": form,
         "likelihood": likelihood.to_json(),
         "regularisation": regularisation,
@@ -301,7 +303,7 @@ def _evidence(solution: BasisRiskSolution, posterior: FloatArray) -> float:
 
 
 def _summary(
-    dataset: Dataset, labels: Labels, solution: BasisRiskSolution, proven: CertifiedBasis | None
+    dataset: Dataset, labels: Labels, solution: BasisRiskSolution, proven: CertifiedBasis | None, scale: float
 ) -> dict[str, Any]:
     progress, risk = solution.history[-1], float(solution.risk.sum())
     found: dict[str, Any] = {
@@ -325,7 +327,9 @@ def _summary(
     }
     if proven is not None:
         excess, assumes = sum(proven.excess), proven.certificate.assumes
-        found |= {"risk_lower_bound": max(risk - excess, 0.0), "risk_gap": excess / risk}
-        found |= {"distance": list(proven.certificate.radius)}
+        # No risk is below zero.
+        found |= {"risk_lower_bound": max(risk - excess, 0.0), "risk_gap": min(excess / risk, 1.0)}
+        # Of decisions, at the samples; everywhere where k(x, x) is the same.
+        found |= {"distance": [radius * scale for radius in proven.certificate.radius]}
         found |= {} if assumes is None else {"assumes": assumes}
     return found

@@ -102,12 +102,17 @@ def test_bounds_hold_of_problems_drawn_at_random(rng: np.random.Generator) -> No
 @pytest.mark.parametrize(("multi_class", "n_classes"), [("ovr", 3), ("softmax", 3)])
 def test_the_least_risk_is_not_below_its_bound(multi_class: str, n_classes: int, rng: np.random.Generator) -> None:
     dataset, labels = samples(rng, 80, n_classes)
-    X, kernel = dataset.inputs(0, 80), KERNELS[0]
-    found = trained(dataset, labels, multi_class=multi_class, size=20, settings={"certify": True}, regularisation=0.2)
+    X, kernel = dataset.inputs(0, 80), SquaredExponential((0.3,) * 3, variance=25.0)
+    found = trained(
+        dataset, labels, kernel=kernel, multi_class=multi_class, size=20, settings={"certify": True}, regularisation=0.2
+    )
     values = exact_decisions(dataset, labels, X, kernel, found.likelihood, 0.2)
     loss, targets = found.likelihood.loss, found.likelihood.targets(labels)
     alpha = -loss.slope(targets, values) / 0.2
     least = float(loss.value(targets, values).sum() + 0.1 * np.sum(alpha * (kernel(X, X) @ alpha)))
     assert found.summary["risk_lower_bound"] <= least * (1.0 + 1e-10)
-    assert least < found.summary["risk"] < 1.5 * found.summary["risk_lower_bound"]
+    assert least < found.summary["risk"]
+    assert found.summary["distance"][0] == pytest.approx(5.0 * found.certificate.radius[0])
+    away = np.abs(kernel(X, found.prototypes) @ found.weights - values).max()
+    assert 0.0 < away <= max(found.summary["distance"])
     assert found.summary["risk_gap"] == pytest.approx(1.0 - found.summary["risk_lower_bound"] / found.summary["risk"])
