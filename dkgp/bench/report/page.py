@@ -183,7 +183,9 @@ def _columns(section: Document) -> list[Document]:
 
 def _cell(row: Document, column: Document) -> str:
     """Return the text of a cell, with its spread."""
-    spread = column.get("spread")
+    spread, value = column.get("spread"), row.get(column["name"])
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     shown = cell(row, column)
     return shown if spread is None or row.get(spread["name"]) is None else f"{shown} ± {cell(row, spread)}"
 
