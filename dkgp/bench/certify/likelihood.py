@@ -20,6 +20,7 @@ from scipy.special import expit, softmax
 
 import dkgp
 from dkgp.bench.certify.dense import Mode, averaged_logit, latent_variances, logit_mode, softmax_mode
+from dkgp.bench.certify.equality import equality, has_scikit_learn
 from dkgp.bench.certify.problems import BenchCertifyJob, Judged, Problem, problems
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, report, write_record
@@ -94,6 +95,8 @@ def run(job: BenchCertifyJob, reporter: Reporter) -> Document:
         f"bounds, {total.outside} probabilities outside their intervals"
     )
     document = report("certify", title, COLUMNS, rows, figures, tolerance=job.tolerance, method=job.method)
+    if job.method == "gp" and has_scikit_learn():
+        document["sections"] = [equality(job.seed)]
     return write_record(document, job.out)
 
 
