@@ -11,6 +11,7 @@ from dkgp.errors import UsageError
 from dkgp.operators.low_rank.factor import low_rank_bytes
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 from dkgp.solvers.registry import AUTO, SolverMemory, build_solver, solver_memory
+from dkgp.solvers.risk.auto import RiskAuto
 from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
 from dkgp.solvers.risk.majorisation import RiskMajorisation
 from dkgp.solvers.risk.method import RiskMethod
@@ -59,7 +60,9 @@ RISK_HELP = {name: each.help for name, each in _NAMED.items()}
 def named_method(
     name: str, risk: Risk, precision: Literal["mixed", "double"] = "mixed", seed: int = 0
 ) -> RiskMethod[Any]:
-    """Return the method of this name for a risk; `UsageError` lists those that there are."""
+    """Return the method of this name for a risk, "auto" too; `UsageError` lists those that there are."""
+    if name == AUTO:
+        return RiskAuto(risk, precision, seed=seed)
     if name not in _NAMED:
         raise UsageError(f"there is no method {name!r} for a risk; there are {AUTO}, {', '.join(RISK_METHODS)}")
     return _NAMED[name].build(risk, precision, seed)

@@ -17,6 +17,7 @@ from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.losses import Loss
+from dkgp.solvers.risk.auto import AutoState
 from dkgp.solvers.risk.method import RiskMethod
 from dkgp.solvers.risk.methods import named_method
 from dkgp.solvers.risk.problem import Risk
@@ -148,8 +149,10 @@ def minimise_risk(
         interrupted=interrupted,
     )
     image = state.gradient_image if state.gradient_image.size else kernel_product(operator, state.gradient, "double")
+    found = state.chosen if isinstance(state, AutoState) else {}
+    taken = found.get("method", chosen.name)
     return RiskSolution(
-        solution, state.values, image, state.risks, state.bound, chosen.name, product_error=state.product_error
+        solution, state.values, image, state.risks, state.bound, taken, found, product_error=state.product_error
     )
 
 
@@ -162,4 +165,4 @@ def _method(
                 f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
             )
         return method
-    return named_method("kcg" if method == "auto" else method, risk, precision, seed)
+    return named_method(method, risk, precision, seed)

@@ -148,7 +148,7 @@ class RiskNewton(RiskMethod[NewtonState]):
 
     def advance(self, operator: KernelOperator, state: NewtonState) -> dict[str, float]:
         """One iteration of a step, or the product that it begins with, in place; seconds by phase."""
-        if self._is_far(state):
+        if self._is_far(operator, state):
             return RiskConjugateGradient(self.risk, self.precision).advance(operator, state)
         state.direction = state.image = state.before = np.zeros((0, 0))
         clock = _Clock()
@@ -164,7 +164,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.iteration += 1
         return clock.seconds
 
-    def _is_far(self, state: NewtonState) -> bool:
+    def _is_far(self, operator: KernelOperator, state: NewtonState) -> bool:
         """True while conjugate gradients go on, which began at alpha = 0 or a warm start."""
         if state.search.size or state.descents >= MOST_DESCENTS:
             return False

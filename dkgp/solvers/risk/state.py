@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class RiskState(SolverState):
         By how much the risk may be above what its evaluation says, where products are approximate.
     width : (q,) float64
         <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite before.
+    doubt : float
+        What a distance between products is multiplied by: twice as much after each that float64 did not confirm.
     product_error : float
         Bound on the errors of the last entries of `values` and `gradient_image` that were evaluated anew.
     """
@@ -49,6 +52,7 @@ class RiskState(SolverState):
     bound: FloatArray = field(default_factory=lambda: np.zeros(0))
     excess: FloatArray = field(default_factory=lambda: np.zeros(0))
     width: FloatArray = field(default_factory=lambda: np.zeros(0))
+    doubt: float = 1.0
     product_error: float = 0.0
 
     @property
@@ -107,6 +111,9 @@ class RiskState(SolverState):
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute the values anew in float64, and the bound where it was evaluated in float32."""
         recursion = not self.exact
+        # ||g||_K goes up and down, and that before the step is what was known: claimed in vain, it is claimed later.
+        if recursion and self.precision == "double":
+            self.doubt *= 2.0
         if self.precision == "single" or self.moved.any() or operator.approximate:
             self.bound = self.risk.least_value(self.rhs)
         self.values = kernel_product(operator, self.alpha, "double")
@@ -141,6 +148,15 @@ class RiskState(SolverState):
         below = first + risk.inner(np.abs(self.gradient), ones) * of_image / (2.0 * risk.regularisation)
         return first + second, below
 
+    def metadata(self) -> dict[str, Any]:
+        """Scalars of a checkpoint."""
+        return {**super().metadata(), "doubt": self.doubt}
+
+    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+        """Take over a checkpoint's arrays and scalars."""
+        super().read(arrays, metadata)
+        self.doubt = float(metadata["doubt"])
+
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""
         risk = float(np.sum(self.risks))
@@ -148,6 +164,7 @@ class RiskState(SolverState):
         at_zero = self.risk.slope(self.rhs, np.zeros_like(self.rhs))
         norms, scale = np.linalg.norm(self.gradient, axis=0), np.linalg.norm(at_zero, axis=0)
         size = max(abs(risk), abs(below))
+        doubt = 1.0 if self.exact else self.doubt
         width = np.where(np.isfinite(self.width), self.width, self.risks - self.bound)
         return Progress(
             iteration=self.iteration,
@@ -160,5 +177,5 @@ class RiskState(SolverState):
             objective=risk,
             objective_gap_bound=risk - below,
             duality_gap=(math.inf if math.isinf(size) else (risk - below) / size) if size > 0.0 else 0.0,
-            distance=math.sqrt(float(np.max(np.maximum(width, 0.0))) / (2.0 * self.risk.regularisation)),
+            distance=doubt * math.sqrt(float(np.max(np.maximum(width, 0.0))) / (2.0 * self.risk.regularisation)),
         )

@@ -1,0 +1,394 @@
+"""All methods for a risk alike: one least risk, the same bits after any stop and on any number of workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.operators import (
+    ArrayInputs,
+    BlockedKernelOperator,
+    CachedColumnsOperator,
+    DenseKernelOperator,
+    TreeKernelOperator,
+)
+from dkgp.solvers import (
+    Checkpointing,
+    ConjugateGradient,
+    FactorPreconditioning,
+    GreedyBlockCoordinateDescent,
+    Progress,
+)
+from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss
+from dkgp.solvers.risk import (
+    RISK_HELP,
+    RISK_METHODS,
+    Risk,
+    RiskMajorisation,
+    RiskNewton,
+    RiskSolution,
+    minimise_risk,
+    risk_memory,
+)
+from tests.solvers.problems import smooth_problem
+
+PROBLEM = smooth_problem(240, 2, gamma=2.0)
+LABELS = np.where(PROBLEM.y[:, 0] > 0.1, 1.0, -1.0)
+ONE_HOT = np.eye(3)[np.digitize(PROBLEM.y[:, 0], [-0.3, 0.4])]
+WEIGHTS = 0.5 + np.arange(240) % 3
+FAST = ("kcg", "newton", "majorisation", "auto")
+QUICK = [("kcg", "mixed", LogisticLoss()), ("newton", "mixed", SoftmaxLoss()), ("auto", "double", LogisticLoss())]
+slow = pytest.mark.slow
+every_method = pytest.mark.parametrize(
+    "method", ["kcg", "newton", pytest.param("majorisation", marks=pytest.mark.slow), "auto"]
+)
+
+
+def minimised(executor: LocalExecutor, targets: np.ndarray, loss: Any, **options: Any) -> RiskSolution:
+    return minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, **({"regularisation": 0.05} | options))
+
+
+class Counter:
+    """Asks for an end after some rounds."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop, self.done = stop, 0
+
+    def hear(self, progress: Progress) -> None:
+        self.done = progress.iteration
+
+    def reached(self) -> bool:
+        return self.done >= self.stop
+
+
+def bits(found: RiskSolution) -> tuple[bytes, ...]:
+    return tuple(
+        array.tobytes()
+        for array in (found.solution.alpha, found.values, found.gradient, found.gradient_image, found.lower_bound)
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LogisticLoss(),
+        SoftmaxLoss(),
+        *(pytest.param(l, marks=slow) for l in (ProbitLoss(), SquaredHingeLoss(), HuberLoss(0.3))),
+    ],
+)
+def test_methods_meet_one_risk(loss: Any, executor: LocalExecutor) -> None:
+    targets = ONE_HOT if loss.coupled else LABELS
+    found = [
+        minimised(executor, targets, loss, method=method, gap=1e-9, regularisation=1.0, max_iterations=5000)
+        for method in FAST
+    ]
+    assert all(each.solution.converged for each in found)
+    for one, other in itertools.pairwise(found):
+        assert one.risk[0] == pytest.approx(other.risk[0], rel=1e-8)
+        assert max(one.lower_bound[0], other.lower_bound[0]) <= min(one.risk[0], other.risk[0]) * (1 + 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "loss"),
+    [
+        pytest.param(method, precision, loss, marks=() if (method, precision, loss) in QUICK else pytest.mark.slow)
+        for method in FAST
+        for precision in ("mixed", "double")
+        for loss in (LogisticLoss(), SoftmaxLoss())
+    ],
+)
+def test_stopped_after_any_round_it_ends_in_the_same_bits(
+    method: str, precision: str, loss: Any, executor: LocalExecutor, tmp_path: Path
+) -> None:
+    targets = ONE_HOT if loss.coupled else LABELS
+    options = {"method": method, "precision": precision, "weights": WEIGHTS, "gap": 1e-6}
+    whole = minimised(executor, targets, loss, **options)
+    assert whole.solution.converged
+    rounds = whole.solution.progress.iteration
+    for stop in range(1, rounds, 1 + rounds // 7):
+        store, counter = CheckpointStore(tmp_path / f"checkpoints-{stop}"), Counter(stop)
+        with pytest.raises(InterruptedRunError):
+            minimised(
+                executor,
+                targets,
+                loss,
+                **options,
+                callback=counter.hear,
+                interrupted=counter.reached,
+                checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
+            )
+        resumed = minimised(
+            executor, targets, loss, **options, checkpointing=Checkpointing(store, 1e9, {"data": "a"}, resume=True)
+        )
+        assert bits(resumed) == bits(whole)
+        assert resumed.chosen == whole.chosen
+        assert len(resumed.solution.history) == len(whole.solution.history)
+
+
+@pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])
+def test_threads_change_no_bits(method: str) -> None:
+    X, labels = np.tile(PROBLEM.X, (8, 1)) + np.repeat(np.arange(8.0), 240)[:, None] / 9.0, np.tile(LABELS, 8)
+    found = set()
+    for threads in (1, 2, 5):
+        executor = LocalExecutor(threads)
+        with BlockedKernelOperator(PROBLEM.kernel, 1.0, ArrayInputs(X), executor) as operator:
+            solution = minimise_risk(operator, labels, loss=LogisticLoss(), regularisation=0.1, method=method)
+        executor.close()
+        assert solution.solution.converged
+        found.add(bits(solution))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "solver", [GreedyBlockCoordinateDescent(block_size=40), ConjugateGradient(FactorPreconditioning(halo=0, rank=60))]
+)
+def test_majorisation_by_any_solver(solver: Any, executor: LocalExecutor, tmp_path: Path) -> None:
+    """Monotone, and resumed to the same bits in the course of a solve."""
+    method = RiskMajorisation(Risk(LogisticLoss(), 1.0, WEIGHTS), solver=solver)
+    options: dict[str, Any] = {"regularisation": 1.0, "weights": WEIGHTS, "method": method, "gap": 1e-7}
+    seen: list[Progress] = []
+    whole = minimised(executor, LABELS, LogisticLoss(), **options, callback=seen.append)
+    reference = minimised(executor, LABELS, LogisticLoss(), **(options | {"method": "kcg"}))
+    assert whole.solution.converged
+    assert whole.risk[0] == pytest.approx(reference.risk[0], rel=2e-7)
+    assert all(later.objective <= earlier.objective * (1 + 1e-12) for earlier, later in itertools.pairwise(seen))
+    store, asked = CheckpointStore(tmp_path / "checkpoints"), [0]
+    with pytest.raises(InterruptedRunError):
+        minimised(
+            executor,
+            LABELS,
+            LogisticLoss(),
+            **options,
+            interrupted=lambda: asked.__setitem__(0, asked[0] + 1) or asked[0] > 6,
+            checkpointing=Checkpointing(store, 1e9),
+        )
+    resumed = minimised(
+        executor, LABELS, LogisticLoss(), **options, checkpointing=Checkpointing(store, 1e9, resume=True)
+    )
+    assert bits(resumed) == bits(whole)
+
+
+def test_auto_takes_newton_where_conjugate_gradients_would_take_long(executor: LocalExecutor) -> None:
+    easy = minimised(executor, LABELS, LogisticLoss(), regularisation=10.0)
+    assert easy.method == easy.chosen["method"] == "kcg"
+    hard, plain = (
+        minimised(executor, LABELS, LogisticLoss(), regularisation=1e-3, gap=1e-6, method=method)
+        for method in ("auto", "kcg")
+    )
+    assert hard.method == hard.chosen["method"] == "newton"
+    assert hard.chosen["projected_products"] > hard.chosen["most_products"]
+    assert 1.5 * hard.solution.progress.column_passes < plain.solution.progress.column_passes
+    # Without rounds there is no preconditioner, and nothing to take over.
+    dense = minimise_risk(
+        PROBLEM.dense(), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-6, max_iterations=50
+    )
+    assert dense.method == "kcg"
+
+
+def test_newton_takes_few_products_with_a_good_factor(executor: LocalExecutor) -> None:
+    risk = Risk(LogisticLoss(), 0.01)
+    counts = [
+        minimised(
+            executor, LABELS, LogisticLoss(), regularisation=0.01, gap=1e-8, method=RiskNewton(risk, rank=rank)
+        ).solution.progress.column_passes
+        for rank in (0, 30, 240)
+    ]
+    assert counts[2] < 0.5 * counts[0]
+    assert counts[2] < counts[1]
+    with pytest.raises(InputError, match="the rank of Newton's preconditioner must be 'auto' or not negative; got -1"):
+        RiskNewton(risk, rank=-1)
+
+
+@pytest.mark.parametrize("method", RISK_METHODS)
+def test_what_a_method_holds(method: str) -> None:
+    held, auto = risk_memory(method, 10_000, 3, 8), risk_memory("auto", 10_000, 3, 8)
+    assert held.memory <= auto.memory
+    assert (held.factor_bytes > 0) == (method in ("newton", "majorisation"))
+    assert RISK_HELP[method]
+
+
+def test_kept_columns_are_shared_between_noises(executor: LocalExecutor) -> None:
+    kept = CachedColumnsOperator(PROBLEM.blocked(executor))
+    some, delta = np.array([3, 40, 7]), np.ones((3, 1))
+    first = kept.apply_columns(some, delta)
+    other = kept.with_noise(np.arange(1.0, 241.0))
+    np.testing.assert_allclose(
+        (other.apply_columns(some, delta) - first)[some, 0], some + 1.0 - PROBLEM.noise_variance, atol=1e-6
+    )
+    fresh = np.array([9, 11])
+    other.apply_columns(fresh, delta[:2])
+    np.testing.assert_allclose(kept.apply_columns(fresh, delta[:2])[:, 0], PROBLEM.matrix[:, fresh].sum(1), atol=1e-5)
+    for operator in (PROBLEM.dense(), PROBLEM.blocked(executor), kept):
+        found = operator.with_noise(2.0)
+        np.testing.assert_allclose(found.matmat(np.eye(240)), PROBLEM.matrix + 1.95 * np.eye(240), atol=1e-9)
+        np.testing.assert_allclose(found.diagonal(), 3.0)
+        assert operator.noise_variance == PROBLEM.noise_variance
+
+
+# ------------------------------------------------------------------------------------------------------------- hostile
+
+
+@every_method
+@pytest.mark.parametrize("loss", [LogisticLoss(), ProbitLoss(), SoftmaxLoss(), SquaredHingeLoss()])
+def test_separable_with_hardly_any_penalty(method: str, loss: Any, executor: LocalExecutor) -> None:
+    """Nothing overflows, the bounds hold, and the risk falls far below the start's."""
+    inputs = np.concatenate([np.linspace(-3.0, -1.0, 30), np.linspace(1.0, 3.0, 30)])[:, None]
+    labels = np.repeat([-1.0, 1.0], 30)
+    targets = np.column_stack([labels < 0.0, labels > 0.0]).astype(float) if loss.coupled else labels
+    operator = BlockedKernelOperator(SquaredExponential((1.0,)), 1.0, ArrayInputs(inputs), executor)
+    seen: list[Progress] = []
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        found = minimise_risk(
+            operator, targets, loss=loss, regularisation=1e-9, method=method, max_iterations=60, callback=seen.append
+        )
+    assert np.isfinite(found.solution.alpha).all()
+    assert found.risk[0] <= 1e-3 * seen[0].objective or found.risk[0] < 1e-4
+    assert 0.0 <= found.lower_bound[0] <= found.risk[0]
+
+
+@every_method
+def test_a_warm_start_with_huge_scores_comes_back(method: str, executor: LocalExecutor) -> None:
+    least = minimised(executor, LABELS, LogisticLoss(), gap=1e-8).risk[0]
+    found = minimised(
+        executor, LABELS, LogisticLoss(), method=method, gap=1e-6, initial=-1e6 * LABELS, max_iterations=3000
+    )
+    assert found.solution.converged
+    assert found.risk[0] == pytest.approx(least, rel=2e-6)
+
+
+@every_method
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+@pytest.mark.parametrize("inputs", ["equal", "pairs", "two"])
+def test_samples_that_are_alike(method: str, precision: str, inputs: str, executor: LocalExecutor) -> None:
+    """A constant kernel, duplicates with both labels, one sample a class."""
+    X = {"equal": np.zeros((20, 1)), "pairs": np.repeat(np.arange(10.0), 2)[:, None], "two": np.arange(2.0)[:, None]}
+    labels = np.where(np.arange(len(X[inputs])) % 2 == 0, 1.0, -1.0)
+    labels[: len(labels) // 4] = 1.0
+    operator = BlockedKernelOperator(SquaredExponential((0.3,)), 1.0, ArrayInputs(X[inputs]), executor)
+    found = minimise_risk(
+        operator, labels, loss=LogisticLoss(), regularisation=0.5, method=method, precision=precision, gap=1e-9
+    )
+    assert found.solution.converged
+    K = SquaredExponential((0.3,))(X[inputs], X[inputs])
+    # At the least alpha = -l'(y, K alpha) / lambda, whatever K's null space.
+    slope = -labels / (1.0 + np.exp(labels * found.values[:, 0]))
+    np.testing.assert_allclose(K @ found.solution.alpha[:, 0], -K @ slope / 0.5, atol=1e-3)
+
+
+@every_method
+def test_started_at_the_answer_no_round_is_taken(method: str, executor: LocalExecutor) -> None:
+    answer = minimised(executor, LABELS, LogisticLoss(), gap=1e-6)
+    found = minimised(executor, LABELS, LogisticLoss(), gap=1e-5, method=method, initial=answer.solution.alpha)
+    assert found.solution.progress.iteration == 0
+    assert found.gradient_image.shape == (240, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- tree sums
+
+
+@pytest.mark.parametrize("error", [1e-2, 1e-6])
+@every_method
+def test_bounds_allow_for_the_errors_of_tree_sums(method: str, error: float, executor: LocalExecutor) -> None:
+    rng = np.random.default_rng(3)
+    X, kernel = rng.uniform(0.0, 30.0, (700, 2)), SquaredExponential((1.0, 1.0))
+    labels = np.where(np.sin(X).sum(axis=1) + 0.3 * rng.standard_normal(700) > 0.0, 1.0, -1.0)
+    K, options = kernel(X, X), {"loss": LogisticLoss(), "regularisation": 1.0}
+    with BlockedKernelOperator(kernel, 1.0, ArrayInputs(X), executor) as exact:
+        least = minimise_risk(exact, labels, **options, gap=1e-11, precision="double")
+    with TreeKernelOperator(kernel, 1.0, ArrayInputs(X), executor, error=error) as tree:
+        found = minimise_risk(tree, labels, **options, gap=1e-4, method=method, max_iterations=300)
+    alpha = found.solution.alpha
+    off = [np.abs(found.values - K @ alpha).max(), np.abs(found.gradient_image - K @ found.gradient).max()]
+    assert max(off) > 1e-12  # something was pruned
+    assert max(off) <= found.product_error <= 2.0 * error
+    true = float(np.logaddexp(0.0, -labels[:, None] * (K @ alpha)).sum() + 0.5 * np.sum(alpha * (K @ alpha)))
+    assert found.lower_bound[0] <= least.risk[0] * (1 + 1e-12)
+    assert true <= found.risk[0] * (1 + 1e-12)
+    away = alpha - least.solution.alpha
+    assert np.sqrt(np.sum(away * (K @ away))) <= 2.0 * found.solution.progress.distance + 1e-4
+    assert found.solution.converged
+
+
+class RoughOperator(DenseKernelOperator):
+    """Products that are off by as much as they say, this way and that."""
+
+    approximate = True
+    rough = 0.0
+
+    def matmat(self, V: np.ndarray, precision: Any = "double") -> np.ndarray:
+        self.error_bound = self.rough
+        return super().matmat(V, precision) + self.rough * np.sign(np.sin(1e6 * V + np.arange(len(V))[:, None]))
+
+
+@pytest.mark.parametrize("loss", [LogisticLoss(), HuberLoss(0.3), SoftmaxLoss()], ids=["logistic", "huber", "softmax"])
+@pytest.mark.parametrize("rough", [0.1, pytest.param(1e-3, marks=slow), 1e-7])
+@pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])
+def test_bounds_allow_for_products_that_are_off(method: str, rough: float, loss: Any, executor: LocalExecutor) -> None:
+    targets = ONE_HOT if loss.coupled else LABELS[:, None]
+    options: dict[str, Any] = {"loss": loss, "regularisation": 1.0, "weights": WEIGHTS}
+    least = minimise_risk(PROBLEM.blocked(executor), targets, **options, gap=1e-11, precision="double")
+    operator = RoughOperator(PROBLEM.kernel, 1.0, PROBLEM.X)
+    operator.rough = rough
+    found = minimise_risk(operator, targets, **options, gap=1e-4, method=method, max_iterations=400)
+    K, alpha = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(240), found.solution.alpha
+    assert found.product_error == rough
+    true = Risk(loss, 1.0, WEIGHTS).value(targets, alpha, K @ alpha)
+    assert found.lower_bound[0] <= least.risk[0] * (1 + 1e-12)
+    assert true[0] <= found.risk[0] * (1 + 1e-12)
+    assert found.solution.converged == (rough < 1e-6)
+    # f* lies in the ball about f - g / (2 lambda).
+    away = alpha - found.gradient / 2.0 - least.solution.alpha
+    slack = np.sqrt(2.0 * (least.risk[0] - least.lower_bound[0]))
+    assert np.sqrt(np.sum(away * (K @ away))) <= found.solution.progress.distance + slack
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+KILLED = """
+import os, signal, sys
+from dkgp.cluster import LocalExecutor
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.solvers import Checkpointing
+from dkgp.solvers.losses import LogisticLoss
+from tests.solvers.risk.test_methods import LABELS, minimised
+
+def kill(progress):
+    if progress.iteration == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+minimised(LocalExecutor(1), LABELS, LogisticLoss(), gap=1e-8, method=sys.argv[2], callback=kill,
+          checkpointing=Checkpointing(CheckpointStore(sys.argv[1]), 0.0, {}))
+"""
+
+
+@pytest.mark.faults
+@every_method
+def test_killed_it_loses_no_more_than_a_round(method: str, executor: LocalExecutor, tmp_path: Path) -> None:
+    whole = minimised(executor, LABELS, LogisticLoss(), gap=1e-8, method=method)
+    for at in (3, whole.solution.progress.iteration - 2):
+        store = CheckpointStore(str(tmp_path / f"checkpoints-{at}"))
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), store.url, method, str(at)]
+        died = subprocess.run(command, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."})
+        assert died.returncode == -signal.SIGKILL
+        resumed = minimised(
+            executor,
+            LABELS,
+            LogisticLoss(),
+            gap=1e-8,
+            method=method,
+            checkpointing=Checkpointing(store, 1e9, {}, resume=True),
+        )
+        assert bits(resumed) == bits(whole)
