@@ -63,7 +63,7 @@ class AutoState(NewtonState):
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """What the choice rests on, in plain JSON types."""
+        """The figures that the choice rests on, in plain JSON types."""
         return {
             "method": "newton" if self.steps else "kcg",
             "iterations": self.descents,
