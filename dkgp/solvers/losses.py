@@ -38,8 +38,8 @@ class CurvatureRoot(Protocol):
     def transposed_times(self, vectors: FloatArray) -> FloatArray:
         """R' V for V (n, p)."""
 
-    def squares(self) -> FloatArray:
-        """Row sums of squares of R' by sample and column, (n, p): the diagonal of R' R."""
+    def entries(self, row: int, column: int) -> FloatArray:
+        """W's entries for a pair of columns, by sample: (n,)."""
 
 
 class Loss(Protocol):
@@ -103,9 +103,9 @@ class DiagonalRoot:
         """sqrt(W) V."""
         return self.scale * vectors
 
-    def squares(self) -> FloatArray:
-        """W."""
-        return self.scale * self.scale
+    def entries(self, row: int, column: int) -> FloatArray:
+        """W, and nothing between two columns."""
+        return self.scale[:, row] ** 2 if row == column else np.zeros(len(self.scale))
 
 
 class SeparateLoss:
@@ -273,10 +273,11 @@ class SoftmaxRoot:
         """R' V."""
         return np.asarray(np.sqrt(self.shares) * (vectors - np.sum(self.shares * vectors, axis=1, keepdims=True)))
 
-    def squares(self) -> FloatArray:
-        """Diagonal of R'R: pi (1 - 2 pi + |pi|^2)."""
-        others = 1.0 - 2.0 * self.shares + np.sum(self.shares**2, axis=1, keepdims=True)
-        return np.asarray(self.shares * np.maximum(others, 0.0))
+    def entries(self, row: int, column: int) -> FloatArray:
+        """pi_c (1 - pi_c), and -pi_c pi_c' between two classes."""
+        if row == column:
+            return np.asarray(self.shares[:, row] * np.sum(np.delete(self.shares, row, axis=1), axis=1))
+        return -self.shares[:, row] * self.shares[:, column]
 
 
 # Slopes of a softmax must sum to zero by sample, which rounding lets them do this nearly.

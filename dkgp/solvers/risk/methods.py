@@ -16,7 +16,7 @@ from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent
 from dkgp.solvers.risk.majorisation import RiskMajorisation
 from dkgp.solvers.risk.method import RiskMethod
 from dkgp.solvers.risk.newton import RiskNewton
-from dkgp.solvers.risk.preconditioner import affordable_rank
+from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
 from dkgp.solvers.risk.problem import Risk
 
 __all__ = ["RISK_HELP", "RISK_METHODS", "named_method", "risk_memory"]
@@ -79,6 +79,7 @@ def risk_memory(name: str, n: int, p: int, d: int) -> SolverMemory:
         return replace(step, memory=held.memory)
     if name in ("newton", AUTO):
         rank = affordable_rank(n, d, p)
-        own = 8 * rank * ((3 + p) * rank + samples_drawn_from(rank))
+        # F'W F of each column, or one of all that are coupled.
+        own = 8 * rank * (3 * rank + samples_drawn_from(rank)) + 8 * max(p * rank**2, min(p * rank, LARGEST_RANK) ** 2)
         return replace(held, own_bytes=own, factor_bytes=low_rank_bytes(n, rank, process_threads()))
     return held

@@ -140,7 +140,8 @@ class RiskNewton(RiskMethod[NewtonState]):
 
     def resolved(self, n: int, d: int, p: int = 1) -> RiskNewton:
         """Return the settings with the rank chosen."""
-        return replace(self, rank=affordable_rank(n, d, p) if self.rank == "auto" else min(n, self.rank))
+        rank = affordable_rank(n, d, p, self.risk.loss.coupled) if self.rank == "auto" else min(n, self.rank)
+        return replace(self, rank=rank)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types."""
@@ -203,11 +204,13 @@ class RiskNewton(RiskMethod[NewtonState]):
             return state.residual / self.risk.regularisation
         if state.preconditioner is None:
             assert self.rank != "auto", "settings are resolved before a run"
-            state.preconditioner = CurvaturePreconditioner.of(operator, self.rank, self.risk.regularisation, self.seed)
+            state.preconditioner = CurvaturePreconditioner.of(
+                operator, self.rank, self.risk.regularisation, self.risk.loss.coupled, self.seed
+            )
         if state.preconditioner is None:
             return state.residual / self.risk.regularisation
         if not state.refreshed:
-            state.preconditioner.refresh(state.curvature().squares())
+            state.preconditioner.refresh(state.curvature(), state.rhs.shape[1])
             state.refreshed = True
         clock.lap("factor")
         found = state.preconditioner.apply(state.residual)

@@ -148,5 +148,5 @@ class _WeightedRoot:
     def transposed_times(self, vectors: FloatArray) -> FloatArray:
         return self.root.transposed_times(self.scale * vectors)
 
-    def squares(self) -> FloatArray:
-        return self.scale * self.scale * self.root.squares()
+    def entries(self, row: int, column: int) -> FloatArray:
+        return self.scale[:, 0] ** 2 * self.root.entries(row, column)
