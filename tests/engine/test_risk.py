@@ -37,7 +37,7 @@ def minimised(dataset: Dataset, executor: Any, method: str, coupled: bool) -> tu
             operator,
             targets,
             loss=SoftmaxLoss() if coupled else LogisticLoss(),
-            regularisation=0.1,
+            regularisation=2.0,
             weights=1.0 + np.arange(1300) % 2,
             method=method,
             gap=1e-5,

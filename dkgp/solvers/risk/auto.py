@@ -111,14 +111,18 @@ class RiskAuto(RiskNewton):
     state_type = AutoState
 
     def _is_far(self, operator: KernelOperator, state: NewtonState) -> bool:
-        """True while conjugate gradients go on."""
+        """True while conjugate gradients go on, and again after a step that took too long."""
         assert isinstance(state, AutoState)
+        if state.search.size:
+            return False
+        if state.steps and state.descents < state.until:
+            state.steps, state.widths = False, []
         if state.steps:
             return False
         # Without a preconditioner Newton's method takes more products, not fewer.
         if state.descents and isinstance(operator, BlockedKernelOperator) and self.rank != 0:
             state.note_width()
-            if state.projected is not None and state.projected > MOST_PRODUCTS:
+            if state.descents >= state.until and state.projected is not None and state.projected > MOST_PRODUCTS:
                 state.steps = True
                 return False
         state.descents += 1

@@ -13,6 +13,10 @@ Far from the least, where every step finds another curvature, a few iterations o
 further: they go first. An iteration is a round of the driver, so that whoever is killed loses one product, and a step's
 last iteration takes it. They stop where r'M^-1 r is little beside g'K g - v'R'K g, the slope along delta: as little as
 the gap asks for.
+
+A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is, and
+kernel conjugate gradients go on for a while: on separable data curvatures fall on their way, which a step with that of
+its start does not see.
 """
 
 from __future__ import annotations
@@ -43,7 +47,10 @@ ENOUGH = 0.1
 NEAR, MOST_DESCENTS = 0.3, 10
 # What is left of r'M^-1 r beside g'K g when rounding is all there is; iterations after which a step is taken anyway.
 ROUNDING = {"single": 1e-7, "double": 1e-15}
-MOST_ITERATIONS = 300
+MOST_ITERATIONS = 40
+# A step that has taken these was beyond its factor: so many iterations of conjugate gradients go before the next one,
+# twice as many each time.
+PATIENCE = 50
 
 
 @dataclass
@@ -54,8 +61,10 @@ class NewtonState(DescentState):
     ----------
     inner : int
         Iterations of the step under way.
-    descents : int
-        Iterations of conjugate gradients before the first step.
+    descents, until : int
+        Iterations of kernel conjugate gradients so far, and how many there are to be before the next step.
+    failures : int
+        Steps that took too long.
     newton_image : (n, p) float64
         K g.
     along, along_image : (n, p) float64
@@ -70,6 +79,8 @@ class NewtonState(DescentState):
 
     inner: int = 0
     descents: int = 0
+    until: int = MOST_DESCENTS
+    failures: int = 0
     newton_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     along: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     along_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -82,12 +93,14 @@ class NewtonState(DescentState):
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        return {**super().metadata(), "inner": self.inner, "descents": self.descents}
+        counts = {"inner": self.inner, "descents": self.descents, "until": self.until, "failures": self.failures}
+        return {**super().metadata(), **counts}
 
     def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
         super().read(arrays, metadata)
         self.inner, self.descents = int(metadata["inner"]), int(metadata["descents"])
+        self.until, self.failures = int(metadata["until"]), int(metadata["failures"])
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute values and gradient anew; a step under way, made for the ones before, is given up."""
@@ -166,12 +179,12 @@ class RiskNewton(RiskMethod[NewtonState]):
         return clock.seconds
 
     def _is_far(self, operator: KernelOperator, state: NewtonState) -> bool:
-        """True while conjugate gradients go on, which began at alpha = 0 or a warm start."""
-        if state.search.size or state.descents >= MOST_DESCENTS:
+        """True while kernel conjugate gradients go on: before the first step, and after one that took too long."""
+        if state.search.size or state.descents >= state.until:
             return False
         risk, bound = float(np.sum(state.risks)), float(np.sum(state.bound))
-        if risk - bound <= NEAR * abs(risk):
-            state.descents = MOST_DESCENTS
+        if not state.failures and risk - bound <= NEAR * abs(risk):
+            state.until = state.descents
             return False
         state.descents += 1
         return True
@@ -231,7 +244,13 @@ class RiskNewton(RiskMethod[NewtonState]):
         share = np.maximum(share, min(enough, LARGEST_SHARE))
         rounding = ROUNDING[state.precision] * self.risk.inner(state.gradient, state.newton_image)
         left = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)
-        return state.inner >= MOST_ITERATIONS or bool((state.energy <= left).all())
+        if bool((state.energy <= left).all()):
+            return True
+        if state.inner < MOST_ITERATIONS:
+            return False
+        state.until = state.descents + PATIENCE * 2**state.failures
+        state.failures += 1
+        return True
 
     def _step(self, state: NewtonState) -> None:
         """Go to the least risk along delta."""
