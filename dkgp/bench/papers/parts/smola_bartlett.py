@@ -91,7 +91,7 @@ _add(
     "4,000 training samples.",
     "table sb",
     _kernels,
-    {"n": 4000, "widths": [1.0, 10.0, 50.0], "n_test": 4},
+    {"n": 4000, "widths": [1.0, 10.0], "n_test": 4},
     {"n": 4000, "widths": WIDTHS, "n_test": 177},
 )
 _add(
