@@ -12,8 +12,8 @@ from scipy.special import expit, softmax
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 
+from dkgp.bench.certify import equality, likelihood
 from dkgp.bench.certify import exact as certify
-from dkgp.bench.certify import likelihood
 from dkgp.bench.certify.dense import averaged_logit, latent_variances, logit_mode, softmax_mode
 from dkgp.bench.certify.job import run_bench_certify
 from dkgp.bench.certify.problems import BenchCertifyJob, Judged, spirals
@@ -107,10 +107,12 @@ def test_a_name_without_a_folder_is_refused() -> None:
         run_bench_certify(BenchCertifyJob(problems=("adult",)), SilentReporter())
 
 
-@pytest.mark.parametrize("method", ["logistic"])
+@pytest.mark.parametrize("method", ["logistic", "gp"])
 def test_proofs_of_likelihoods_hold(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "MOST", 120)
     monkeypatch.setattr(likelihood, "MOST_TESTS", 50)
+    monkeypatch.setattr(equality, "SAMPLES", 100)
+    monkeypatch.setattr(equality, "TESTS", 20)
     job = BenchCertifyJob(str(folder), ("masked",), method=method, subset=80, isotropic=True)
     document = run_bench_certify(job, SilentReporter())
     tight, loose, early = document["rows"]
@@ -121,6 +123,10 @@ def test_proofs_of_likelihoods_hold(folder: Path, method: str, monkeypatch: pyte
     assert tight["width"] < loose["width"]
     assert all(row[name] == 0 for row in document["rows"] for name in ("wrong", "beyond", "outside"))
     assert document["figures"]["judged"] == 150
+    if method == "gp":
+        (section,) = document["sections"]
+        assert (section["figures"]["holds"], section["figures"]["of"]) == (4, 4)
+        assert all(row["difference"] > 0.0 for row in section["rows"][:1])
 
     exact = likelihood.exact_solution
 
