@@ -100,7 +100,8 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
     assert "tree_error" not in stores["full"].attributes
 
 
-@pytest.mark.parametrize("what", ["height", pytest.param("kind", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["height", "kind"])
 def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
     terrain: dict[str, Any], run: Command, document: Command, tmp_path: Path, what: str
 ) -> None:

@@ -30,6 +30,7 @@ def dataset() -> Dataset:
     return memory_dataset(X, y, classes=("a", "b"))
 
 
+@pytest.mark.slow
 def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both subsets are smaller than the data.
     monkeypatch.setattr("dkgp.plan.likelihoods.SUBSETS", (200, 500))

@@ -66,7 +66,9 @@ def interrupted_after(monkeypatch: pytest.MonkeyPatch, rounds: int, log: Path) -
         yield
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["logistic", "gp-basis", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gp", "logistic-basis"))]
+)
 def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(
     labelled: Labelled,
     hyper: Path,
@@ -134,6 +136,7 @@ def test_the_likelihood_is_the_one_that_was_asked_for(
     assert "noise variance" not in shown
 
 
+@pytest.mark.slow
 def test_without_hyperparameters_they_come_from_the_labels_evidence(
     labelled: Labelled, run: Command, document: Command, out: Path
 ) -> None:
@@ -147,6 +150,7 @@ def test_without_hyperparameters_they_come_from_the_labels_evidence(
     assert "were found for a regression on signs" in warning
 
 
+@pytest.mark.slow
 def test_lambda_weighs_the_penalty(labelled: Labelled, hyper: Path, run: Command, document: Command, out: Path) -> None:
     sizes = []
     for penalty in (0.1, 10.0):

@@ -115,6 +115,7 @@ def test_those_of_a_gaussian_process_are_averaged_unless_they_are_plugged_in(
     refused(run(*resumed))
 
 
+@pytest.mark.slow
 def test_softmax_ranks_by_probabilities(labelled: Labelled, run: Command, document: Command, tmp_path: Path) -> None:
     out, pred = tmp_path / "m", tmp_path / "p"
     command = ("classify", labelled(3)["train"], "--out", out, "--method", "logistic", "--basis-size", 30, "--json")
