@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
@@ -91,7 +92,9 @@ class Sums:
             rows = np.arange(piece.first, piece.last)
             return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
         inputs = test.inputs(piece.start, piece.stop)
-        rows = near_order(context, inputs)[piece.first : piece.last]
+        # The region's other pieces take the same order.
+        key = (context.run_id, "order", piece.start, piece.stop)
+        rows = worker_cache().get(key, lambda: near_order(context, inputs))[piece.first : piece.last]
         return rows, inputs[rows]
 
 
