@@ -128,6 +128,5 @@ def with_tuned_kernel(problem: RiskProblem, subset: int, seed: int) -> RiskProbl
     found = tune_labels(dataset, Labels(("-1", "+1"), codes), subset=subset, seed=seed, isotropic=True)
     kernel = found.kernel
     assert isinstance(kernel, SquaredExponential)
-    # In the units of the data set's own standardisation.
-    gamma = np.asarray(kernel.feature_gamma) / np.asarray(dataset.standardisation.input_std) ** 2
-    return replace(problem, kernel=SquaredExponential(gamma=tuple(float(each) for each in gamma)))
+    # Inputs are standardised already, and features that do not vary, which the data set leaves out, add no distance.
+    return problem.with_gamma(float(kernel.feature_gamma[0]))
