@@ -57,7 +57,7 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     tol : float, default 1e-3
         Decisions are proven to be within so much of the exact minimiser's when the minimisation stops.
     solver : {"auto", "kcg", "newton", "majorisation", "gradient", "paramcg"}, default "auto"
-        See `dkgp.solvers.minimise_risk`; of all samples.
+        How the risk is minimised, of all samples; the guide to solvers has them.
     max_passes : float, optional
         Passes over the kernel matrix at most.
     client : distributed.Client, optional
