@@ -40,15 +40,15 @@ def test_intervals_hold_the_probabilities_of_every_function_in_the_box(
 ) -> None:
     likelihood = Likelihood(name, classes)
     t = likelihood.n_outputs
-    scale = np.array([1e-9, 0.1, 1.0, 6.0, 30.0, 200.0])[rng.integers(0, 6, size=(80, 1))]
-    decisions = scale * rng.normal(size=(80, t))
-    bounds = np.array([0.0, 1e-15, 1e-6, 0.1, 2.0, 50.0])[rng.integers(0, 6, size=(80, 1))] * rng.random((80, t))
+    scale = np.array([1e-9, 0.1, 1.0, 6.0, 30.0, 200.0])[rng.integers(0, 6, size=(40, 1))]
+    decisions = scale * rng.normal(size=(40, t))
+    bounds = np.array([0.0, 1e-15, 1e-6, 0.1, 2.0, 50.0])[rng.integers(0, 6, size=(40, 1))] * rng.random((40, t))
     lower, upper = likelihood.intervals(decisions, bounds)
     assert ((lower >= 0.0) & (upper <= 1.0)).all()
     plug_in = likelihood.probabilities(decisions)
     assert ((lower <= plug_in) & (plug_in <= upper)).all()
     np.testing.assert_allclose(plug_in.sum(axis=1), 1.0, rtol=1e-14)
-    for row in range(80):
+    for row in range(40):
         centre, away = [mpf(v) for v in decisions[row]], [mpf(v) for v in bounds[row]]
         corners = [[-1] * t, [1] * t] + [[1 if c == k else -1 for c in range(t)] for k in range(t)]
         corners += [[-s for s in signs] for signs in corners[2:]] + [rng.uniform(-1, 1, t).tolist() for _ in range(3)]

@@ -48,7 +48,7 @@ def dense(found: RiskProblem) -> tuple[np.ndarray, np.ndarray]:
     return alpha, kernel(T, X) @ alpha
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("name", "n_classes"), LIKELIHOODS)
 def test_decisions_are_those_of_dense_newton_steps(
     name: LikelihoodName, n_classes: int, weighted: bool, rng: np.random.Generator
