@@ -59,6 +59,22 @@ def test_intervals_hold_the_probabilities_of_every_function_in_the_box(
                 assert mpf(lower[row, c]) <= known <= mpf(upper[row, c]), (decisions[row], bounds[row], signs, c)
 
 
+def test_far_in_the_normal_tail_an_arguments_rounding_counts(rng: np.random.Generator) -> None:
+    likelihood = Likelihood("probit", 2)
+    decisions = rng.uniform(-36.0, -5.0, size=(300, 1))
+    lower, upper = likelihood.intervals(decisions, np.zeros_like(decisions))
+    ones = np.ones_like(decisions)
+    steep, flat = likelihood.slopes(ones, decisions, 0.0 * ones)
+    assert (upper[:, 1] <= lower[:, 1] * (1.0 + 1e-11)).all()
+    with mpmath.workprec(300):
+        for row in range(300):
+            z = mpf(decisions[row, 0])
+            share = mpmath.erfc(-z / mpmath.sqrt(2)) / 2
+            hazard = mpmath.exp(-z * z / 2) / mpmath.sqrt(2 * mpmath.pi) / share
+            assert mpf(lower[row, 1]) <= share <= mpf(upper[row, 1])
+            assert mpf(steep[row, 0]) <= -hazard <= mpf(flat[row, 0])
+
+
 @pytest.mark.parametrize(("name", "classes"), TABLE)
 def test_intervals_of_small_boxes_are_no_wider_than_the_likelihood_is_steep(
     rng: np.random.Generator, name: Literal["logit", "probit", "softmax"], classes: int
