@@ -44,6 +44,9 @@ def test_intervals_hold_the_probabilities_of_every_function_in_the_box(
     decisions = scale * rng.normal(size=(40, t))
     bounds = np.array([0.0, 1e-15, 1e-6, 0.1, 2.0, 50.0])[rng.integers(0, 6, size=(40, 1))] * rng.random((40, t))
     lower, upper = likelihood.intervals(decisions, bounds)
+    own = np.arange(40) % classes
+    targets = likelihood.targets(Labels(tuple("abcde"[:classes]), own))
+    steep, flat = likelihood.slopes(targets, decisions, bounds)
     assert ((lower >= 0.0) & (upper <= 1.0)).all()
     plug_in = likelihood.probabilities(decisions)
     assert ((lower <= plug_in) & (plug_in <= upper)).all()
@@ -57,6 +60,13 @@ def test_intervals_hold_the_probabilities_of_every_function_in_the_box(
                 point = [f + mpf(s) * b for f, s, b in zip(centre, signs, away, strict=True)]
             for c, known in enumerate(exact(likelihood, point)):
                 assert mpf(lower[row, c]) <= known <= mpf(upper[row, c]), (decisions[row], bounds[row], signs, c)
+                if likelihood.coupled:
+                    with mpmath.workprec(300):
+                        slope = known - mpf(targets[row, c])
+                    assert mpf(steep[row, c]) <= slope <= mpf(flat[row, c])
+                elif (name, classes) == ("logit", 2) and c != own[row]:
+                    # -y times the probability of the other class.
+                    assert mpf(steep[row, 0]) <= (known if c else -known) <= mpf(flat[row, 0])
 
 
 def test_far_in_the_normal_tail_an_arguments_rounding_counts(rng: np.random.Generator) -> None:
