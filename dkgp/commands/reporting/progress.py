@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from dkgp.data import Progress as WorkProgress
 from dkgp.models import TuneProgress
@@ -25,6 +25,7 @@ __all__ = [
     "TuneProgress",
     "WorkProgress",
     "announce",
+    "measured",
 ]
 
 # What a note begins with that tells where the cluster's dashboard is.
@@ -43,6 +44,20 @@ Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
 Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
 Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
 Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
+
+
+def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return what people call the measure of a solve's round, and its value; None where the event has none.
+
+    Parameters
+    ----------
+    event : Mapping
+        A progress event, or such a record; without `measure` it is of max |g|.
+    """
+    measure = event.get("measure", "gradient_inf_norm")
+    value = event.get(measure) if isinstance(measure, str) else None
+    said = MEASURES.get(measure) if isinstance(measure, str) else None
+    return (said, float(value)) if said is not None and isinstance(value, int | float) else None
 
 
 class Reporter(Protocol):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dkgp
+from dkgp.commands.reporting.progress import measured
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord, UnknownJobError
 from dkgp.service.settings import ServiceSettings
@@ -31,7 +32,7 @@ MOST_RUNNING = 100
 FIGURES = {
     "column_passes": ("dkgp_job_column_passes", "Column passes of a running job so far"),
     "gradient_inf_norm": ("dkgp_job_gradient_inf_norm", "Largest component of a running job's gradient, max abs g"),
-    "tolerance": ("dkgp_job_tolerance", "What the largest component of a running job's gradient is to reach"),
+    "tolerance": ("dkgp_job_tolerance", "What dkgp_job_measure of a running job is to reach"),
 }
 
 
@@ -160,6 +161,15 @@ class _JobCollector:
                 if (value := _figure(record, figure)) is not None:
                     gauge.add_metric((record.id, record.command), value)
             yield gauge
+        reached = GaugeMetricFamily(
+            "dkgp_job_measure",
+            "What a running job brings down to its tolerance",
+            labels=("job_id", "command", "measure"),
+        )
+        for record in running:
+            if record.progress and (found := measured(record.progress)) is not None:
+                reached.add_metric((record.id, record.command, found[0]), found[1])
+        yield reached
 
 
 class MeasuredRequests:

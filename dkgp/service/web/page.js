@@ -108,8 +108,16 @@ function amount(progress) {
   return `${figure(progress.done)}${typeof progress.total === "number" ? ` of ${figure(progress.total)}` : ""} ${progress.unit ?? ""}`;
 }
 
-const gradient = (progress) =>
-  typeof progress?.gradient_inf_norm === "number" ? progress.gradient_inf_norm.toExponential(2) : "";
+// What of a round is brought down to the tolerance, and what people call it.
+const MEASURES = {gradient_inf_norm: "max|g|", duality_gap: "relative gap", distance: "distance", relative_residual: "distance"};
+const measured = (progress) => {
+  const measure = progress?.measure ?? "gradient_inf_norm", value = progress?.[measure];
+  return typeof value === "number" && Object.hasOwn(MEASURES, measure) ? {name: MEASURES[measure], value} : null;
+};
+const reached = (progress) => {
+  const found = measured(progress);
+  return found ? `${found.name} ${found.value.toExponential(2)}` : "";
+};
 
 function element(tag, text = "", className = "") {
   const made = document.createElement(tag);
@@ -194,7 +202,7 @@ function showRows(jobs) {
     kept.set(job.id, row);
     // Moving a row would take the keyboard's focus from it.
     if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
-    const [name, command, state, old, took, passes, g] = row.children;
+    const [name, command, state, old, took, passes, measure] = row.children;
     put(name.firstChild, job.name || `${job.command} job`);
     put(command, job.command);
     put(state.firstChild, plainState(job.state));
@@ -202,7 +210,7 @@ function showRows(jobs) {
     put(old, age(seconds(job.created)));
     put(took, job.state === "queued" ? "" : duration(seconds(job.started, job.finished)));
     put(passes, amount(job.progress));
-    put(g, gradient(job.progress));
+    put(measure, reached(job.progress));
     row.setAttribute("aria-current", String(page.job?.id === job.id));
   });
   for (const [id, row] of page.rows) if (!kept.has(id)) row.remove();
@@ -217,6 +225,7 @@ class JobView {
     this.abort = new AbortController();
     this.points = [];
     this.tolerance = null;
+    this.measure = null;
     this.last = -1;
     this.following = false;
     this.drawing = false;
@@ -230,6 +239,7 @@ class JobView {
       const curve = await read(`/v1/jobs/${this.id}/curve`, {signal: this.abort.signal});
       this.points = curve.points;
       this.tolerance = curve.tolerance;
+      this.measure = curve.measure;
       this.last = Math.max(-1, curve.last - TAIL);
       await this.update();
       byId("detail").hidden = false;
@@ -269,11 +279,12 @@ class JobView {
   }
 
   take(event) {
-    const passes = event.column_passes, g = event.gradient_inf_norm;
-    if (event.kind === "progress" && typeof passes === "number" && typeof g === "number") {
+    const passes = event.column_passes, found = measured(event);
+    if (event.kind === "progress" && typeof passes === "number" && found) {
       // A run that was resumed repeats the rounds since its checkpoint; another solve begins at none.
-      while (this.points.length && this.points.at(-1)[0] >= passes) this.points.pop();
-      this.points.push([passes, g]);
+      while (this.points.length && (this.points.at(-1)[0] >= passes || this.measure !== found.name)) this.points.pop();
+      this.measure = found.name;
+      this.points.push([passes, found.value]);
       if (this.points.length > MOST_POINTS) this.points = this.points.filter((_, i, all) => i % 2 === 0 || i === all.length - 1);
       this.tolerance = event.tolerance ?? this.tolerance;
       this.draw();
@@ -287,7 +298,7 @@ class JobView {
     this.drawing = true;
     requestAnimationFrame(() => {
       this.drawing = false;
-      if (page.job === this) drawCurve(this.points, this.tolerance);
+      if (page.job === this) drawCurve(this.points, this.tolerance, this.measure);
     });
   }
 }
@@ -333,7 +344,7 @@ function showJob(job) {
     ["ran", job.started ? duration(seconds(job.started, job.finished)) : ""],
     ["attempt", job.attempt > 1 ? String(job.attempt) : ""],
     [typeof progress.column_passes === "number" ? "passes" : progress.phase || progress.label || "progress", amount(progress)],
-    ["max |g|", gradient(progress)],
+    [measured(progress)?.name ?? "", measured(progress)?.value.toExponential(2) ?? ""],
     ["time left", job.state === "running" && typeof progress.seconds_left === "number" ? `about ${duration(progress.seconds_left)}` : ""],
     ["deadline", job.deadline_seconds ? duration(job.deadline_seconds) : ""],
     ["owner", job.owner ?? ""],
@@ -378,7 +389,7 @@ function showEvent(event) {
   const words = {
     state: () => plainState(event.state) + (event.attempt > 1 ? `, attempt ${event.attempt}` : ""),
     progress: () => [event.phase || event.label, amount(event) + (typeof event.column_passes === "number" ? " passes" : ""),
-      gradient(event) && `max |g| ${gradient(event)}`].filter(Boolean).join(", "),
+      reached(event)].filter(Boolean).join(", "),
     document: () => "finished; the result is above",
     error: () => event.error?.message ?? "failed",
   };
@@ -409,7 +420,7 @@ function niceStep(span, count) {
   return power * [1, 2, 5, 10].find((step) => step * power >= raw);
 }
 
-function drawCurve(all, tolerance) {
+function drawCurve(all, tolerance, measure) {
   const points = all.filter(([, g]) => g > 0);
   byId("curve").hidden = points.length === 0;
   if (!points.length) return;
@@ -438,7 +449,7 @@ function drawCurve(all, tolerance) {
   parts.push(shape("polyline", {class: "curve", points: path.join(" "), "data-points": points.length}));
   parts.push(shape("circle", {class: "point", cx: x(points.at(-1)[0]), cy: y(heights.at(-1)), r: 4}));
   byId("plot").replaceChildren(...parts);
-  put(byId("curve-caption"), `max |g| against column passes: ${points.at(-1)[1].toExponential(2)} ` +
+  put(byId("curve-caption"), `${measure} against column passes: ${points.at(-1)[1].toExponential(2)} ` +
     `after ${points.at(-1)[0].toFixed(1)} passes`);
 }
 

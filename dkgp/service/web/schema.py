@@ -68,9 +68,10 @@ JobSummary = make_dataclass(
 
 @dataclass(frozen=True)
 class JobCurve:
-    """A job's solve so far: pairs of column passes and max |g|, thinned."""
+    """A job's solve so far: pairs of column passes and of what `measure` names, thinned."""
 
     points: list[tuple[float, float]]
+    measure: str | None
     tolerance: float | None
     label: str | None
     last: int

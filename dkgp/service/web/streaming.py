@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dkgp.commands.reporting.progress import measured
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import TERMINAL, UnknownJobError
@@ -206,27 +207,29 @@ def read_curve(queue: JobQueue, job_id: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        "points", pairs of column passes and max |g|, thinned to a few hundred; "tolerance" and "label" of the latest
-        solve; "last", the sequence number of the last event that was looked at.
+        "points", pairs of column passes and of what is brought down to the tolerance, thinned to a few hundred;
+        "measure", what people call that; "tolerance" and "label" of the latest solve; "last", the sequence number of
+        the last event that was looked at.
     """
     reader = EventReader(_event_file(queue, job_id))
     points: list[tuple[float, float]] = []
-    tolerance = label = None
+    tolerance = label = measure = None
     last = -1
     while page := reader.read(last, PAGE):
         last = int(page[-1]["sequence"])
         for event in page:
-            passes, gradient = event.get("column_passes"), event.get("gradient_inf_norm")
-            if event.get("kind") != "progress" or passes is None or gradient is None:
+            passes, found = event.get("column_passes"), measured(event)
+            if event.get("kind") != "progress" or passes is None or found is None:
                 continue
             # A run that was resumed repeats the rounds since its checkpoint; another solve begins at none.
-            while points and points[-1][0] >= passes:
+            while points and (points[-1][0] >= passes or measure != found[0]):
                 points.pop()
-            points.append((passes, gradient))
+            measure, value = found
+            points.append((passes, value))
             tolerance, label = event.get("tolerance", tolerance), event.get("label", label)
             if len(points) >= 2 * MOST_POINTS:
                 points = points[:-1:2] + points[-1:]
-    return {"points": points, "tolerance": tolerance, "label": label, "last": last}
+    return {"points": points, "measure": measure, "tolerance": tolerance, "label": label, "last": last}
 
 
 def _event_file(queue: JobQueue, job_id: str) -> Path:

@@ -110,7 +110,24 @@ def test_a_running_job(stage: Stage) -> None:
     assert found["dkgp_job_column_passes"] == {labels: 2.5}
     assert found["dkgp_job_gradient_inf_norm"] == {labels: 0.125}
     assert found["dkgp_job_tolerance"] == {labels: 1e-3}
+    assert list(found["dkgp_job_measure"].values()) == [0.125]
+    assert set(next(iter(found["dkgp_job_measure"]))) == {*labels, "max|g|"}
     assert 0.0 <= found["dkgp_job_running_seconds"][labels] < 3600.0
+
+
+def test_a_running_job_that_brings_a_gap_down(stage: Stage) -> None:
+    stage.submit()
+    claimed = stage.queue.claim()
+    assert claimed is not None
+    figures = {"column_passes": 2.5, "gradient_inf_norm": 7.0, "measure": "duality_gap", "tolerance": 1e-4}
+    with contextlib.closing(stage.events(claimed.id)) as writer:
+        writer.write("progress", label="classify", duality_gap=float("inf"), **figures)
+    assert samples(stage).get("dkgp_job_measure", {}) == {}
+    with contextlib.closing(stage.events(claimed.id)) as writer:
+        writer.write("progress", label="classify", duality_gap=0.25, **figures)
+    found = samples(stage)["dkgp_job_measure"]
+    assert list(found.values()) == [0.25]
+    assert "relative gap" in next(iter(found))
 
 
 def test_requests_by_route_never_by_path(stage: Stage) -> None:

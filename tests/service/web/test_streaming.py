@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from dkgp.errors import StorageError
@@ -228,8 +229,20 @@ def test_the_curve(stage: Stage) -> None:
         writer.write("progress", **progress(4.5, None))
     found = stage.client.get(f"/v1/jobs/{job_id}/curve").json()
     assert found["points"] == [[1.0, 0.1], [2.0, 0.01], [3.0, 0.001], [4.0, 0.5]]
-    assert (found["tolerance"], found["label"]) == (1e-3, "train")
+    assert (found["tolerance"], found["label"], found["measure"]) == (1e-3, "train", "max|g|")
     assert found["last"] == sequences(stage.client.get(f"/v1/jobs/{job_id}/events").text)[-1]
+
+
+def test_the_curve_is_of_what_is_brought_down(stage: Stage) -> None:
+    job_id = stage.submit()["id"]
+    with contextlib.closing(stage.events(job_id)) as writer:
+        writer.write("progress", **progress(1.0, 0.5))
+        for passes, distance in ((2.0, np.inf), (3.0, 0.25), (4.0, 0.125)):
+            writer.write("progress", **progress(passes, 7.0, measure="distance", distance=distance))
+        writer.write("progress", **progress(5.0, 7.0, measure="no such", distance=0.5))
+    found = stage.client.get(f"/v1/jobs/{job_id}/curve").json()
+    assert found["points"] == [[3.0, 0.25], [4.0, 0.125]]
+    assert (found["measure"], found["tolerance"]) == ("distance", 1e-3)
 
 
 def test_a_long_curve_is_thinned_to_its_shape(stage: Stage) -> None:

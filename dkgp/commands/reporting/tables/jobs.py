@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.progress import measured
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.reporting.tables.layout import figure, table_of
 from dkgp.commands.reporting.terminal import duration
@@ -76,14 +77,15 @@ def event_line(event: Document) -> str | None:
 def progress_line(event: Document) -> str:
     """Return a progress event in a few words."""
     label = event.get("label", "")
-    if (gradient := event.get("gradient_inf_norm")) is not None and "column_passes" in event:
+    if event.get("gradient_inf_norm") is not None and "column_passes" in event:
         goal = event.get("tolerance")
-        reached = f"max|g| {gradient:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
+        found = measured(event)
+        reached = "" if found is None else f", {found[0]} {found[1]:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
         left = event.get("seconds_left")
         more = "" if left is None else f", about {duration(left)} left"
         within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
         rounds = f"round {event.get('iteration', 0)}, {event['column_passes']:.2f} passes"
-        return f"{label}: {rounds}, {reached}{more}{within}"
+        return f"{label}: {rounds}{reached}{more}{within}"
     if (likelihood := event.get("best_log_marginal_likelihood")) is not None:
         return f"{label}: evaluation {event.get('evaluation', 0)}, log likelihood {likelihood:.2f}"
     if "done" in event:
