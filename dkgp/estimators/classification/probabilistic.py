@@ -115,6 +115,8 @@ class LikelihoodClassifier(KernelClassifier):
 
     def _basis_settings(self, seed: int) -> BasisSettings:
         assert self.n_basis is not None
+        if self.n_basis < 1:
+            raise InputError(f"`n_basis` must be at least 1; got {self.n_basis}")
         return BasisSettings(size=self.n_basis, basis=self.basis, certify=self.certify, seed=seed)
 
     def _link(self) -> Link:

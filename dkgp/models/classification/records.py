@@ -174,7 +174,11 @@ def _risk_record(
 
 
 def _class_weights(labels: Labels, weights: FloatArray | None) -> dict[str, float] | None:
-    """Mean weight of a class's samples, of mean one over all samples; None where all count the same."""
+    """Mean weight of a class's samples, of mean one over all samples; None where all count the same.
+
+    A class without samples has none.
+    """
     if weights is None:
         return None
-    return {name: float(weights[labels.codes == code].mean()) for code, name in enumerate(labels.classes)}
+    of_class = {name: weights[labels.codes == code] for code, name in enumerate(labels.classes)}
+    return {name: float(own.mean()) for name, own in of_class.items() if own.size}

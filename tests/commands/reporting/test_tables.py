@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from dkgp.commands.reporting.tables import tables
+from dkgp.commands.reporting.tables.classify import predicted_class_rows
 
 PREDICTED = {
     "command": "predict",
@@ -101,3 +102,17 @@ def test_targets_one_by_one() -> None:
 @pytest.mark.parametrize("document", [PREDICTED, EVALUATED], ids=["predict", "evaluate"])
 def test_without_variances_there_is_nothing_of_them(document: dict[str, Any]) -> None:
     assert not [name for name in shown(document) if "variance" in name or "density" in name or "coverage" in name]
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "said"),
+    [
+        ("gp", 1e-4, "those of the exact Laplace approximation"),
+        ("gp", None, "those of the exact mode"),
+        ("logistic", None, "those of the exact minimiser of the risk"),
+    ],
+)
+def test_certified_classes_say_what_they_are_those_of(method: str, width: float | None, said: str) -> None:
+    found = {"method": method, "counts": {"a": 3, "b": 1}, "certified": 2, "largest_decision_error_bound": 0.5}
+    rows = dict(predicted_class_rows({**found, "interval_width_mean": width, "interval_width_max": width}, 4))
+    assert rows["certified"] == f"2 of 4 (50.00%): proven to be {said}"

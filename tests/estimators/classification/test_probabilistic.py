@@ -188,7 +188,7 @@ def test_kernels_are_tuned_by_the_evidence_of_labels(labelled: Labelled) -> None
         ({"regularisation": 0.0}, "regularisation"),
         ({"multi_class": "all"}, "softmax.*ovr|ovr.*softmax"),
         ({"basis": "none", "n_basis": 5}, "none"),
-        ({"n_basis": 0}, "0"),
+        ({"n_basis": 0}, "`n_basis` must be at least 1; got 0"),
         ({"optimizer": "loo"}, "laplace"),
         ({"kernel": "rbf", "optimizer": "loo"}, "laplace"),
     ],

@@ -66,7 +66,10 @@ def predicted_class_rows(classes: Document, n: int) -> Rows:
     margins = "" if classes["method"] in PROBABILISTIC else " (margins at -1 and 1)"
     if classes["certified"] is not None:
         certified = f"{classes['certified']:,} of {n:,} ({classes['certified'] / n:.2%})"
-        rows.append(("certified", f"{certified}: proven to be {EXACT_OF[classes['method']]}"))
+        # A Gaussian process on a basis certifies the exact mode's classes, and no averaged probabilities.
+        of_mode = classes["method"] == "gp" and classes.get("interval_width_mean") is None
+        exact = "those of the exact mode" if of_mode else EXACT_OF[classes["method"]]
+        rows.append(("certified", f"{certified}: proven to be {exact}"))
     if classes["largest_decision_error_bound"] is not None:
         rows.append(("decisions certified within", f"{classes['largest_decision_error_bound']:.3g}{margins}"))
     widths = classes.get("interval_width_mean")

@@ -108,6 +108,12 @@ def test_a_weight_counts_as_so_many_samples(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(few.predicted.decision, kernel(T, repeated) @ alpha, atol=1e-8)
 
 
+def test_a_class_without_samples_has_no_weight(rng: np.random.Generator) -> None:
+    few = problem(rng, n=12)
+    few.codes, few.weights = np.zeros(12, int), np.arange(12.0)
+    assert few.record.class_weights == {"c0": 5.5}
+
+
 @pytest.mark.parametrize("method", FAST)
 def test_the_bits_do_not_depend_on_the_workers(method: str, rng: np.random.Generator) -> None:
     found = problem(rng, "softmax", 3, n=700)
