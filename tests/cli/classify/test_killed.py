@@ -24,7 +24,7 @@ SMALL = ("--pool", 40, "--folds", 4)
 # A search of many passes.
 LONG = ("--pool", 30, "--folds", 3, "--search", "annealing")
 EXACT = ("--method", "exact", "--solver", "cg", "--tol", 1e-7)
-LOGISTIC = ("--method", "logistic", "--solver", "kcg", "--tol", 0.05)
+LOGISTIC = ("--method", "logistic", "--solver", "kcg")
 PROCESS = ("--method", "gp", "--solver", "newton")
 BASIS = ("--method", "gp", "--basis-size", 40)
 METHODS = {"fixed-size": LONG, "exact": EXACT, "logistic": LOGISTIC, "gp": PROCESS, "gp on a basis": BASIS}
