@@ -226,7 +226,7 @@ def test_table_3_beside_the_paper(tmp_path: Path, rng: np.random.Generator) -> N
 def test_table_4_beside_the_paper(tmp_path: Path) -> None:
     trial = VarianceTrial(problem=TINY, repeats=1, with_cholesky=False)
     record = tmp_path / "table4.json"
-    document = run_bench_paper_table(BenchPaperTableJob(4, str(tmp_path), trial, str(record)), SilentReporter())
+    document = run_bench_paper_table(BenchPaperTableJob(4, str(tmp_path), trial, out=str(record)), SilentReporter())
     assert [row["paper_seconds"] for row in document["rows"]] == [19.0, 12.0, 48.0, 31.0, 75.0]
     assert [row["n_paper"] for row in document["rows"]] == [18_000, 20_000, 30_000, 44_484, 100_000]
     friedman1 = document["rows"][-1]

@@ -356,7 +356,7 @@ class Counting:
         if self.rounds == self._fail_after:
             raise NumericalError("on purpose")
         self.rounds += 1
-        self.rows += [piece for group in groups for piece in group]
+        self.rows += [(piece.start, piece.stop) for group in groups for piece in group]
         return self._executor.submit(name, task, arguments, groups, *hints)
 
 

@@ -113,7 +113,9 @@ def of_certified_labels(ran: Ran) -> None:
     assert max(error.values()) < 0.2
     assert max(loss.values()) < 1.15 * loss["SVC"] < 0.5
     widths = [float(width) for width in re.findall(r"0\.\d+", ran.said.split("widest interval:")[1].split("\n")[0])]
-    assert widths[2] < widths[1] < widths[0]
+    # A sigmoid's slope is a quarter, and decisions are within the tolerance on either side.
+    assert all(width <= 0.5 * tolerance for width, tolerance in zip(widths, (1.0, 0.3, 0.03), strict=True))
+    assert widths[2] < widths[0]
     assert widths[2] < 0.05
     errors = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+) +0\.", ran.said, re.M)}
     assert max(errors.values()) <= 20

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from dkgp.cluster import BlockExecutor
 from dkgp.data import ClassifierRecord
+from dkgp.errors import InputError
 from dkgp.estimators.classification.fitted import FittedClassifier, FittedGP
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
@@ -117,6 +118,11 @@ class GPClassifier(LikelihoodClassifier):
             settings = self._basis_settings(seed)
             few = train_on_basis(given.dataset, given.labels, found, executor, settings, form="gp", **about)
             return basis_record(few, given.dataset, given.labels, weights)
+        if likelihood.name == "softmax":
+            raise InputError(
+                'multi_class="softmax" averages over the covariance of all classes, too large for all samples; '
+                'give n_basis=, such as 500, or multi_class="ovr"'
+            )
         trained = train_gp(
             given.dataset,
             given.labels,

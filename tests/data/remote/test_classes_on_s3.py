@@ -10,7 +10,6 @@ import pytest
 import xarray as xr
 
 from dkgp.data import PredictionWriter, ingest, open_dataset, open_prediction
-from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 from dkgp.errors import StorageError
 from tests.s3 import S3Server, s3_server, use_s3
 
@@ -43,7 +42,7 @@ def test_labels_and_predicted_classes(
         "class": codes,
         "certified": codes > 0,
     }
-    first = PredictionWriter.create(url, 60, ["kind"], CLASS_VARIABLES, 20, classes=names)
+    first = PredictionWriter.create(url, 60, ["kind"], tuple(values), 20, classes=names)
     first.write(0, **{name: block[:20] for name, block in values.items()})
     resumed = PredictionWriter.open_to_resume(url)
     with pytest.raises(StorageError, match="taken over"):

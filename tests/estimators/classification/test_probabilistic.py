@@ -205,3 +205,11 @@ def test_a_probit_link_has_no_softmax(labelled: Labelled) -> None:
         GPClassifier(KERNEL, link="probit", multi_class="softmax").fit(labelled.X, labelled.y)
     two = GPClassifier(KERNEL, link="probit").fit(labelled.X, labelled.two)
     assert two.likelihood_.name == "probit"
+
+
+def test_softmax_averages_are_of_a_basis(labelled: Labelled) -> None:
+    with pytest.raises(InputError, match="give n_basis="):
+        GPClassifier(KERNEL, multi_class="softmax").fit(labelled.X, labelled.y)
+    few = GPClassifier(KERNEL, multi_class="softmax", n_basis=30).fit(labelled.X, labelled.y)
+    assert few.likelihood_.name == "softmax"
+    np.testing.assert_allclose(few.predict_proba(labelled.X_new).sum(axis=1), 1.0, atol=1e-12)

@@ -100,7 +100,9 @@ def of_samples(dataset: Dataset, form: Any, **changes: Any) -> ClassifierRecord:
 def of_basis(dataset: Dataset, form: Any, **changes: Any) -> ClassifierRecord:
     """Logistic, or a Gaussian process, of K prototypes."""
     rng = np.random.default_rng(4)
-    factors = {"kernel_lower": rng.random((K, K)), "posterior_lower": rng.random((3, K, K))} if form == "gp" else {}
+    # Of softmax one factor of all classes.
+    lower = {"kernel_lower": rng.random((K, K)), "posterior_lower": rng.random((1, 3 * K, 3 * K))}
+    factors = lower if form == "gp" else {}
     known = ClassifierRecord(
         **about(dataset),
         form=form,
