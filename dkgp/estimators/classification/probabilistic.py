@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -93,10 +94,11 @@ class LikelihoodClassifier(KernelClassifier):
             )
         return self
 
+    @abstractmethod
     def _likelihood(self, n_classes: int) -> Likelihood:
         """The likelihood of so many classes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _trained(
         self,
         given: LabelledSet,
@@ -107,7 +109,6 @@ class LikelihoodClassifier(KernelClassifier):
         seed: int,
     ) -> ClassifierRecord:
         """Train; return the model as it is stored."""
-        raise NotImplementedError
 
     @property
     def _limits(self) -> StoppingRule | None:

@@ -95,6 +95,7 @@ def count_row(
         label=f"{label}: parameter CG", **limits,
     )  # fmt: skip
     row: dict[str, Any] = {"problem": name, "loss": loss, "n": problem.n, "regularisation": regularisation}
+    # The paper's kernel, which is a squared exponential.
     row |= {"gamma": float(problem.found.feature_gamma[0]), "held_out_loss": left}  # type: ignore[attr-defined]
     row |= compared(*(iterations_to(run, run.gap <= GAP) for run in (near, far)), cut_off=far.iterations)
     same = (iterations_to(run, run.risk <= least * (1.0 + SHARE)) for run in (near, far))
