@@ -54,3 +54,13 @@ def test_weights_of_all_magnitudes(rng: np.random.Generator) -> None:
 def test_values_that_overflow_are_refused(kind: Any, rng: np.random.Generator) -> None:
     with pytest.raises(InputError, match="too large to be standardised"):
         kind().fit(1e200 * rng.normal(size=(20, 2)), np.arange(20) % 2)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("row", [[0.0], [3.0, -2.0]])
+def test_a_kernel_that_is_zero_everywhere_says_zero(row: list[float], fit_intercept: bool) -> None:
+    # Equal rows are all zero once they are standardised, and so are all products of them.
+    X = np.tile(row, (6, 1))
+    model = LSSVC(kernel="linear", fit_intercept=fit_intercept).fit(X, [0, 1, 0, 1, 0, 1])
+    decisions, bounds = model.decision_function(X, return_bounds=True)
+    assert (np.abs(decisions) <= bounds).all()
