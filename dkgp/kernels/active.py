@@ -98,19 +98,20 @@ class ActiveDimensions(Kernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The kernel's parameters, of the features that they are of."""
-        return tuple(
+        return self.parameters_and_amplitude()[0]
+
+    def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
+        """The kernel's own; see `Kernel.parameters_and_amplitude`."""
+        own, amplitude = self.kernel.parameters_and_amplitude()
+        placed = tuple(
             parameter if parameter.feature is None else replace(parameter, feature=self.features[parameter.feature])
-            for parameter in self.kernel.parameters()
+            for parameter in own
         )
+        return placed, amplitude
 
     def with_parameters(self, values: ArrayLike) -> ActiveDimensions:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
         return replace(self, kernel=self.kernel.with_parameters(self.checked_values(values)))
-
-    @property
-    def amplitude_index(self) -> int | None:
-        """The kernel's own."""
-        return self.kernel.amplitude_index
 
     def split_white(self) -> tuple[Kernel | None, float]:
         """Split off white noise: the rest, on the same features, and the noise's variance; see `Kernel.split_white`."""

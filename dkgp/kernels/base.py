@@ -214,10 +214,12 @@ class Kernel(ABC):
     @property
     def amplitude_index(self) -> int | None:
         """Index in `parameters` of the whole kernel's amplitude; None where no single one is."""
-        for index, parameter in enumerate(self.parameters()):
-            if parameter.name == "variance":
-                return index
-        return None
+        return self.parameters_and_amplitude()[1]
+
+    def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
+        """`parameters` and `amplitude_index` at once: a composite asks each part once for both, however deep it is."""
+        parameters = self.parameters()
+        return parameters, next((i for i, parameter in enumerate(parameters) if parameter.name == "variance"), None)
 
     # ------------------------------------------------------------------------------------------------------- composing
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,6 +34,9 @@ from dkgp.kernels.program import ProgramBuilder
 from dkgp.kernels.spectrum import RandomFeatures, Waves, product_of_waves
 
 __all__ = ["Product", "Scaled", "Sum"]
+
+# What a part says of itself: see `Kernel.parameters_and_amplitude`.
+_Asked: TypeAlias = tuple[tuple[Parameter, ...], int | None]
 
 
 @dataclass(frozen=True)
@@ -77,31 +80,37 @@ class _Parts(Kernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The parts' parameters, in the order of the parts, named by them."""
-        return tuple(
-            part.parameters()[index].within(label)
-            for part, label, kept in zip(self.parts, self._labels(), self._kept(), strict=True)
-            for index in kept
-        )
+        return self.parameters_and_amplitude()[0]
+
+    def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
+        """The parts' parameters, and no amplitude: the parts have their own."""
+        return self._named(self._asked()), None
 
     def with_parameters(self, values: ArrayLike) -> Self:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
         supply = iter(self.checked_values(values))
+        asked = self._asked()
         parts = []
-        for part, kept in zip(self.parts, self._kept(), strict=True):
-            own = [parameter.value for parameter in part.parameters()]
+        for part, (parameters, _), kept in zip(self.parts, asked, self._kept(asked), strict=True):
+            own = [parameter.value for parameter in parameters]
             for index in kept:
                 own[index] = next(supply)
             parts.append(part.with_parameters(own))
         return replace(self, parts=tuple(parts))
 
-    @property
-    def amplitude_index(self) -> int | None:
-        """None: the parts have their own."""
-        return None
+    def _asked(self) -> list[_Asked]:
+        return [part.parameters_and_amplitude() for part in self.parts]
 
-    def _kept(self) -> list[list[int]]:
+    def _kept(self, asked: list[_Asked]) -> list[list[int]]:
         """Indices of each part's parameters that are parameters of the whole."""
-        return [list(range(len(part.parameters()))) for part in self.parts]
+        return [list(range(len(parameters))) for parameters, _ in asked]
+
+    def _named(self, asked: list[_Asked]) -> tuple[Parameter, ...]:
+        return tuple(
+            parameters[index].within(label)
+            for (parameters, _), label, kept in zip(asked, self._labels(), self._kept(asked), strict=True)
+            for index in kept
+        )
 
     def _labels(self) -> list[str]:
         """The parts' labels; a number tells twins apart."""
@@ -228,7 +237,7 @@ class Product(_Parts):
         def pullback(weights: FloatArray) -> FloatArray:
             last = len(values) - 1
             gradients = []
-            for index, (own, kept) in enumerate(zip(pullbacks, self._kept(), strict=True)):
+            for index, (own, kept) in enumerate(zip(pullbacks, self._kept(self._asked()), strict=True)):
                 others = weights * before[index - 1] if index else weights
                 if index < last:
                     others = others * after[index + 1]
@@ -237,21 +246,20 @@ class Product(_Parts):
 
         return before[-1], pullback
 
-    @property
-    def amplitude_index(self) -> int | None:
-        """The amplitude of the first part that has one."""
-        offset = 0
-        for part, kept in zip(self.parts, self._kept(), strict=True):
-            if part.amplitude_index is not None:
-                return offset + part.amplitude_index
-            offset += len(kept)
-        return None
+    def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
+        """The parts' parameters but for later amplitudes; the amplitude of the first part that has one."""
+        asked, before = self._asked(), 0
+        named = self._named(asked)
+        for parameters, amplitude in asked:
+            if amplitude is not None:
+                return named, before + amplitude
+            before += len(parameters)
+        return named, None
 
-    def _kept(self) -> list[list[int]]:
+    def _kept(self, asked: list[_Asked]) -> list[list[int]]:
         found, taken = [], False
-        for part in self.parts:
-            amplitude = part.amplitude_index
-            found.append([index for index in range(len(part.parameters())) if not (taken and index == amplitude)])
+        for parameters, amplitude in asked:
+            found.append([index for index in range(len(parameters)) if not (taken and index == amplitude)])
             taken = taken or amplitude is not None
         return found
 
@@ -362,7 +370,7 @@ class Scaled(Kernel):
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Multiply values and derivatives; see `Kernel.linearise`."""
         values, own = self.kernel.linearise(*self.rows(A, B))
-        kept = self._kept()
+        kept = self._asked()[1]
 
         def pullback(weights: FloatArray) -> FloatArray:
             return self.scale * np.append(own(weights)[kept], np.vdot(weights, values))
@@ -371,24 +379,27 @@ class Scaled(Kernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The kernel's parameters but for its amplitude, then the scale."""
-        own = self.kernel.parameters()
-        return (*(own[index] for index in self._kept()), Parameter("scale", self.scale, *VARIANCE_BOUNDS))
+        return self.parameters_and_amplitude()[0]
+
+    def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
+        """The kernel's parameters but for its amplitude, then the scale, which is the amplitude."""
+        own, kept = self._asked()
+        scale = Parameter("scale", self.scale, *VARIANCE_BOUNDS)
+        return (*(own[index] for index in kept), scale), len(kept)
 
     def with_parameters(self, values: ArrayLike) -> Scaled:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
         *checked, scale = self.checked_values(values)
-        own = [parameter.value for parameter in self.kernel.parameters()]
-        for index, value in zip(self._kept(), checked, strict=True):
+        parameters, kept = self._asked()
+        own = [parameter.value for parameter in parameters]
+        for index, value in zip(kept, checked, strict=True):
             own[index] = value
         return Scaled(self.kernel.with_parameters(own), scale)
 
-    @property
-    def amplitude_index(self) -> int | None:
-        """The scale."""
-        return len(self._kept())
-
-    def _kept(self) -> list[int]:
-        return [index for index in range(len(self.kernel.parameters())) if index != self.kernel.amplitude_index]
+    def _asked(self) -> tuple[tuple[Parameter, ...], list[int]]:
+        """The kernel's parameters, and indices of those that are parameters of this one."""
+        own, amplitude = self.kernel.parameters_and_amplitude()
+        return own, [index for index in range(len(own)) if index != amplitude]
 
     def split_white(self) -> tuple[Kernel | None, float]:
         """Split off white noise: the rest of the kernel, scaled, and the variance; see `Kernel.split_white`."""

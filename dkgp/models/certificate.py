@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings, step_roundings
+from dkgp.models.rounding import EPS, EVALUATION, LOST, UNIT, column_lengths, product_roundings, step_roundings
 from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["Certificate"]
@@ -109,12 +109,14 @@ class Certificate:
         terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
         if stepped is not None and stepped.size:
             terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
-        off = np.linalg.norm(scale * (roundings + EPS * row_errors)) * (scale @ terms)
-        off += EPS * np.linalg.norm(scale) * ((scale * row_errors) @ terms)
+        off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
+        off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
         # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-        off += roundings * float(np.max(noise_variance)) * np.linalg.norm(terms, axis=0)
-        length = np.linalg.norm(gradient, axis=0)
-        off += (n + 5) * UNIT * length + 2.0 * UNIT * np.linalg.norm(targets, axis=0)
+        off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
+        length = column_lengths(gradient)
+        off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
+        # What products of the smallest numbers lose is no share of them.
+        off += n * np.sqrt(n) * LOST
         return cls(
             float(np.min(noise_variance)),
             n,

@@ -19,9 +19,11 @@ from dkgp.operators.inputs import InputSource, centre_of
 __all__ = [
     "EPS",
     "EVALUATION",
+    "LOST",
     "UNIT",
     "assumptions",
     "certified_row_errors",
+    "column_lengths",
     "mean_in_units",
     "outward",
     "product_roundings",
@@ -35,6 +37,8 @@ UNIT = 0.5 * EPS
 # A bound's terms in u are sums of up to n numbers that are not negative, and a few products: their relative error is
 # below n u + 100 u, and gamma_k = k u / (1 - k u) exceeds k u by less than k^2 u^2; one percent is far above either.
 EVALUATION = 1.01
+# A few times what a product, or a quotient, below the smallest normal number may be off by.
+LOST = 2.0**-1070
 # Columns, or rows, that the tile loops add up in one run, the shortest run, and rows of a block at most.
 LONGEST_RUN, SHORTEST_RUN, BLOCK_ROWS = 512, 64, 8208
 
@@ -68,6 +72,15 @@ def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
     more for the product, for a share of the noise, for what is added or taken off then, and one to spare.
     """
     return float(min(n, run)) + (math.ceil(n / run) if runs is None else runs) + 6.0
+
+
+def column_lengths(columns: FloatArray) -> FloatArray:
+    """||a_t|| of the columns of (n, p) or of (n,): to the bits of `np.linalg.norm`, but for squares beyond float64.
+
+    Scaled by powers of two, which round nothing.
+    """
+    exponent = np.frexp(np.max(np.abs(columns), axis=0, initial=0.0))[1]
+    return np.asarray(np.ldexp(np.linalg.norm(np.ldexp(columns, -exponent), axis=0), exponent))
 
 
 def certified_row_errors(kernel: Kernel, source: InputSource, inputs: FloatArray) -> FloatArray:

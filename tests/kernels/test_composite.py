@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from dkgp.kernels import (
     Matern12,
     Matern32,
     Matern52,
+    Parameter,
     Periodic,
     Polynomial,
     Product,
@@ -314,3 +318,37 @@ def test_rough_kernel_at_coinciding_rows_is_exact_and_its_gradient_finite(rng: n
     same[np.arange(30), 29 - np.arange(30)] = 1.0
     np.testing.assert_array_equal(kernel.contract(A, B, same), [0.0, 0.0, 30.0])
     assert np.all(np.abs(kernel.contract(A, B, np.ones((30, 60)))) < 1e4)
+
+
+@dataclass(frozen=True)
+class _Asked(SquaredExponential):
+    """Counts how often it is asked for its parameters."""
+
+    times: ClassVar[list[int]] = []
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        self.times.append(1)
+        return super().parameters()
+
+
+def _nested(depth: int) -> Kernel:
+    """A sum of products of sums ..., each level also scaled and placed, around one kernel that counts."""
+    kernel: Kernel = _Asked((0.5, 0.1), variance=1.5)
+    for _ in range(depth):
+        kernel = (2.0 * (kernel * line + matern) * curve).on([1, 0], 2)
+    return kernel
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_each_part_is_asked_once_for_its_parameters(depth: int) -> None:
+    kernel = _nested(depth)
+    _Asked.times.clear()
+    count = len(kernel.parameters())
+    assert len(_Asked.times) == 1
+    assert kernel.amplitude_index is not None
+    assert kernel.parameters()[kernel.amplitude_index].name == "sum.scale"
+    # Each of five levels a round checks the number of values, and then makes its parts anew.
+    _Asked.times.clear()
+    other = kernel.with_parameters(np.arange(1.0, count + 1.0))
+    assert len(_Asked.times) <= 2 * (5 * depth + 1)
+    np.testing.assert_array_equal([parameter.value for parameter in other.parameters()], np.arange(1.0, count + 1.0))

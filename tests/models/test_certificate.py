@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
+from dkgp.models.rounding import column_lengths
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 
 N, D, NOISE = 300, 3, 0.02
@@ -117,3 +119,22 @@ def test_json_round_trip(matrix: tuple[np.ndarray, np.ndarray, SquaredExponentia
     assert Certificate.from_json(document) == certificate
     assert document["alpha_error_bound"] == certificate.alpha_error_bound.tolist()
     assert document["mean_error_bound_at_unit_variance"] == certificate.mean_error_bound(np.ones(1))[0].tolist()
+
+
+@pytest.mark.parametrize("scale", [1e-130, 1e-165, 1e-250, 1e-310])
+def test_bounds_of_targets_whose_squares_underflow(rng: np.random.Generator, scale: float) -> None:
+    """No step was taken: all that there is to know of tiny targets is how long they are."""
+    y = np.column_stack([scale * rng.normal(size=N), rng.normal(size=N)])
+    certificate = Certificate.of(np.zeros((N, 2)), -y, y, NOISE, 2.0, ERRORS)
+    for column, length in enumerate(certificate.residual_norm):
+        exact = math.hypot(*y[:, column].tolist())
+        assert length == pytest.approx(exact, rel=1e-12 if scale > 1e-300 or column else 1e-6)
+        assert exact <= certificate.proven_residual_norm[column] <= exact * (1.0 + 1e-12) + 1e-315
+    # The exact mean at a sample of Kbar = (2 + s2) I is 2 y / (2 + s2).
+    assert certificate.mean_error_bound(np.array([2.0]))[0, 0] >= 2.0 / (2.0 + NOISE) * np.abs(y[:, 0]).max()
+
+
+def test_lengths_are_numpys_to_the_bit(rng: np.random.Generator) -> None:
+    for columns in (rng.normal(size=(1000, 3)) * [1.0, 1e-40, 1e80], rng.normal(size=777), np.zeros((5, 2))):
+        np.testing.assert_array_equal(column_lengths(columns), np.linalg.norm(columns, axis=0))
+    np.testing.assert_allclose(column_lengths(np.array([[3e-300, 3e300], [4e-300, 4e300]])), [5e-300, 5e300], rtol=1e-15)

@@ -292,14 +292,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             raise InputError(f"There is {self.n_samples} sample; at least {MINIMUM_TRAINING_SAMPLES} are needed.")
         self._write_pending(whole_chunks_only=False)
         inputs, targets = self._moments
-        for moments, names in ((inputs, self.feature_names), (targets, self.target_names)):
-            too_large = ~np.isfinite(moments.std)
-            if too_large.any():
-                name = names[int(np.argmax(too_large))]
-                raise InputError(
-                    f"The values of '{name}' are too large to be standardised (their variance overflows); "
-                    "rescale that column."
-                )
+        inputs.require_range(self.feature_names)
+        targets.require_range(self.target_names)
         for name, std in zip(self.target_names, targets.std, strict=True):
             if std == 0:
                 raise InputError(

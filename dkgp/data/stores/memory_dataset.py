@@ -233,7 +233,8 @@ def memory_dataset(
     Raises
     ------
     InputError
-        Arrays of unfit shape, names that are not distinct, or values that are not finite or too large.
+        Arrays of unfit shape, names that are not distinct, or values that are not finite, too large, or too near to
+        each other.
     """
     inputs, targets = _finite_pair(X, y)
     d, p = inputs.shape[1], targets.shape[1]
@@ -241,7 +242,7 @@ def memory_dataset(
     if (len(names[0]), len(names[1])) != (d, p):
         raise InputError(f"Got {len(names[0])} and {len(names[1])} names for {d} features and {p} targets.")
     known = labels_named(classes, names[1])
-    standardisation = standardisation_of(inputs, targets)
+    standardisation = standardisation_of(inputs, targets, *names)
     if known is not None:
         codes_of_targets(targets[:, 0], len(known), "y")
         standardisation = replace(standardisation, target_mean=np.zeros(1), target_std=np.ones(1))
@@ -298,29 +299,33 @@ def assembled_dataset(
     )
 
 
-def standardisation_of(inputs: FloatArray, targets: FloatArray) -> Standardisation:
+def standardisation_of(
+    inputs: FloatArray, targets: FloatArray, feature_names: Sequence[str], target_names: Sequence[str]
+) -> Standardisation:
     """The map to zero mean and unit variance of samples in memory, (n, d_raw) and (n, p).
 
     As ingestion's, but for what that refuses: a target that is constant keeps its scale, and where no feature varies at
     all they are all kept. A constant feature beside others is dropped. Moments are taken chunk by chunk, as there.
 
-    Raises `InputError`: values whose variance overflows.
+    Raises `InputError`: values whose variance overflows or underflows.
     """
     rows = default_chunk_rows(len(inputs), inputs.shape[1] + targets.shape[1])
     moments = RunningMoments(inputs.shape[1]), RunningMoments(targets.shape[1])
     for start in range(0, len(inputs), rows):
         moments[0].update(inputs[start : start + rows])
         moments[1].update(targets[start : start + rows])
+    for own, names in zip(moments, (feature_names, target_names), strict=True):
+        own.require_range(names)
+    # The mean of equal numbers is that number, unrounded, and does not overflow.
+    input_mean, target_mean = (np.where(own.constant, own.minimum, own.mean) for own in moments)
     input_std, target_std = moments[0].std, moments[1].std
-    if not (np.isfinite(input_std).all() and np.isfinite(target_std).all()):
-        raise InputError("Values are too large to be standardised (their variance overflows); rescale them.")
     kept = input_std > 0.0
     if not kept.any():
         kept = np.ones_like(kept)
     return Standardisation(
-        moments[0].mean[kept],
+        input_mean[kept],
         np.where(input_std > 0.0, input_std, 1.0)[kept],
-        moments[1].mean,
+        target_mean,
         np.where(target_std > 0.0, target_std, 1.0),
         tuple(kept.tolist()),
     )

@@ -5,6 +5,7 @@ The map that a training set defines is stored with it, and applied unchanged to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +15,10 @@ from dkgp.data.types import FloatArray, Json
 from dkgp.errors import InputError
 
 __all__ = ["RunningMoments", "Standardisation"]
+
+
+# Below it squared deviations have lost digits, or are 0 altogether.
+LEAST_VARIANCE = 1e-280
 
 
 class RunningMoments:
@@ -46,7 +51,7 @@ class RunningMoments:
             return
         values = np.asarray(block, dtype=np.float64)
         other = RunningMoments(values.shape[1])
-        with np.errstate(all="ignore"):  # what overflows is reported once, by `std`'s user
+        with np.errstate(all="ignore"):  # what overflows or underflows is reported once, by `require_range`
             other.count = len(values)
             other.mean = values.mean(axis=0)
             other.squared_deviations = ((values - other.mean) ** 2).sum(axis=0)
@@ -84,6 +89,27 @@ class RunningMoments:
     def constant(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Mask of the columns that hold one value only, (n_columns,). Rounding of the mean plays no part in it."""
         return np.asarray(self.minimum >= self.maximum)
+
+    def require_range(self, names: Sequence[str]) -> None:
+        """Refuse columns, by their names (n_columns,), whose variance overflows or underflows.
+
+        Raises
+        ------
+        InputError
+            Naming the first of them.
+        """
+        variance = self.variance
+        for column in np.flatnonzero(~np.isfinite(variance) | (~self.constant & ~(variance >= LEAST_VARIANCE))):
+            ends = f"they lie between {self.minimum[column]:.3g} and {self.maximum[column]:.3g}"
+            if variance[column] < LEAST_VARIANCE:
+                raise InputError(
+                    f"The values of '{names[column]}' are too near to each other to be standardised (their variance "
+                    f"underflows, it must be at least {LEAST_VARIANCE:g}; {ends}); rescale that column."
+                )
+            raise InputError(
+                f"The values of '{names[column]}' are too large to be standardised (their variance overflows; {ends}); "
+                "rescale that column."
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -176,3 +176,26 @@ def test_features_that_nobody_knows_any_more_are_missing(
     more = append_rows(memory_dataset(*arrays), *arrays)
     train = memory_dataset(rng.normal(size=(9, 3)), rng.normal(size=9))
     assert np.isnan(more.as_seen_by(train.feature_names, (), train.standardisation).inputs(0, 2)[:, 1]).all()
+
+
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+@pytest.mark.parametrize("scale", [1e-165, 1e-200, 1e-310])
+def test_a_tiny_column_among_others_is_refused_in_memory_and_in_a_store(
+    rng: np.random.Generator, tmp_path: Path, where: str, scale: float
+) -> None:
+    X, y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
+    (X if where == "inputs" else y)[:, 1] *= scale
+    words = f"The values of '{'x1' if where == 'inputs' else 'y1'}' are too near to each other to be standardised"
+    with pytest.raises(InputError, match=words):
+        memory_dataset(X, y)
+    with pytest.raises(InputError, match=words):
+        dataset_from_arrays(tmp_path / "d.zarr", X, y)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-310, 1.7e308])
+def test_equal_numbers_are_their_own_mean(value: float) -> None:
+    held = memory_dataset(np.full((1000, 1), value), np.full(1000, value))
+    assert held.standardisation.target_mean.tolist() == held.standardisation.input_mean.tolist() == [value]
+    assert not held.all_targets().any()
+    assert not held.inputs(0, 1000).any()

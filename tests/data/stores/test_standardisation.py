@@ -60,6 +60,39 @@ def test_a_constant_that_rounds_is_constant() -> None:
     assert moments.variance[0] == 0.0
 
 
+def _seen(column: np.ndarray) -> RunningMoments:
+    moments = RunningMoments(2)
+    moments.update(np.column_stack([np.arange(float(len(column))), column]))
+    return moments
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (1e200, r"'far' are too large to be standardised \(their variance overflows; they lie between -1e\+200 and 1e"),
+        (1e-145, r"'far' are too near to each other to be standardised \(their variance underflows, it must be at least"),
+        (1e-165, r"'far' are .* they lie between -1e-165 and 1e-165\); rescale that column"),
+        (1e-310, "'far' are too near to each other"),
+    ],
+)
+def test_columns_whose_variance_is_no_number_are_refused_by_name(scale: float, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        _seen(np.array([scale, -scale, scale])).require_range(["near", "far"])
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e-130])
+def test_columns_just_within_range_have_all_digits(scale: float) -> None:
+    values = np.array([3.0, -1.0, 2.0, 0.5])
+    moments = _seen(values * scale)
+    moments.require_range(["near", "far"])
+    assert moments.std[1] == pytest.approx(values.std() * scale, rel=1e-14)
+
+
+def test_equal_numbers_of_any_size_are_in_range() -> None:
+    for value in (0.0, 5e-324, 1e-200, 1.7e308):
+        _seen(np.full(7, value)).require_range(["near", "far"])
+
+
 @pytest.fixture
 def standardisation() -> Standardisation:
     return Standardisation(

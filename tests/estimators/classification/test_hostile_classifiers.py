@@ -15,7 +15,7 @@ ODD: dict[str, Any] = {
     "inputs all the same": (np.ones((10, 2)), np.arange(10) % 2),
     "repeated, consistent": (np.repeat(np.arange(4.0)[:, None], 10, axis=0), np.repeat([0, 1, 0, 1], 10)),
     "repeated, contradicting": (np.repeat(np.arange(4.0)[:, None], 10, axis=0), np.arange(40) % 2),
-    "tiny inputs": (1e-200 * np.sin(np.arange(40.0)).reshape(20, 2), np.arange(20) % 2),
+    "tiny inputs": (1e-130 * np.sin(np.arange(40.0)).reshape(20, 2), np.arange(20) % 2),
     "more features than samples": (np.sin(np.arange(2000.0)).reshape(20, 100), np.arange(20) % 2),
     "far apart": (
         np.concatenate([np.sin(np.arange(20.0)), 100.0 + np.sin(np.arange(20.0))])[:, None],
@@ -51,6 +51,18 @@ def test_weights_of_all_magnitudes(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
-def test_values_that_overflow_are_refused(kind: Any, rng: np.random.Generator) -> None:
+def test_values_that_overflow_or_underflow_are_refused(kind: Any, rng: np.random.Generator) -> None:
     with pytest.raises(InputError, match="too large to be standardised"):
         kind().fit(1e200 * rng.normal(size=(20, 2)), np.arange(20) % 2)
+    with pytest.raises(InputError, match="too near to each other to be standardised"):
+        kind().fit(1e-200 * rng.normal(size=(20, 2)), np.arange(20) % 2)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("row", [[0.0], [3.0, -2.0]])
+def test_a_kernel_that_is_zero_everywhere_says_zero(row: list[float], fit_intercept: bool) -> None:
+    # Equal rows are all zero once they are standardised, and so are all products of them.
+    X = np.tile(row, (6, 1))
+    model = LSSVC(kernel="linear", fit_intercept=fit_intercept).fit(X, [0, 1, 0, 1, 0, 1])
+    decisions, bounds = model.decision_function(X, return_bounds=True)
+    assert (np.abs(decisions) <= bounds).all()

@@ -27,6 +27,7 @@ from dkgp.kernels import (
     SquaredExponential,
 )
 from dkgp.models.sparse.bases import blind_basis
+from dkgp.models.sparse.fit import require_range
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.models.sparse.judge import Judged, Problem
@@ -158,6 +159,18 @@ def test_what_sums_would_overflow_with_is_refused_before_work(
     X = np.random.default_rng(0).standard_normal((40, 2))
     with pytest.raises(NumericalError, match=words):
         trained(one_thread, X, X[:, :1], kernel, noise, method=method, basis_size=5)
+
+
+@pytest.mark.parametrize("columns", [(1e-200, 1e-200), (1.0, 1e-200), (1.0, 1e-60), (1.0, 1e200)])
+def test_targets_whose_squares_sums_would_lose_are_refused(
+    columns: tuple[float, float], one_thread: LocalExecutor
+) -> None:
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    with BlockedKernelOperator(se(0.5), 0.1, ArrayInputs(X), one_thread) as operator:
+        with pytest.raises(NumericalError, match="sums of a sparse model take what is between 1e-100 and 1e"):
+            require_range(operator, X * columns)
+        require_range(operator, X * [0.0, 1.0])
+        require_range(operator, 0.0 * X)
 
 
 @pytest.mark.parametrize("noise", [0.0, -1.0, np.nan, np.inf])

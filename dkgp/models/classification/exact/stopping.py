@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from dkgp.errors import InputError
@@ -53,13 +54,20 @@ class DecisionError(StoppingRule):
 
     def error(self, progress: Progress) -> float:
         """Distance that decisions may be at from the exact ones."""
-        columns = 2.0 if self.intercept else 1.0
-        return columns * progress.gradient_norm * math.sqrt(self.variance / self.noise_variance)
+        return progress.gradient_norm * self._sway
 
     def gradient_tolerance(self, n: int) -> float:
-        """The max |g| that goes with it where entries of g are of like size; what a look at the problem goes by."""
-        columns = 2.0 if self.intercept else 1.0
-        return self.tolerance / columns / math.sqrt(n * self.variance / self.noise_variance)
+        """The max |g| that goes with it where entries of g are of like size; what a look at the problem goes by.
+
+        Where k(x, x) is 0 everywhere, decisions are 0 whatever g is, and any number will do.
+        """
+        sway = math.sqrt(n) * self._sway
+        return max(self.tolerance / sway, sys.float_info.min) if sway > 0.0 else self.tolerance
+
+    @property
+    def _sway(self) -> float:
+        """What ||g|| moves a decision by at most; a quotient of roots, for V_b / s2 may overflow where they do not."""
+        return (2.0 if self.intercept else 1.0) * math.sqrt(self.variance) / math.sqrt(self.noise_variance)
 
     def check(self, progress: Progress) -> StopReason | None:
         """Compare the decisions' error."""

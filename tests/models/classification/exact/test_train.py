@@ -212,3 +212,11 @@ def test_noise_that_drowns_the_kernel_leaves_the_intercept(
     mean = np.average(labels.signs()[:, 0], weights=weights)
     assert result.summary["converged"]
     assert result.intercept[0] == pytest.approx(mean, abs=0.01)
+
+
+def test_the_rule_takes_kernels_of_any_size() -> None:
+    nothing = DecisionError(0.1, 0.2, 0.0, intercept=False)
+    assert nothing.gradient_tolerance(100) == 0.1  # decisions are 0 however large the gradient is
+    huge = DecisionError(0.1, 1e-100, 1e250, intercept=False)
+    assert huge.gradient_tolerance(100) == pytest.approx(0.1 / 10.0 / 1e175)
+    assert 0.0 < DecisionError(1e-8, 1e-307, 1e300).gradient_tolerance(10**6) < 1e-300

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, expected_sigmoid
 
@@ -44,6 +44,48 @@ def _check(mean, variance):
     positive, negative = expected_sigmoid(np.array([mean]), np.array([variance]))
     assert abs(positive[0] / float(by_quadrature(mean, variance)) - 1.0) < RELATIVE_ERROR
     assert abs(negative[0] / float(by_quadrature(-mean, variance)) - 1.0) < RELATIVE_ERROR
+
+
+def in_forty_digits(mean, variance):
+    """E[sigma(F)] of m < 0 as a sum over a sixth's steps, for wide F far out: off by e^-59 of itself, and e^-70 beyond."""
+    logistic = np.arange(-800.0, 60.0)
+    sizes = log_ndtr((mean - logistic) / np.sqrt(variance)) - np.logaddexp(logistic, 0.0) - np.logaddexp(-logistic, 0.0)
+    within = logistic[sizes > sizes.max() - 70.0]
+    with mpmath.workdps(40):
+        m, s, h = mpmath.mpf(mean), mpmath.sqrt(mpmath.mpf(variance)), mpmath.mpf(1) / 6
+        nodes = (k * h for k in range(6 * int(within[0]) - 6, 6 * int(within[-1]) + 7))
+        return h * mpmath.fsum(mpmath.ncdf((m - node) / s) * mpmath.sech(node / 2) ** 2 / 4 for node in nodes)
+
+
+# Roundings of z = m / s, amplified by its square: up to 2.6e-13 where they are counted once.
+@pytest.mark.parametrize(
+    ("mean", "variance"), [(-305339.3, 6.74e7), (-22236410.270454146, 377695409541.98956), (-2081.63, 3626.74)]
+)
+def test_tails_of_wide_functions_are_right_to_their_own_size(mean, variance):
+    positive, _ = expected_sigmoid(np.array([mean]), np.array([variance]))
+    assert abs(float(positive[0] / in_forty_digits(mean, variance)) - 1.0) < RELATIVE_ERROR
+
+
+@pytest.mark.slow
+def test_tails_of_wide_functions_are_right_on_a_hostile_grid(rng):
+    far, variance = rng.uniform(5.0, 36.9, 80), 10.0 ** rng.uniform(0.0, 15.0, 80)
+    for mean, v in zip((-far * np.sqrt(variance)).tolist(), variance.tolist(), strict=True):
+        exact = in_forty_digits(mean, v)
+        if exact > 1e-303:
+            positive, negative = expected_sigmoid(np.array([mean, -mean]), np.array([v, v]))
+            assert abs(float(positive[0] / exact) - 1.0) < RELATIVE_ERROR
+            assert abs(float(negative[1] / exact) - 1.0) < RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("variance", [1.0000001, 1e6, 1e150, 1.7e308])
+def test_means_and_variances_of_any_size_have_averages(variance):
+    mean = np.array([0.0, -1e-300, -1.0, -1e100, -1.7e308])
+    positive, negative = expected_sigmoid(mean, np.full(5, variance))
+    assert_allclose(positive + negative, 1.0, rtol=1e-15)
+    assert (np.diff(positive) <= 0.0).all()
+    assert positive[0] == pytest.approx(0.5, rel=1e-13)
+    with np.errstate(over="ignore"):
+        assert_allclose(positive[3:], ndtr(mean[3:] / np.sqrt(variance + 3.3)), atol=1e-300, rtol=1e-8)
 
 
 def test_a_function_that_is_known_has_the_sigmoid_itself():
