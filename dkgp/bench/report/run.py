@@ -163,7 +163,7 @@ def _record(run: _Run, unit: Unit) -> Document:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name,
-            run.folder.partial(unit.name, document["digest"]) as (keep, record),
+            run.folder.partial(unit.name, asked) as (keep, record),
         ):
             for shown in unit.run(run.library, Path(name), run.reporter, keep, record):
                 sections.append(plain(shown.section))
