@@ -26,7 +26,7 @@ from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import DkgpError, ExitCode, MissingExtraError, UsageError
 
-__all__ = ["run_report"]
+__all__ = ["command_of", "run_report"]
 
 UNFORESEEN = 1
 COLUMNS = (
@@ -61,14 +61,14 @@ class _Run:
             current = wanted.get(unit.name)
             if record is not None and current is not None and not self.counts(current, record):
                 record = None
-            command = _command(self.job, unit.name)
+            command = command_of(self.job, unit.name)
             entries.append(Entry(unit, record, asked=current is not None, command=command))
         # What earlier runs with other data left.
         known = {unit.name for unit in self.everything.units}
         for record in self.folder.recorded():
             if record["name"] not in known and record["part"] in PARTS.all():
                 unit = Unit(PARTS.find(record["part"]), record["variant"], record["asked"]["settings"])
-                entries.append(Entry(unit, record, asked=False, command=_command(self.job, unit.name)))
+                entries.append(Entry(unit, record, asked=False, command=command_of(self.job, unit.name)))
         table = table_1(self.job, self.library)
         return self.folder.write_page(page(entries, self.everything.missing, table, self.job, self.clock()))
 
@@ -255,7 +255,7 @@ def _finished(run: _Run, taken: list[str]) -> Document:
         rows += [{"part": part.name, "status": MISSING, "note": why} for part, why in run.everything.missing]
     index = run.write_page()
     for path in run.job.verdicts:
-        write_verdicts(path, run.folder.recorded(), partial(_command, run.job))
+        write_verdicts(path, run.folder.recorded(), partial(command_of, run.job))
     figures = {"page": str(index), "failed": ", ".join(record["name"] for record in failed) or "none"}
     document = report("papers", f"Report: {index}", COLUMNS, rows, figures, asked=asdict(run.job))
     document |= {"report": str(index), "warnings": list(run.reporter.warnings), "complete": not failed}
@@ -263,7 +263,7 @@ def _finished(run: _Run, taken: list[str]) -> Document:
     return write_record(document, run.job.out)
 
 
-def _command(job: BenchPapersJob, name: str) -> str:
+def command_of(job: BenchPapersJob, name: str) -> str:
     """The command that makes one part of the report alone."""
     words = ["dkgp", "bench", "papers", "--report", str(job.report)]
     words += ["--data", job.data] if job.data is not None else []

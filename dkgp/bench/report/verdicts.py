@@ -28,6 +28,12 @@ WORDS = (MET, BEYOND, MISSED, OPEN)
 # Left out of compact records: what draws a curve.
 CURVES = "curves"
 KINDS = (".md", ".json")
+INTRODUCTION = (
+    "Made by `dkgp bench papers --report ... --verdicts`: nothing here is typed in but rules and reasons. "
+    '"Met" is as in the paper, "beyond" better, "missed" worse, each by the rule of its part; "open" is what a run that '
+    'was cut off leaves undecided. Where the size is not the paper\'s, "hours left" is what the missing draws would take '
+    "on the same machine, by the part's own command, which goes on with those that there are."
+)
 
 
 def check_verdict_file(path: str) -> None:
@@ -126,7 +132,7 @@ def _markdown(records: Sequence[Document], command: Callable[[str], str]) -> str
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}"
         for machine in (record["machine"] for record in records)
     )
-    lines = ["## All parts", "", f"Seconds are of {'; '.join(machines)}.", ""]
+    lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", f"Seconds are of {'; '.join(machines)}.", ""]
     lines += ["| part | size | seconds | met | beyond | missed | open | hours left |", "|" + "---|" * 8]
     for record, row in zip(records, summary(records), strict=True):
         hours = hours_left(record)

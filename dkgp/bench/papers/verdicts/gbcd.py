@@ -136,7 +136,7 @@ def variances(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
             continue
         verdict = MISSED if here > paper else same_order(here, paper)
         what = f"relative error of {row['n_test']:,} variances against Cholesky's"
-        yield Verdict(what, f"{paper:g}", f"{here:.1e}", verdict)
+        yield Verdict(what, f"{paper:g}", f"{here:.2g}", verdict)
 
 
 def sparse_models(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:

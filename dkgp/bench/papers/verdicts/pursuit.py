@@ -63,7 +63,7 @@ def _ratio(what: str, row: Mapping[str, Any], name: str) -> Verdict:
 
 
 def outliers(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
-    """What keeps the outliers of a random choice away: dkgp's own has none, the paper's reading may."""
+    """Outliers of a random choice: dkgp's own has none, the paper's reading may."""
     (table,) = sections
     for row in table["rows"]:
         if row["method"] == "scdpp" and row["outliers"] is not None:

@@ -1,4 +1,4 @@
-"""What a verdict is, and the rules that several parts share.
+"""Verdicts, and the rules that several parts share.
 
 Verdicts are computed from the tables that a record keeps, never typed in: a record that was made before a rule was
 changed has the new rule's. Only the reason of a miss is prose, which the part declares.
@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judge:
-    """How a part's figures are held against the paper's.
+    """The rule by which a part's figures are held against the paper's.
 
     Attributes
     ----------
