@@ -143,9 +143,11 @@ def _vectors() -> None:
 
 
 def _factor() -> None:
+    from dkgp.solvers.block_descent.draws import Draws
     from dkgp.solvers.block_descent.selection import best_in_groups
     from dkgp.solvers.cholesky.triangular import solve_lower_transposed
 
+    Draws(4, 1, 2, 0, 0).take(1, np.zeros(4, np.bool_), 4)
     best_in_groups(np.ones(4), np.arange(4, dtype=np.intp), 2, np.zeros(4, np.bool_))
     solve_lower_transposed(np.eye(4, dtype=np.float32), 4, np.ones((1, 4), np.float32))
     rows = FactorRows(np.ones((_ROWS, 32), np.float32))

@@ -106,7 +106,7 @@ def test_kernels_are_counted_until_the_gap(paper: SmolaBartlett, monkeypatch: py
     monkeypatch.setattr(smola_bartlett, "POSTERIOR", {1.0: 100, 5.0: 40})
     monkeypatch.setattr(smola_bartlett, "MOST_KERNELS", 200)
     found = paper.table(319, (1.0, 5.0), 3)
-    counts = found["counts"]
+    counts = found["judged"]["counts"]
     assert set(counts) == {f"{kind} targets, s2 = {noise}" for kind in ("raw", "standardised") for noise in (0.1, 0.05)}
     rows = {row["what"]: row for row in found["rows"]}
     own = counts["raw targets, s2 = 0.1"]

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+# Step 6 of Algorithm 2: O, of those that are in N.
+Draw = Callable[[Sequence[int]], list[int]]
 
-def greedy_approximation(
-    Kbar: np.ndarray, g: np.ndarray, m: int, subsets: Sequence[np.ndarray], kappa: int | None = None
-) -> tuple[list[int], np.ndarray]:
-    """Algorithm 2; `subsets[t]` is the random draw from which the set O of step t comes (the first is not used).
 
-    A draw may repeat a variable or hold chosen ones: O is what is left of it, the first `kappa` where that is given. A
-    step whose O is empty chooses nothing.
+def without(taken: Sequence[int], n: int) -> list[int]:
+    """Return N, or I: those of n that are not taken."""
+    return [i for i in range(n) if i not in taken]
+
+
+def dealt(n: int, kappa: int, seed: int, number: int) -> Draw:
+    """O as dkgp draws it in a round: sample numbers one after the other, until kappa of N are together, each once."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
+
+    def draw(N: Sequence[int]) -> list[int]:
+        if len(N) <= kappa:
+            return list(N)
+        O: list[int] = []
+        while len(O) < kappa:
+            i = int(rng.integers(0, n))
+            if i in N and i not in O:
+                O.append(i)
+        return O
+
+    return draw
+
+
+def greedy_approximation(Kbar: np.ndarray, g: np.ndarray, m: int, draw: Draw) -> tuple[list[int], np.ndarray]:
+    """Algorithm 2.
 
     Returns
     -------
-    list of int, (|B|,) float64
+    list of int, (m,) float64
         B in order of selection, and delta alpha over it.
     """
-    n = len(g)
     diagonal = Kbar.diagonal()
     B: list[int] = []
+    N = list(range(len(g)))
     R, step = np.zeros((0, 0)), np.zeros(0)
-    candidates, e = list(range(n)), g.copy()
+    O, e = list(N), g.copy()
     for t in range(m):
-        if t:
-            candidates = [int(i) for i in subsets[t] if i not in B][:kappa]
-            e = Kbar[:, B] @ step + g
-        if not candidates:
-            continue
-        s = candidates[int(np.argmin([-(e[i] ** 2) / (2 * diagonal[i]) for i in candidates]))]
-        if not B:
+        s = O[int(np.argmin([-(e[i] ** 2) / (2 * diagonal[i]) for i in O]))]
+        if t == 0:
             R, step = np.array([[1 / diagonal[s]]]), np.array([-e[s] / diagonal[s]])
         else:
             k_s = Kbar[B, s]
@@ -42,16 +57,20 @@ def greedy_approximation(
             R = np.pad(R, (0, 1)) + eta * np.outer(extended, extended)  # (12)
             step = np.append(step, 0.0) - eta * (beta @ g[B] - g[s]) * extended  # (13)
         B.append(s)
+        N.remove(s)
+        if t + 1 < m:
+            O = draw(N)
+            e = Kbar[:, B] @ step + g
     return B, step
 
 
 def block_coordinate_descent(
-    Kbar: np.ndarray, y: np.ndarray, m: int, subsets: Iterator[Sequence[np.ndarray]], kappa: int | None = None
+    Kbar: np.ndarray, y: np.ndarray, m: int, draws: Iterator[Draw]
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Algorithm 1: active set, alpha and gradient after each round; `subsets` gives each round's draws."""
+    """Algorithm 1: active set, alpha and gradient after each round; `draws` gives each round's way to draw O."""
     alpha, g = np.zeros(len(y)), -y
-    for drawn in subsets:
-        B, step = greedy_approximation(Kbar, g, m, drawn, kappa)
+    for draw in draws:
+        B, step = greedy_approximation(Kbar, g, m, draw)
         alpha[B] += step
         g = g + Kbar[:, B] @ step
         yield B, alpha.copy(), g.copy()

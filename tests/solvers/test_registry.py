@@ -188,7 +188,7 @@ def test_auto_takes_another_solver_where_workers_differ_and_goes_on_with_it(
         raise ClusterError("the workers differ")
 
     monkeypatch.setattr("dkgp.commands.solver_options.choose_solver_for", choose)
-    job = TrainJob(**small_problem, checkpoint_seconds=0.0, solver=SolverOptions(max_passes=0.1, tolerance=1e-7))
+    job = TrainJob(**small_problem, checkpoint_seconds=0.0, solver=SolverOptions(max_passes=0.1, tolerance=1e-30))
     with monkeypatch.context() as unlike:
         unlike.setattr(LocalExecutor, "require_one_arithmetic", differ)
         stopped = run_train(job, SilentReporter())

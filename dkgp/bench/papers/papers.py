@@ -48,8 +48,8 @@ class BenchPapersJob:
         The papers' own sizes and draws; settings of minutes otherwise.
     n, n_test, subset, seed, sizes, basis_size, draws, methods, block_size, tolerance, max_passes, max_seconds
         In place of the settings of the same names of all parts that have them.
-    report
-        Folder of the report, for `dkgp.bench.report`.
+    report, records, verdicts
+        Folder of the report, for `dkgp.bench.report`; compact records that it goes on from; files of its verdicts.
     plots, overwrite, out
         Folder of pictures, whether what is there is replaced, file of the record.
     """
@@ -73,6 +73,8 @@ class BenchPapersJob:
     max_passes: float | None = None
     max_seconds: float | None = None
     report: str | None = None
+    records: str | None = None
+    verdicts: tuple[str, ...] = ()
     plots: str | None = None
     overwrite: bool = False
     out: str | None = None
@@ -182,6 +184,8 @@ def run_bench_papers(job: BenchPapersJob, reporter: Reporter) -> Document:
         A data set that is not here, or settings out of range; before anything is computed.
     """
     job.check()
+    if job.records is not None or job.verdicts:
+        raise UsageError("`records` and `verdicts` are of a report: name its folder, `report`")
     check_record_file(job.out)
     library = Library.of(job.data)
     chosen = choose(job, library)

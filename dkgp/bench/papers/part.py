@@ -10,12 +10,13 @@ them all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dkgp.bench.papers.verdicts.verdict import Judge
 from dkgp.registry import Registry
 
 if TYPE_CHECKING:
@@ -132,6 +133,10 @@ class Part:
     few
         Variants that the short form takes, unless a user names data sets; all by default, or where none of these is
         here.
+    judge
+        Holds its figures against the paper's; None where the paper prints none.
+    printed
+        Those of its items whose tables stand whole in the Markdown of verdicts.
     """
 
     name: str
@@ -146,11 +151,17 @@ class Part:
     reads: Callable[[str], tuple[str, ...]] = _nothing
     missing: str = ""
     few: tuple[str, ...] = ()
+    judge: Judge | None = None
+    printed: tuple[str, ...] = ()
 
     def settings(self, *, full: bool, given: Mapping[str, Any]) -> Settings:
         """Settings of one size; what is given and the part has, replaces its own."""
         own = {"seed": 0, **(self.full if full else self.quick)}
         return {**own, **{name: value for name, value in given.items() if name in own}}
+
+    def verdicts(self, sections: Sequence[Document], variant: str) -> list[Document]:
+        """Hold tables of a data set against the paper's."""
+        return [] if self.judge is None or not sections else self.judge.verdicts(sections, variant)
 
 
 PARTS: Registry[Part] = Registry("part of a paper", "dkgp.bench.papers.parts", "dkgp.papers")

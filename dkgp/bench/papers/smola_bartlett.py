@@ -142,7 +142,15 @@ class SmolaBartlett:
             *(Column(f"width_{width:g}", f"2w^2 = {width:g}", text=True) for width in widths),
             Column("within", f"within {NEAR:.0%}", text=True),
         )
-        return section("table_sb", title, columns, rows, **figures) | {"counts": plain(counts)}
+        # What verdicts are computed from.
+        judged = {
+            "widths": list(widths),
+            "counts": counts,
+            "closest": closest,
+            "error_bars": bars,
+            "published": {"posterior": posterior, "error_bars": error_bars},
+        }
+        return section("table_sb", title, columns, rows, **figures) | {"judged": plain(judged)}
 
     def figure(self, n: int, subsets: Sequence[int], draws: int, kernels: int) -> Document:
         """Figure 1: the gap by the number of kernels, for random subsets of several sizes, mean of the draws."""

@@ -4,7 +4,8 @@
     report.json         that the folder is a report's, and what was last asked for
     records/NAME.json   what a part came to, with all that determined it
     pictures/NAME.png
-    partial/NAME/...    what a part that is under way has so far; gone when it is done
+    partial/NAME/...    what a part that is under way has so far; gone when it is done, unless that are draws, which
+                        more draws go on with
 
 Everything is written whole or not at all, so a process that is killed leaves a folder that the next one goes on with.
 """
@@ -32,6 +33,7 @@ __all__ = ["DONE", "FAILED", "MISSING", "ReportFolder", "digest_of"]
 DONE, FAILED, MISSING = "done", "failed", "missing"
 FORMAT = 1
 MANIFEST, PAGE, LOCK = "report.json", "index.html", ".lock"
+DRAWS = "draws"  # the setting that says how many; none of them depends on it
 OWN_FOLDERS = ("records", "pictures", "partial")
 # Of files that are being written when a process is killed: see `write_object`.
 _TEMPORARY = TEMPORARY_PREFIX
@@ -110,9 +112,10 @@ class ReportFolder:
         return all((self.path / picture["file"]).is_file() for picture in record["pictures"])
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Keep what a part came to; what it had kept on the way goes."""
+        """Keep what a part came to; what it had kept on the way goes, unless more draws may be asked for."""
         self._write(f"records/{file_name(record['name'])}.json", dump({"format": FORMAT, **record}) + "\n")
-        remove_tree(str(self._partial(record["name"])))
+        if DRAWS not in record["asked"]["settings"]:
+            remove_tree(str(self._partial(record["name"])))
 
     def write_page(self, html: str) -> Path:
         """Write the page; return its file."""
@@ -126,16 +129,17 @@ class ReportFolder:
 
     @contextmanager
     def partial(
-        self, name: str, digest: str
+        self, name: str, asked: Mapping[str, Any]
     ) -> Iterator[tuple[Callable[[str, Callable[[], Document]], Document], Path]]:
-        """Open what a part has kept on its way, which counts for the same question alone.
+        """Open what a part has kept on its way, which counts for the same question alone, of any number of draws.
 
         Yields
         ------
         keep, record
             As of `dkgp.bench.papers.part.Work`.
         """
-        folder = self._partial(name)
+        settings = {key: value for key, value in asked["settings"].items() if key != DRAWS}
+        folder, digest = self._partial(name), digest_of({**asked, "settings": settings})
         if folder.is_dir() and not (folder / digest).is_file():
             remove_tree(str(folder))
         self._write(f"partial/{file_name(name)}/{digest}", "")

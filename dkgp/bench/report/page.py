@@ -20,6 +20,7 @@ from dkgp.bench.papers.papers import BenchPapersJob
 from dkgp.bench.papers.part import PARTS, Part, Unit
 from dkgp.bench.papers.published import PAPERS
 from dkgp.bench.report.folder import DONE, FAILED, MISSING
+from dkgp.bench.report.verdicts import WORDS, duration, of_another_size, summary
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.document import cell
 from dkgp.commands.reporting.tables.layout import figure
@@ -106,9 +107,12 @@ def page(
         total=len(done) + len(failed) + len(coming),
         failed=[_anchor(entry) for entry in failed],
         coming=len(coming),
-        seconds=_duration(sum(entry.record["seconds"] for entry in done if entry.record is not None)),
+        seconds=duration(sum(entry.record["seconds"] for entry in done if entry.record is not None)),
         machines=_machines(ordered),
         papers=papers,
+        words=WORDS,
+        verdicts=summary([entry.record for entry in done if entry.record is not None]),
+        anchors={entry.unit.name: _anchor(entry)["id"] for entry in done},
         table_1=table_1,
         absent=_absent(ordered, missing, table_1),
     )
@@ -135,6 +139,8 @@ def _shown(entry: Entry) -> dict[str, Any]:
         "error": None,
         "warnings": [],
         "meta": "",
+        "rule": None if unit.part.judge is None else unit.part.judge.rule,
+        "verdicts": [],
     }
     if record is None:
         return shown
@@ -152,10 +158,12 @@ def _shown(entry: Entry) -> dict[str, Any]:
         for section in record["sections"]
     ]
     machine = record["machine"]
-    size = "the paper's sizes" if record["full"] else "short form"
+    size = "short form"
+    if record["full"]:
+        size = of_another_size(record) or "the paper's sizes"
+    shown["verdicts"] = record.get("verdicts", [])
     shown["meta"] = (
-        f"{size}; {_duration(record['seconds'])} on {_date(record['began'])}; {_machine(machine)}; dkgp "
-        f"{record['dkgp']}"
+        f"{size}; {duration(record['seconds'])} on {_date(record['began'])}; {_machine(machine)}; dkgp {record['dkgp']}"
     )
     shown["record"] = f"records/{unit.name.replace(':', '_').replace('/', '_')}.json"
     shown["error"] = record.get("error")
@@ -253,14 +261,6 @@ def _machine(machine: Document) -> str:
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60.0:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _text(name: str) -> str:

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from dkgp.bench.papers.part import PARTS, Unit
 from dkgp.bench.papers.plots import draw, file_name
 from dkgp.bench.report.folder import DONE, FAILED, MISSING, ReportFolder, digest_of
 from dkgp.bench.report.page import Entry, page
+from dkgp.bench.report.verdicts import WORDS, check_verdict_file, take_records, write_verdicts
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import DkgpError, ExitCode, MissingExtraError, UsageError
 
-__all__ = ["run_report"]
+__all__ = ["command_of", "run_report"]
 
 UNFORESEEN = 1
 COLUMNS = (
@@ -33,6 +35,7 @@ COLUMNS = (
     Column("seconds", "seconds", ",.1f"),
     Column("tables", "tables", "d"),
     Column("pictures", "pictures", "d"),
+    *(Column(word, word, "d") for word in WORDS),
     Column("note", "", text=True),
 )
 
@@ -58,14 +61,14 @@ class _Run:
             current = wanted.get(unit.name)
             if record is not None and current is not None and not self.counts(current, record):
                 record = None
-            command = _command(self.job, unit.name)
+            command = command_of(self.job, unit.name)
             entries.append(Entry(unit, record, asked=current is not None, command=command))
         # What earlier runs with other data left.
         known = {unit.name for unit in self.everything.units}
         for record in self.folder.recorded():
             if record["name"] not in known and record["part"] in PARTS.all():
                 unit = Unit(PARTS.find(record["part"]), record["variant"], record["asked"]["settings"])
-                entries.append(Entry(unit, record, asked=False, command=_command(self.job, unit.name)))
+                entries.append(Entry(unit, record, asked=False, command=command_of(self.job, unit.name)))
         table = table_1(self.job, self.library)
         return self.folder.write_page(page(entries, self.everything.missing, table, self.job, self.clock()))
 
@@ -107,6 +110,8 @@ def run_report(job: BenchPapersJob, reporter: Reporter, clock: Callable[[], floa
     job.check()
     if job.report is None or job.plots is not None:
         raise UsageError("`report` brings its own pictures: leave out `plots`")
+    for path in job.verdicts:
+        check_verdict_file(path)
     check_plot_file("any.png")
     check_record_file(job.out)
     library = Library.of(job.data)
@@ -116,10 +121,22 @@ def run_report(job: BenchPapersJob, reporter: Reporter, clock: Callable[[], floa
     folder = ReportFolder(job.report, anew=job.overwrite)
     try:
         folder.begin(asdict(job))
+        if job.records is not None:
+            reporter.note(f"{take_records(folder, job.records)} records are taken over from {job.records}")
         run = _Run(job, library, folder, units, everything, reporter, clock)
+        _judge_anew(run)
         return _finished(run, _measured(run))
     finally:
         folder.close()
+
+
+def _judge_anew(run: _Run) -> None:
+    """Bring the verdicts of records up to date: rules may have changed since they were measured."""
+    for record in run.folder.recorded():
+        if record["part"] in PARTS.all() and record["status"] == DONE:
+            verdicts = PARTS.find(record["part"]).verdicts(record["sections"], record["variant"])
+            if verdicts != record.get("verdicts"):
+                run.folder.write_record({**record, "verdicts": verdicts})
 
 
 def _measured(run: _Run) -> list[str]:
@@ -159,11 +176,12 @@ def _record(run: _Run, unit: Unit) -> Document:
     }
     sections: list[Document] = []
     pictures: list[Document] = []
+    verdicts: list[Document] = []
     outcome: Document = {"status": DONE}
     try:
         with (
             tempfile.TemporaryDirectory(prefix="dkgp-bench-") as name,
-            run.folder.partial(unit.name, document["digest"]) as (keep, record),
+            run.folder.partial(unit.name, asked) as (keep, record),
         ):
             for shown in unit.run(run.library, Path(name), run.reporter, keep, record):
                 sections.append(plain(shown.section))
@@ -173,6 +191,7 @@ def _record(run: _Run, unit: Unit) -> Document:
                     drawing = replace(shown.drawing, name=called)
                     draw(run.folder.pictures, replace(shown, drawing=drawing))
                     pictures.append({"section": shown.section["section"], "file": f"pictures/{called}.png"})
+        verdicts = unit.part.verdicts(sections, unit.variant)
     except MissingExtraError as error:
         outcome = {"status": MISSING, "error": _said(error)}
         run.reporter.warn(f"{unit.name} is left out: {error}")
@@ -183,13 +202,25 @@ def _record(run: _Run, unit: Unit) -> Document:
         {
             **document,
             **outcome,
-            "seconds": run.clock() - began,
+            "seconds": run.clock() - began + _spent(run, unit),
+            "verdicts": verdicts,
             "sections": sections,
             "pictures": pictures,
             "warnings": list(run.reporter.warnings)[warned:],
         }
     )
     return found
+
+
+def _spent(run: _Run, unit: Unit) -> float:
+    """Seconds of the draws that a record of fewer draws has, which this one went on with."""
+    record = run.folder.record(unit.name)
+    if record is None or record["status"] != DONE or "draws" not in unit.settings:
+        return 0.0
+    asked = record["asked"]
+    fewer = asked["settings"].get("draws", 0) < unit.settings["draws"]
+    same = {**asked, "settings": {**asked["settings"], "draws": unit.settings["draws"]}} == unit.asked(run.library)
+    return float(record["seconds"]) if fewer and same and record["dkgp"] == __version__ else 0.0
 
 
 def _said(error: Exception) -> Document:
@@ -208,6 +239,7 @@ def _finished(run: _Run, taken: list[str]) -> Document:
         assert record is not None
         failed += [record] if record["status"] == FAILED else []
         note = record["error"]["message"] if "error" in record else "taken over" if unit.name in taken else ""
+        verdicts = [found["verdict"] for found in record.get("verdicts", ())]
         rows.append(
             {
                 "part": unit.name,
@@ -215,12 +247,15 @@ def _finished(run: _Run, taken: list[str]) -> Document:
                 "seconds": record["seconds"],
                 "tables": len(record["sections"]),
                 "pictures": len(record["pictures"]),
+                **{word: verdicts.count(word) for word in WORDS},
                 "note": note,
             }
         )
     if not run.job.named:
         rows += [{"part": part.name, "status": MISSING, "note": why} for part, why in run.everything.missing]
     index = run.write_page()
+    for path in run.job.verdicts:
+        write_verdicts(path, run.folder.recorded(), partial(command_of, run.job))
     figures = {"page": str(index), "failed": ", ".join(record["name"] for record in failed) or "none"}
     document = report("papers", f"Report: {index}", COLUMNS, rows, figures, asked=asdict(run.job))
     document |= {"report": str(index), "warnings": list(run.reporter.warnings), "complete": not failed}
@@ -228,7 +263,7 @@ def _finished(run: _Run, taken: list[str]) -> Document:
     return write_record(document, run.job.out)
 
 
-def _command(job: BenchPapersJob, name: str) -> str:
+def command_of(job: BenchPapersJob, name: str) -> str:
     """The command that makes one part of the report alone."""
     words = ["dkgp", "bench", "papers", "--report", str(job.report)]
     words += ["--data", job.data] if job.data is not None else []

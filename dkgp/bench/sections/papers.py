@@ -34,6 +34,18 @@ def _options() -> tuple[Option, ...]:
             metavar="DIR",
         ),
         Option(
+            "verdicts",
+            "Write what the report's parts came to beside what the papers print, and whether that is met: as Markdown "
+            "(.md), or with the tables as compact records (.json).",
+            multiple=True,
+            metavar="FILE",
+        ),
+        Option(
+            "records",
+            "Go on from the compact records of another machine's report: what is done there is not done again.",
+            metavar="FILE",
+        ),
+        Option(
             "full",
             "The papers' own sizes and draws, which takes hours.  [default: settings of minutes]",
             type=bool,
@@ -120,6 +132,7 @@ section.SECTIONS.add(
             "dkgp bench papers --report report",
             "dkgp bench papers --report report --data benchmark-data --full",
             "dkgp bench papers --report report --part gbcd-table-4 --part scdp-figure-5",
+            "dkgp bench papers --report report --part sb-mixture --verdicts verdicts.md --verdicts records.json",
             "dkgp bench papers --data benchmark-data --table 2 --problem kin40k --problem california --out table2.json",
             "dkgp bench papers --data benchmark-data --figure kcg --problem abalone --plots figures",
             "dkgp bench papers --data benchmark-data --table 2 --problem sarcos_test4449:Y7 --full",

@@ -18,6 +18,7 @@ from dkgp.kernels import Features
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.solvers.block_descent.block_size import grown_candidates
+from dkgp.solvers.block_descent.draws import Draws, round_generator
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
 __all__ = ["CyclicSelection", "GradientSelection", "GradientView", "GreedySelection", "Selection"]
@@ -73,11 +74,6 @@ class Selection(ABC):
         return {"selection": type(self).__name__}
 
 
-def round_generator(seed: int, iteration: int) -> np.random.Generator:
-    """Return the random numbers of one round: a resumed solve draws what the interrupted one would have drawn."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, iteration])))
-
-
 @dataclass(frozen=True)
 class GreedySelection(Selection):
     """Greedy active-set selection by the exact decrease of the objective (GBCD paper, Algorithm 2).
@@ -85,7 +81,8 @@ class GreedySelection(Selection):
     Parameters
     ----------
     candidates : int, default 60
-        kappa: each variable is the best of its own random draw of this many.
+        kappa: each variable is the best of its own random draw of this many, without repetition, of those that are
+        not in the block.
     variables_per_step : int, optional
         Variables chosen between two solutions of the subproblem. 1 is the paper's, and the default of an exhaustive
         search and of prefitting; otherwise a 20th of the block.
@@ -135,13 +132,9 @@ class GreedySelection(Selection):
         per_step = self.variables_per_step or max(1, size // DEFAULT_STEPS)
         return [min(per_step, size - start) for start in range(0, size, per_step)]
 
-    def draws(self, n: int, size: int, seed: int, iteration: int) -> IndexArray:
-        """All candidates of one round, in the order they are looked at: (size * candidates,)."""
-        return round_generator(seed, iteration).integers(0, n, size * self.candidates, dtype=np.intp)
-
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
-        """Return all random candidates of the round."""
-        return None if self.exhaustive else self.draws(operator.n, size, seed, iteration)
+        """Return the samples that the random candidates of the round are, but for a few that cannot be foreseen."""
+        return None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration).sequence
 
     def fill(
         self,
@@ -158,8 +151,7 @@ class GreedySelection(Selection):
         search_first = self.variables_per_step == 1 or self.exhaustive
         chosen = np.zeros(operator.n, dtype=bool)
         scorer = _Scorer(self, subproblem, operator)
-        draws = None if self.exhaustive else self.draws(operator.n, size, seed, iteration)
-        offset = 0
+        draws = None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration)
         for number, count in enumerate(steps):
             if search_first and number == 0 and count == 1:
                 picked = best_in_groups(
@@ -169,9 +161,8 @@ class GreedySelection(Selection):
                 everyone = np.arange(operator.n, dtype=np.intp)
                 picked = scorer.best(everyone, gradient, diagonal, chosen, groups=1, count=count)
             else:
-                group = draws[offset : offset + count * self.candidates]
-                picked = scorer.best(group, gradient, diagonal, chosen, groups=count, count=count)
-            offset += count * self.candidates
+                drawn = draws.take(count, chosen, operator.n - subproblem.size)
+                picked = scorer.best(drawn, gradient, diagonal, chosen, groups=count, count=count)
             if number == len(steps) - 1 and not search_first:
                 picked = _include_steepest(picked, gradient, diagonal, chosen)
             append(subproblem, gradient, picked)

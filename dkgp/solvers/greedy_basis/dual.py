@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
-from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.block_descent.draws import Draws
+from dkgp.solvers.block_descent.selection import best_in_groups
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
 __all__ = ["DualSubset"]
@@ -60,8 +61,8 @@ class DualSubset:
         """Choose samples until there are so many."""
         active, operator = self._subproblem, self._operator
         while active.size < min(size, active.capacity):
-            draws = round_generator(self._seed + STREAM, active.size).integers(0, operator.n, self._candidates)
-            drawn = np.unique(draws.astype(np.intp))
+            draws = Draws(operator.n, 1, self._candidates, self._seed + STREAM, active.size)
+            drawn = draws.take(1, self._taken, operator.n - active.size)
             error, curvature = -self._targets[drawn], operator.diagonal()[drawn]
             if active.size:
                 rows, columns = operator.features(drawn, "double"), active.features
@@ -70,10 +71,7 @@ class DualSubset:
                 # What others leave of a sample's own variance is never less than its noise.
                 curvature = np.maximum(left, noise_at(operator.noise, drawn))
             scores = np.sum(error**2, axis=1) / curvature
-            picked = best_in_groups(scores, drawn, 1, self._taken)
-            if not len(picked):  # all that were drawn are there
-                picked = np.flatnonzero(~self._taken)[:1]
-            self._append(picked)
+            self._append(best_in_groups(scores, drawn, 1, self._taken))
 
     def _append(self, picked: IndexArray) -> None:
         self._taken[picked] = True

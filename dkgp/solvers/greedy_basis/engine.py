@@ -26,7 +26,8 @@ from dkgp.data.types import ProgressCallback
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.block_descent.draws import Draws, round_generator
+from dkgp.solvers.block_descent.selection import best_in_groups
 from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption, Saved
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
@@ -117,24 +118,20 @@ class GreedyEngine:
         return gained
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
-        """Candidates in equal runs, one for each choice, those that are out among them; and the number of runs."""
+        """Candidates in equal runs, one for each choice, of those that are not out; and the number of runs."""
         settings, n = self.settings, self._n
+        left = n - int(np.count_nonzero(self._out))
+        if not left:
+            return np.empty(0, dtype=np.intp), 0
         if settings.exhaustive:
-            left = np.flatnonzero(~self._out).astype(np.intp)
-            return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
-        draws = round_generator(settings.seed, self.iteration).integers(
-            0, n, wanted * settings.candidates, dtype=np.intp
-        )
-        runs = draws.reshape(wanted, settings.candidates)
-        if self._out[draws].all():
-            # So many are chosen that a draw may hold nobody else: whoever is left then.
-            left = np.flatnonzero(~self._out)[: settings.candidates].astype(np.intp)
-            return (np.tile(left, wanted), wanted) if len(left) else (left, 0)
+            return np.tile(np.flatnonzero(~self._out).astype(np.intp), wanted), wanted
+        draws = Draws(n, wanted, settings.candidates, settings.seed, self.iteration)
+        runs = draws.take(wanted, self._out, left).reshape(wanted, -1)
         kept = self._kept[~self._out[self._kept]]
         return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
 
     def _looked_at(self, kind: Score, candidates: IndexArray, weights: FloatArray) -> FloatArray | None:
-        """Scores without products with the basis, -1 of candidates that are out; None of a kind that takes them.
+        """Scores without products with the basis; None of a kind that takes them.
 
         Those that screen may be of a fresh sample of rows.
         """
@@ -145,17 +142,14 @@ class GreedyEngine:
         if settings.screen and settings.score_rows is not None and settings.score_rows < n:
             generator = round_generator(settings.seed + ROWS_STREAM, self.iteration)
             rows = np.sort(generator.choice(n, settings.score_rows, replace=False)).astype(np.intp)
-        inside = ~self._out[candidates]
-        pool, values = np.unique(candidates[inside]), np.full(len(candidates), -1.0)
+        pool, places = np.unique(candidates, return_inverse=True)
         sums = SystemSums.joined(
             [
                 self._sums.of(pool[start : start + CANDIDATES_AT_ONCE], weights, single=kind == "single", samples=rows)
                 for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE)
             ]
         )
-        found = score(kind, sums.gradient, sums.residual, sums.diagonal, None)
-        values[inside] = found[np.searchsorted(pool, candidates[inside])]
-        return values
+        return score(kind, sums.gradient, sums.residual, sums.diagonal, None)[places]
 
     def _screened(self, candidates: IndexArray, values: FloatArray, groups: int) -> IndexArray:
         """The best of each run, so many as are asked for; a run leaves out whom an earlier one took, as far as may be.
@@ -173,9 +167,9 @@ class GreedyEngine:
         return np.asarray(best, dtype=np.intp)
 
     def _scored(self, candidates: IndexArray, weights: FloatArray) -> tuple[IndexArray, SystemSums, FloatArray]:
-        """Candidates that are not out, once each, their sums, and the scores of all."""
-        kind, inside = self.settings.score, ~self._out[candidates]
-        pool = np.unique(candidates[inside])
+        """Candidates, once each, their sums, and the scores of all."""
+        kind = self.settings.score
+        pool, places = np.unique(candidates, return_inverse=True)
         few, parts = len(pool) <= MOST_JOINED, []
         between = few or needs_basis_products(kind)
         for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE):
@@ -185,9 +179,7 @@ class GreedyEngine:
         schur = None if sums.between is None else self._factor.schur(sums.between, sums.diagonal)
         found = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
         self._out[pool[found < 0.0]] = True
-        values = np.full(len(candidates), -1.0)
-        values[inside] = found[np.searchsorted(pool, candidates[inside])]
-        return pool, sums, values
+        return pool, sums, found[places]
 
     def _join(self, picked: IndexArray, pool: IndexArray, sums: SystemSums | None, weights: FloatArray) -> int:
         """Append to the factor what it can take; how many that is."""

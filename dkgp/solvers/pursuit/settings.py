@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.errors import InputError
 from dkgp.operators.base import IndexArray
-from dkgp.solvers.block_descent.selection import round_generator
+from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.scores import SCORES, Score
 
 __all__ = ["CANDIDATES", "PursuitProgress", "PursuitSettings", "drawn", "stagnates"]

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,29 @@ def test_an_interrupted_report_goes_on_where_it_was(stage: Stage, job: BenchPape
     assert "2 of 2 parts" in " ".join(read(job).text)
 
 
+def test_more_draws_go_on_with_those_that_there_are(
+    stage: Stage, job: BenchPapersJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(work: Work) -> Iterator[Shown]:
+        def make(draw: int) -> dict[str, Any]:
+            stage.made.append(str(draw))
+            return {"draw": draw}
+
+        draws = [work.keep(f"draw-{draw}", partial(make, draw)) for draw in range(work.settings["draws"])]
+        yield Shown(section("table_first", f"{len(draws)} draws", COLUMNS, []))
+
+    sizes: dict[str, Any] = {"quick": {"n": 60, "draws": 2}, "full": {"n": 6000, "draws": 100}}
+    monkeypatch.setitem(PARTS._found, "first", replace(PARTS.find("first"), run=run, **sizes))
+    for draws, made in ((2, ["0", "1"]), (4, ["2", "3"]), (3, []), (4, [])):
+        stage.made.clear()
+        run_report(replace(job, draws=draws, parts=("first",)), SilentReporter(), clock=Clock())
+        assert stage.made == made
+        assert f"{draws} draws" in " ".join(read(job).text)
+    # Another question has other draws.
+    run_report(replace(job, draws=1, n=70, parts=("first",)), SilentReporter(), clock=Clock())
+    assert stage.made == ["0"]
+
+
 def test_other_settings_data_or_versions_are_measured_anew(
     stage: Stage, job: BenchPapersJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,15 +406,19 @@ def test_what_was_kept_counts_for_the_same_question_alone(tmp_path: Path) -> Non
     def make(value: int) -> Callable[[], dict[str, Any]]:
         return lambda: made.append(value) or {"value": value}  # type: ignore[func-returns-value]
 
-    with folder.partial("part:a", "one") as (keep, _):
+    one, two = ({"part": "part", "settings": {"n": n, "draws": 1}} for n in (1, 2))
+    with folder.partial("part:a", one) as (keep, _):
         assert keep("x", make(1)) == {"value": 1}
-    with folder.partial("part:a", "one") as (keep, _):
+    with folder.partial("part:a", one) as (keep, _):
         assert keep("x", make(2)) == {"value": 1}
         (tmp_path / "report" / "partial" / "part_a" / "x.json").write_text("{")  # half written by a lesser writer
         assert keep("x", make(3)) == {"value": 3}
-    with folder.partial("part:a", "two") as (keep, _):
+    with folder.partial("part:a", two) as (keep, _):
         assert keep("x", make(4)) == {"value": 4}
     assert made == [1, 3, 4]
+    # None of the draws depends on how many there are to be.
+    with folder.partial("part:a", {**two, "settings": {"n": 2, "draws": 9}}) as (keep, _):
+        assert keep("x", make(5)) == {"value": 4}
     folder.close()
 
 

@@ -56,5 +56,7 @@ def test_a_report_that_is_killed_goes_on(tmp_path: Path) -> None:
     rows = record["sections"][0]["rows"]
     assert [row["n"] for row in rows] == [row["n"] for row in runs]
     assert "mean of 3 draws" in record["sections"][0]["title"]
-    assert not list((folder / "partial").iterdir())
+    # Draws stay, for more of them to go on with.
+    assert kept.read_bytes() == draw
+    assert [path.name for path in sorted(kept.parent.glob("*.json"))] == [f"draw-{number}.json" for number in range(3)]
     assert "2 of 2 parts" in (folder / "index.html").read_text(encoding="utf-8")

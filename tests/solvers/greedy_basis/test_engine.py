@@ -20,10 +20,11 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
-from dkgp.solvers.block_descent.selection import round_generator
+from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from tests.cluster.executors.test_sums import on_dask
+from tests.solvers.paper import dealt, without
 
 N, M = 55, 9
 KERNEL: Kernel = Matern32(gamma=(0.6, 0.9), variance=1.2)
@@ -98,9 +99,8 @@ def test_random_draws_are_those_of_the_seed(one_thread: LocalExecutor) -> None:
     """Algorithm 1 with its random subset: best of kappa by the risk after refitting, from I as drawn."""
     problem, S = Problem(), []
     for number in range(M):
-        drawn = round_generator(7, number).integers(0, N, 6)
-        left = [int(i) for i in drawn if i not in S]
-        S.append(min(left, key=lambda i: problem.risk([*S, i])))
+        drawn = dealt(N, 6, 7, number)(without(S, N))
+        S.append(min(drawn, key=lambda i: problem.risk([*S, i])))
     assert chosen(problem, one_thread, size=M, candidates=6, seed=7).indices.tolist() == S
 
 
@@ -155,10 +155,9 @@ def test_all_samples_chosen_give_the_exact_solution(per_round: int, one_thread: 
 def test_several_choices_a_round_are_the_best_of_their_own_draws(kind: Any, one_thread: LocalExecutor) -> None:
     problem, S = Problem(by_sample=True), []
     for number in range(3):
-        runs = round_generator(0, number).integers(0, N, 3 * 7).reshape(3, 7)
-        taken: list[int] = []
-        for run in runs:
-            left = [int(i) for i in run if i not in S + taken]
+        draw, taken = dealt(N, 7, 0, number), list[int]()
+        for _ in range(3):
+            left = [i for i in draw(without(S, N)) if i not in taken]
             taken.append(max(left, key=lambda i: problem.value(kind, S, i)))
         S += taken
     found = chosen(problem, one_thread, size=9, per_round=3, candidates=7, score=kind)
@@ -172,8 +171,7 @@ def test_candidates_that_were_kept_are_scored_again(one_thread: LocalExecutor) -
     problem, S = Problem(), []
     kept: list[int] = []
     for number in range(M):
-        drawn = [int(i) for i in round_generator(0, number).integers(0, N, 4)]
-        pool = sorted({i for i in drawn + kept if i not in S})
+        pool = sorted({*dealt(N, 4, 0, number)(without(S, N)), *kept})
         values = {i: problem.value("single", S, i) for i in pool}
         S.append(max(pool, key=lambda i: values[i]))
         kept = sorted((i for i in pool if i != S[-1]), key=lambda i: -values[i])[:5]
@@ -214,8 +212,9 @@ def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thr
     for number in range(4):
         taken: list[int] = []
         sent: list[int] = []
-        for run in round_generator(0, number).integers(0, n, 2 * 9).reshape(2, 9):
-            free = {int(i) for i in run if i not in S + sent}
+        draw = dealt(n, 9, 0, number)
+        for _ in range(2):
+            free = {i for i in draw(without(S, n)) if i not in sent}
             best = sorted(free, key=lambda i: -screening(S, i, number))[:3]
             sent += best
             taken.append(max(best, key=lambda i: problem.value("refit", S, i)))

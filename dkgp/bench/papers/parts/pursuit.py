@@ -7,11 +7,13 @@ application to fixed-size kernel models, Machine Learning 85 (2011). What measur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dkgp.bench.papers.part import PARTS, Drawing, Part, Shown, Work
+from dkgp.bench.papers.verdicts import pursuit as verdicts
+from dkgp.bench.papers.verdicts.verdict import Judge, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +24,56 @@ if TYPE_CHECKING:
 # Rivals of every table but the boosted trees, which the paper does not have.
 METHODS = ["scdp", "scdp-pool", "scdpp", "ls-svm", "svm", "spsvm"]
 LARGE_METHODS = ["scdp-pool", "svm", "spsvm"]
+# Why what is missed is missed: see `dkgp.bench.papers.verdicts.verdict.Judge`.
+TABLE_3_REASONS = (
+    (
+        "^ringnorm: .*error",
+        "a tenth of the file's numbers are ten times too small: the rule that knows both distributions errs on 2.26 % "
+        "of its samples, not on 1.28 %",
+    ),
+    (
+        "^made-ringnorm: scdp-pool: error",
+        "the points that are farthest from each other all lie in the outer class; a pool that is drawn at random mends "
+        "it",
+    ),
+    (
+        "milliseconds",
+        "svm is LIBSVM compiled, as the paper's was; what was MATLAB there is NumPy here, whose calls cost more than "
+        "the few columns of so small a problem",
+    ),
+)
+TABLE_5_REASONS = (
+    (
+        "^adult-codes: .*error",
+        "an order of categories is a choice, and this file's, by the alphabet, is not the paper's: svm, with as many "
+        "vectors as the paper's, misses by as much",
+    ),
+    (
+        "^adult: .*error",
+        "with categories as indicators one length scale is shared by 104 features; the paper has 14",
+    ),
+)
+FIGURE_6_REASONS = (
+    (
+        "variance",
+        'the paper says that a signal is recovered "after appropriate thresholding", and no more; here the 160 largest '
+        "numbers must be where the spikes are",
+    ),
+)
+FIGURE_7_REASONS = (
+    (
+        "prototypes",
+        "the paper says that the error does not improve much, and no more: here it stays from where it is within a "
+        "tenth of the folds' spread of its least",
+    ),
+)
+HOMOTOPY_REASONS = (
+    (
+        "seconds",
+        "LARS and matching pursuit are written as carefully as SCDP here: LARS takes one product of the chosen columns "
+        "a step, as SCDP does, and matching pursuit one column",
+    ),
+)
 
 
 def _tables(work: Work, tables: tuple[str, ...]) -> Iterator[Shown]:
@@ -134,6 +186,7 @@ def _table(
     quick: Mapping[str, Any],
     full: Mapping[str, Any],
     few: tuple[str, ...] = (),
+    judge: Judge | None = None,
 ) -> None:
     PARTS.add(
         Part(
@@ -148,6 +201,7 @@ def _table(
             reads=_file,
             missing=missing,
             few=few,
+            judge=judge,
             run=partial(_tables, tables=tables),
         )
     )
@@ -175,6 +229,13 @@ _table(
     {"draws": 2, "methods": METHODS, "processes": None},
     {"draws": 100, "methods": METHODS, "processes": None},
     ("banana", "titanic", "made-twonorm", "made-ringnorm"),
+    Judge(
+        "Error: within 2 std / sqrt(splits) + std / 2 of the paper's mean where the samples are the paper's, within "
+        "one std where they were prepared in another way; below is beyond, and so is the absence of an outlier of the "
+        "paper's SCDPP. Vectors and training time over svm's: of the paper's order, less is beyond.",
+        verdicts.errors,
+        TABLE_3_REASONS,
+    ),
 )
 _table(
     "scdp-outliers",
@@ -186,6 +247,12 @@ _table(
     "needs ringnorm or titanic",
     {"draws": 2, "processes": None},
     {"draws": 100, "processes": None},
+    judge=Judge(
+        "No outlier of SCDPP as dkgp has it is beyond; where the intercept is drawn like a prototype, which may be the "
+        "paper's reading, there are some.",
+        verdicts.outliers,
+        (("titanic", "titanic has 12 distinct inputs in a split, so that there is little to draw"),),
+    ),
 )
 _table(
     "scdp-table-5",
@@ -198,7 +265,42 @@ _table(
     {"draws": 1, "methods": ["scdp-pool"]},
     {"draws": 5, "methods": LARGE_METHODS},
     ("magic",),
+    Judge(
+        "Error: within half a point of the paper's; below is beyond. Vectors and training time over svm's: of the "
+        "paper's order, less is beyond.",
+        verdicts.partitions,
+        TABLE_5_REASONS,
+    ),
 )
+
+# Of each figure: how it is judged, and why what is missed is missed.
+_RULES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "3": ("As many steps as in the paper, or one more or less; fewer are beyond.", ()),
+    "4": ("SCDP is nearer to the best subset than the LASSO and the de-biased LASSO, on average.", ()),
+    "5": ("SCDP and the LASSO recover the signal, least squares does not.", ()),
+    "6": (
+        "All signals are recovered at the smallest variance, and the two shares are within a quarter at each.",
+        FIGURE_6_REASONS,
+    ),
+    "7": ("Within half of the paper's 11 prototypes; fewer are beyond.", FIGURE_7_REASONS),
+    "9": (
+        "At the best cardinality at most 2 % of the draws err by more than five points above SCDP.",
+        (),
+    ),
+    "10": (
+        "Ringnorm and titanic have draws that err by more than five points above SCDP, where the intercept is drawn "
+        "like a prototype, if nowhere else; of the others, as dkgp has it, at most 2 %.",
+        (("titanic", "titanic has 12 distinct inputs, so that there is little to draw"),),
+    ),
+    "11": ("All variants come to the same least error, within a point, and the whole scheme lags behind.", ()),
+    "12": ("7 to 10 times SCDP's seconds, more is beyond; least errors within half a point.", HOMOTOPY_REASONS),
+    "13": ("7 to 10 times SCDP's seconds, more is beyond; least errors within half a point.", HOMOTOPY_REASONS),
+}
+
+
+def _judged(number: str, sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
+    yield from verdicts.FIGURES[number](sections[0])
+
 
 # Title, what the paper shows, and settings of the short form of each figure.
 _FIGURES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -242,6 +344,8 @@ _FIGURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "13": ("Figure 13: homotopies on adult", "As Figure 12.", {"n": 1000, "pool": 150}),
 }
+# Draws and repeats of the paper.
+_DRAWS = {"4": 100, "6": 100, "9": 50, "10": 50, "12": 20, "13": 20}
 _READ = {"7": ("ripley",), "8": ("ripley",), "12": ("magic",), "13": ("adult",)}
 _SEVERAL = ("banana", "diabetis", "german", "heart", "magic", "adult", "ringnorm", "thyroid", "titanic", "twonorm")
 
@@ -259,10 +363,13 @@ for _number, (_title, _shows, _quick) in _FIGURES.items():
             shows=_shows,
             items=(f"figure scdp-{_number}",),
             quick={"full": False, **_quick},
-            full={"full": True},
+            full={"full": True} | ({"draws": _DRAWS[_number]} if _number in _DRAWS else {}),
             variants=_of_the_paper,
             missing="it takes the paper's own data sets; `dkgp bench pursuit --problem` has others",
             reads=partial(_files_of, _number),
             run=partial(_figure, number=_number),
+            judge=Judge(_RULES[_number][0], partial(_judged, _number), _RULES[_number][1])
+            if _number in _RULES
+            else None,
         )
     )

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dkgp.bench.papers.part import PARTS, Part, Shown, Work
+from dkgp.bench.papers.verdicts import smola_bartlett as verdicts
+from dkgp.bench.papers.verdicts.verdict import Judge
 
 if TYPE_CHECKING:
     from dkgp.bench.library import Library
@@ -66,7 +68,9 @@ def _generated(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
     return () if problems else ("",)
 
 
-def _add(name: str, title: str, shows: str, item: str, run: Any, quick: dict[str, Any], full: dict[str, Any]) -> None:
+def _add(
+    name: str, title: str, shows: str, item: str, run: Any, quick: dict[str, Any], full: dict[str, Any], judge: Judge
+) -> None:
     PARTS.add(
         Part(
             name=name,
@@ -80,6 +84,7 @@ def _add(name: str, title: str, shows: str, item: str, run: Any, quick: dict[str
             reads=lambda variant: ("abalone",),
             missing=ABALONE,
             run=run,
+            judge=judge,
         )
     )
 
@@ -93,6 +98,12 @@ _add(
     _kernels,
     {"n": 4000, "widths": [1.0, 10.0], "n_test": 4},
     {"n": 4000, "widths": WIDTHS, "n_test": 177},
+    Judge(
+        "Log posterior: within 25 % of the paper's kernels, of the targets and the noise that come nearest, since the "
+        "paper does not say which it has. Error bars: the mean within two standard errors of the difference of two "
+        "means with the paper's spread. Fewer kernels are beyond.",
+        verdicts.kernels,
+    ),
 )
 _add(
     "sb-figure-1",
@@ -103,6 +114,18 @@ _add(
     _gaps,
     {"n": 4000, "subsets": [1, 10, 50, 200], "draws": 2, "kernels": 150},
     {"n": 4000, "subsets": SUBSETS, "draws": 10, "kernels": 250},
+    Judge(
+        "The relative variance of the gap, at its largest over the kernels, is below 10 %; after the last kernel "
+        "subsets of 50 and more are within a tenth of the largest's gap, and the smallest is not.",
+        verdicts.gaps,
+        (
+            (
+                "subsets of [12]$",
+                "of one or two candidates the luck of the draw is the choice: the paper's ten per cent are said of the "
+                "plot as a whole",
+            ),
+        ),
+    ),
 )
 _add(
     "sb-test-errors",
@@ -113,6 +136,11 @@ _add(
     _errors,
     {"n": 3000, "draws": 2},
     {"n": 3000, "draws": 10},
+    Judge(
+        "The ratio of the test errors within 0.5 % of the paper's, and the log posterior within the paper's own 0.5 %, "
+        "of the noise that comes nearer. Below is beyond.",
+        verdicts.errors,
+    ),
 )
 PARTS.add(
     Part(
@@ -127,5 +155,6 @@ PARTS.add(
         variants=_generated,
         missing="its samples are generated: it takes no other data set",
         run=_mixture,
+        judge=Judge("Below the paper's bound on the gap; below half of it is beyond.", verdicts.mixture),
     )
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dkgp.models.classification.fixed_size.steps import DEPENDENT, advance
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.block_descent.selection import round_generator
+from dkgp.solvers.block_descent.draws import round_generator
 
 __all__ = ["Draws", "Path", "PathModel", "candidate_draws", "path_bytes"]
 

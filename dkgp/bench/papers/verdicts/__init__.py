@@ -1,0 +1,1 @@
+"""Verdicts: what the papers print, ours beside it, and by which rule that is met, gone beyond or missed."""
