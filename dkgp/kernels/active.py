@@ -83,6 +83,11 @@ class ActiveDimensions(Kernel):
         """The kernel's diagonal: (a,)."""
         return self.kernel.diagonal(self.one_side(A)[:, self.features])
 
+    @property
+    def diagonal_roundings(self) -> float:
+        """The kernel's own."""
+        return self.kernel.diagonal_roundings
+
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """The kernel's own on its columns; see `Kernel.linearise`."""
         return self.kernel.linearise(*self._columns(A, B))

@@ -149,6 +149,11 @@ class Kernel(ABC):
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """k(x, x) for each row of `A`: (a,) float64."""
 
+    @property
+    def diagonal_roundings(self) -> float:
+        """Bound on the relative error of `diagonal`, in roundings: of v f(0), a user's f being good to sixteen."""
+        return 18.0
+
     @abstractmethod
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values by matrix products, and what contracts weights with their derivatives.

@@ -157,8 +157,14 @@ class Sum(_Parts):
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """The sum of the parts' diagonals: (a,)."""
         rows = self.one_side(A)
-        values: FloatArray = np.sum([part.diagonal(rows) for part in self.parts], axis=0)
+        with np.errstate(over="ignore"):  # as in a dot product's
+            values: FloatArray = np.sum([part.diagonal(rows) for part in self.parts], axis=0)
         return values
+
+    @property
+    def diagonal_roundings(self) -> float:
+        """The most of any part, none of which is negative, and the additions."""
+        return max(part.diagonal_roundings for part in self.parts) + len(self.parts)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """The sum rule; see `Kernel.linearise`."""
@@ -223,8 +229,15 @@ class Product(_Parts):
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """The product of the parts' diagonals: (a,)."""
         rows = self.one_side(A)
-        values: FloatArray = np.prod([part.diagonal(rows) for part in self.parts], axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):  # as in a dot product's; what is no number is infinite
+            values: FloatArray = np.prod([part.diagonal(rows) for part in self.parts], axis=0)
+        values[np.isnan(values)] = np.inf
         return values
+
+    @property
+    def diagonal_roundings(self) -> float:
+        """Those of all parts, and the products."""
+        return sum(part.diagonal_roundings for part in self.parts) + len(self.parts)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """The product rule; see `Kernel.linearise`."""
@@ -365,7 +378,13 @@ class Scaled(Kernel):
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """The multiple of the kernel's diagonal: (a,)."""
-        return self.scale * self.kernel.diagonal(A)
+        with np.errstate(over="ignore"):  # as in a dot product's
+            return self.scale * self.kernel.diagonal(A)
+
+    @property
+    def diagonal_roundings(self) -> float:
+        """The kernel's own, and the product."""
+        return self.kernel.diagonal_roundings + 1.0
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Multiply values and derivatives; see `Kernel.linearise`."""

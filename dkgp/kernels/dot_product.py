@@ -98,7 +98,11 @@ class _DotProduct(PlainKernel):
         return self.variance * (self._products(A, B) + self.offset) ** self.degree
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """k(x, x) for each row of `A`."""
+        """k(x, x) for each row of `A`; infinite where it overflows, for who uses it to refuse or to prove nothing."""
+        with np.errstate(over="ignore"):
+            return self._diagonal(A)
+
+    def _diagonal(self, A: ArrayLike) -> FloatArray:
         base = self._squared_norms(A) + self.offset
         values = base.copy()
         for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
@@ -106,6 +110,11 @@ class _DotProduct(PlainKernel):
             if bit == "1":
                 values *= base
         return self.variance * values
+
+    @property
+    def diagonal_roundings(self) -> float:
+        """Of a sum of d products of three and the offset, multiplied by itself, and by v: no term is negative."""
+        return (self.n_features + 5.0) * self.degree + 1.0
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Several weights but for zeros, the offset if it is not zero, and v where there is a single weight."""

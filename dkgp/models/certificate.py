@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.models.rounding import EPS, EVALUATION, LOST, UNIT, column_lengths, product_roundings, step_roundings
+from dkgp.models.rounding import EPS, EVALUATION, LOST, UNIT, bounding, column_lengths, known, product_roundings, step_roundings
 from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["Certificate"]
@@ -100,30 +100,31 @@ class Certificate:
             See `dkgp.models.rounding.assumptions`.
         """
         n = len(alpha)
-        # k(x, x) as computed, and as it is.
-        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
-        magnitude = scale @ np.abs(alpha)
-        spread = (scale * row_errors) @ np.abs(alpha)
-        # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
-        # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
-        terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
-        if stepped is not None and stepped.size:
-            terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
-        off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
-        off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
-        # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-        off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
-        length = column_lengths(gradient)
-        off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
-        # What products of the smallest numbers lose is no share of them.
-        off += n * np.sqrt(n) * LOST
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes to no number is unknown
+            # k(x, x) as computed, and as it is.
+            scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
+            magnitude = scale @ np.abs(alpha)
+            spread = (scale * row_errors) @ np.abs(alpha)
+            # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
+            # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
+            terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
+            if stepped is not None and stepped.size:
+                terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
+            off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
+            off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
+            # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
+            off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
+            length = column_lengths(gradient)
+            off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
+            # What products of the smallest numbers lose is no share of them.
+            off += n * np.sqrt(n) * LOST
         return cls(
             float(np.min(noise_variance)),
             n,
             residual_norm=tuple(length.tolist()),
-            residual_rounding=tuple((EVALUATION * off).tolist()),
-            magnitude=tuple((EVALUATION * magnitude).tolist()),
-            spread=tuple((EVALUATION * spread).tolist()),
+            residual_rounding=tuple(known(EVALUATION * off).tolist()),
+            magnitude=tuple(known(EVALUATION * magnitude).tolist()),
+            spread=tuple(known(EVALUATION * spread).tolist()),
             product_error=float(product_error),
             assumes=assumes,
         )
@@ -140,6 +141,7 @@ class Certificate:
         bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + product
         return bound * (1.0 + 4.0 * EPS)
 
+    @bounding
     def mean_error_bound(self, prior_variance: FloatArray, row_errors: FloatArray | None = None) -> FloatArray:
         """Bound on |m(x) - m_exact(x)| at test samples, standardised: (r, p).
 

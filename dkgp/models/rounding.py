@@ -9,6 +9,9 @@ their terms of the order of u are multiplied by `EVALUATION`, which is more than
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
 
 import numpy as np
 
@@ -22,8 +25,11 @@ __all__ = [
     "LOST",
     "UNIT",
     "assumptions",
+    "bounding",
     "certified_row_errors",
     "column_lengths",
+    "highest_prior",
+    "known",
     "mean_in_units",
     "outward",
     "product_roundings",
@@ -31,6 +37,8 @@ __all__ = [
     "sum_roundings",
     "variance_in_units",
 ]
+
+P = ParamSpec("P")
 
 EPS = float(np.finfo(np.float64).eps)
 UNIT = 0.5 * EPS
@@ -74,6 +82,31 @@ def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
     return float(min(n, run)) + (math.ceil(n / run) if runs is None else runs) + 6.0
 
 
+def bounding(bound: Callable[P, FloatArray]) -> Callable[P, FloatArray]:
+    """Decorate what bounds errors: infinite, which says that nothing is proven, where it comes to no number.
+
+    Sums of bounds may overflow, too.
+    """
+
+    @wraps(bound)
+    def bounded(*arguments: P.args, **options: P.kwargs) -> FloatArray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return known(bound(*arguments, **options))
+
+    return bounded
+
+
+def known(bounds: FloatArray) -> FloatArray:
+    """Bounds, infinite where they came to no number: the infinite error of a row far out met a size of zero."""
+    return np.where(np.isnan(bounds), np.inf, bounds)
+
+
+def highest_prior(kernel: Kernel, prior: FloatArray) -> FloatArray:
+    """Upper bounds on k(x, x) of what `kernel.diagonal` has computed: finite wherever that is, however far out x is."""
+    with np.errstate(over="ignore"):
+        return np.asarray(prior * (1.0 + EVALUATION * UNIT * (kernel.diagonal_roundings + 2.0)))
+
+
 def column_lengths(columns: FloatArray) -> FloatArray:
     """||a_t|| of the columns of (n, p) or of (n,): to the bits of `np.linalg.norm`, but for squares beyond float64.
 
@@ -111,10 +144,11 @@ def mean_in_units(
     scale, offset : (p,) float64
         As stored: exact by definition.
     """
-    product = mean * scale
-    result = product + offset
-    rounded = UNIT * EVALUATION * (np.abs(product) + np.abs(result))
-    return result, np.nextafter((bound * scale + rounded) * (1.0 + 4.0 * EPS), np.inf)
+    with np.errstate(over="ignore"):  # beyond the largest number: infinite, and so is its bound
+        product = mean * scale
+        result = product + offset
+        rounded = UNIT * EVALUATION * (np.abs(product) + np.abs(result))
+        return result, np.nextafter((bound * scale + rounded) * (1.0 + 4.0 * EPS), np.inf)
 
 
 def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -122,8 +156,9 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
 
     A number below the smallest normal one is rounded by more than its share; it moves to the next outward besides.
     """
-    squared = np.asarray(scale, dtype=np.float64) ** 2
-    low, high = outward(lower[:, None] * squared * (1.0 - 2.0 * EPS), upper[:, None] * squared * (1.0 + 2.0 * EPS))
+    with np.errstate(over="ignore"):  # beyond the largest number: between that and infinity
+        squared = np.asarray(scale, dtype=np.float64) ** 2
+        low, high = outward(lower[:, None] * squared * (1.0 - 2.0 * EPS), upper[:, None] * squared * (1.0 + 2.0 * EPS))
     return np.maximum(low, 0.0), high
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.tree.cross import cross_sums, near_order
@@ -120,4 +121,22 @@ def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArra
     for block in range(context.n_blocks):
         first, last = context.bounds(block)
         product += evaluator.matmat(rows, context.block_features(block, "double"), weights[first:last])
-    return product
+    return finite_sums(product, inputs)
+
+
+def finite_sums(sums: FloatArray, inputs: FloatArray) -> FloatArray:
+    """Sums (r, t) of kernel entries at standardised inputs (r, d), or why there are none.
+
+    Raises
+    ------
+    NumericalError
+        One is infinite or no number.
+    """
+    if not np.isfinite(sums).all():
+        row, column = np.argwhere(~np.isfinite(sums))[0]
+        where = np.array2string(inputs[row], precision=3, threshold=6)
+        raise NumericalError(
+            f"a sum of kernel entries comes to {sums[row, column]} at the standardised inputs {where}: entries overflow "
+            "there. Leave out samples that are so far out, scale the inputs, or choose another kernel"
+        )
+    return sums

@@ -212,23 +212,26 @@ class TileEvaluator:
         rows, centred = self._checked(X)
         eps = float(np.finfo(self.dtype).eps)
         own = np.full(len(rows), 0.5 * self.entry_error)
-        for sensitivity in self._encoded.sensitivities:
-            group = sensitivity.group
-            displaced, squared_norm = np.zeros(len(rows)), np.zeros(len(rows))
-            for part in group.parts:
-                for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
-                    column = centred[:, feature]
-                    if part.periods is None:
-                        squares = (scale * column) ** 2
-                        displaced += squares
-                        squared_norm += squares
-                    else:
-                        # Of the angle, two roundings of the turns; of its cosine and sine, a few each.
-                        turns = np.abs(column / part.periods[number])
-                        displaced += (scale * (2.0 * math.pi * turns + 10.0)) ** 2
-                        squared_norm += scale * scale
-            own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
-            own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
+        # Of rows so far out that squares overflow nothing is known.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for sensitivity in self._encoded.sensitivities:
+                group = sensitivity.group
+                displaced, squared_norm = np.zeros(len(rows)), np.zeros(len(rows))
+                for part in group.parts:
+                    for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
+                        column = centred[:, feature]
+                        if part.periods is None:
+                            squares = (scale * column) ** 2
+                            displaced += squares
+                            squared_norm += squares
+                        else:
+                            # Of the angle, two roundings of the turns; of its cosine and sine, a few each.
+                            turns = np.abs(column / part.periods[number])
+                            displaced += (scale * (2.0 * math.pi * turns + 10.0)) ** 2
+                            squared_norm += scale * scale
+                own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
+                own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
+        own[np.isnan(own)] = np.inf
         # exp(t) - 1 <= t / (1 - t / 2) below t = 2: a quotient has the same bits everywhere, NumPy's exponential not.
         share = np.minimum(eps * own, 1.0)
         with np.errstate(divide="ignore"):
@@ -392,7 +395,15 @@ def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
-    """Write a group's scaled inputs from row `place` on; return the row after them."""
+    """Write a group's scaled inputs from row `place` on; return the row after them.
+
+    What overflows is infinitely far from all else, or no number; its `row_errors` are infinite then, and sums refused.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _write_scaled(part, rows, values, place)
+
+
+def _write_scaled(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
     n = len(rows)
     for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
         if part.periods is None:

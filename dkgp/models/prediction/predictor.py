@@ -179,11 +179,12 @@ def standardised(model: ModelDescription, inputs: FloatArray) -> FloatArray:
             f"inputs have shape {inputs.shape}; expected (rows, {standardisation.n_raw_features}), or the "
             f"{model.n_features} features that vary"
         )
-    result: FloatArray = (inputs - standardisation.input_mean) / standardisation.input_std
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        result: FloatArray = (inputs - standardisation.input_mean) / standardisation.input_std
     if not np.isfinite(result).all():
         row, column = np.argwhere(~np.isfinite(result))[0]
         raise InputError(
-            f"the feature '{model.feature_names[column]}' is {inputs[row, column]} in row {row}; predictions need "
-            "finite inputs. Remove or fill in such rows"
+            f"the feature '{model.feature_names[column]}' is {inputs[row, column]} in row {row}, {result[row, column]} "
+            "when standardised; predictions need finite inputs. Remove or fill in such rows"
         )
     return result

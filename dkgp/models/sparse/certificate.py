@@ -24,7 +24,7 @@ import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import NumericalError
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
 from dkgp.models.sparse.fit import SparseFit
@@ -138,6 +138,7 @@ class SparseCertificate:
             return None
         return float(np.nextafter(max(upper - self.evidence.lower, 0.0), np.inf))
 
+    @bounding
     def mean_error_bound(self, highest_variance: FloatArray, prior: FloatArray, row_errors: FloatArray) -> FloatArray:
         """Bound on |f(x) - f*(x)| at test samples, with f as computed: (r, p).
 

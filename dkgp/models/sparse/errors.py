@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior, sum_roundings
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -31,20 +31,19 @@ class Points:
         k(x, x), as computed.
     errors : (r,) float64
         See `TileEvaluator.row_errors`.
+    highest : (r,) float64
+        Upper bounds on k(x, x).
     """
 
     prior: FloatArray
     errors: FloatArray
+    highest: FloatArray
 
     @classmethod
     def of(cls, kernel: Kernel, evaluator: TileEvaluator, inputs: FloatArray) -> Points:
         """Of inputs (r, d)."""
-        return cls(np.asarray(kernel.diagonal(inputs), dtype=np.float64), evaluator.row_errors(inputs))
-
-    @cached_property
-    def highest(self) -> FloatArray:
-        """Upper bounds on k(x, x): (r,)."""
-        return np.asarray(self.prior * (1.0 + EVALUATION * 2.0 * EPS * self.errors))
+        prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
+        return cls(prior, evaluator.row_errors(inputs), highest_prior(kernel, prior))
 
     @cached_property
     def scale(self) -> FloatArray:
@@ -75,8 +74,10 @@ class SampleErrors:
     @classmethod
     def of(cls, operator: BlockedKernelOperator, prototypes: FloatArray) -> SampleErrors:
         """Of an operator's samples: one round, and no kernel entries."""
+        prior = operator.prior()
         return cls(
-            Points(operator.prior(), operator.row_errors()), Points.of(operator.kernel, operator.double, prototypes)
+            Points(prior, operator.row_errors(), highest_prior(operator.kernel, prior)),
+            Points.of(operator.kernel, operator.double, prototypes)
         )
 
     @property
@@ -120,5 +121,6 @@ def largest_residual_diagonal(
         whitening.solving * length
         + whitening.entries * EPS * samples.scale * (samples.errors + float(errors.prototypes.errors.max()))
     )
-    least = np.maximum(length * (1.0 - (errors.m + 4) * UNIT) - off, 0.0)
+    # `fmax` takes 0 for what is no number: nothing is known of it.
+    least = np.fmax(length * (1.0 - (errors.m + 4) * UNIT) - off, 0.0)
     return np.maximum(samples.highest - least**2 * (1.0 - 4.0 * EPS), 0.0), off

@@ -145,4 +145,5 @@ def interval_of(model: SparseModel, noise: Noise | None, normal_share: float) ->
 def _least(vectors: FloatArray, off: FloatArray) -> FloatArray:
     """The least length that vectors (m, r) may have, each as far off as `off` says."""
     m = len(vectors)
-    return np.asarray(np.maximum(np.linalg.norm(vectors, axis=0) * (1.0 - (m + 4) * UNIT) - off, 0.0))
+    # `fmax` takes 0 for what is no number: nothing is known of it.
+    return np.asarray(np.fmax(np.linalg.norm(vectors, axis=0) * (1.0 - (m + 4) * UNIT) - off, 0.0))

@@ -10,6 +10,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.models.sparse.methods import SparseMethod
+from dkgp.models.sums import finite_sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cross.runs import piece_rows
 from dkgp.operators.low_rank.landmark_rows import whiten
@@ -59,7 +60,8 @@ class SparseModel:
     def mean(self, inputs: FloatArray) -> FloatArray:
         """k_m(x)' beta for standardised inputs (r, d): (r, p)."""
         evaluator = self.evaluator()
-        return evaluator.matmat(self._rows(evaluator, inputs), evaluator.prepare(self.prototypes), self.weights)
+        prototypes = evaluator.prepare(self.prototypes)
+        return finite_sums(evaluator.matmat(self._rows(evaluator, inputs), prototypes, self.weights), inputs)
 
     def variance(self, inputs: FloatArray) -> FloatArray:
         """The method's own variance of the function at inputs (r, d): (r,); an observation's has its noise besides."""

@@ -33,7 +33,7 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
-from dkgp.models.rounding import EPS, EVALUATION, UNIT
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.landmark_rows import whiten
@@ -64,7 +64,7 @@ class Queries:
     def of(cls, factor: NystromFactor, inputs: FloatArray) -> Queries:
         """Prepare standardised inputs (t, d)."""
         prior = np.asarray(factor.context.kernel.diagonal(inputs), dtype=np.float64)
-        highest = prior * (1.0 + 2.0 * EPS * factor.evaluator.row_errors(inputs))
+        highest = highest_prior(factor.context.kernel, prior)
         return cls(factor.evaluator.prepare(inputs), prior, highest, factor.share(highest, inputs))
 
     def take(self, indices: IndexArray) -> Queries:

@@ -205,7 +205,8 @@ def group_gain(model: SupportSamples, kernel: Kernel, landmarks: IndexArray) -> 
         rows = evaluator.prepare(np.asarray(model.input_rows(np.arange(start, start + count))))
         f = triangle.columns(evaluator, rows)
         block = evaluator.tile(rows, rows) - f.T @ f
-        traces += float(np.trace(block)) ** 2
+        trace = float(np.trace(block))
+        traces += trace * trace  # Python's power raises where it overflows
         squares += float(np.einsum("ij,ij->", block, block))
     return min(max(1.0, traces / squares), float(count)) if squares > 0.0 else float(count)
 

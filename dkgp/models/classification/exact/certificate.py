@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings, step_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings, step_roundings
 from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["DecisionCertificate", "certified_labels"]
@@ -153,6 +153,7 @@ class DecisionCertificate:
         """Columns of decisions, t."""
         return len(self.residual)
 
+    @bounding
     def decision_error_bound(
         self,
         decisions: FloatArray,

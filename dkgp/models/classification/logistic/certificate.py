@@ -22,7 +22,7 @@ import numpy as np
 from dkgp.data.types import BoolArray
 from dkgp.models.classification.exact.certificate import certified_labels
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings
 from dkgp.operators.base import FloatArray
 
 __all__ = ["Found", "GradientLength", "RiskCertificate"]
@@ -230,6 +230,7 @@ class RiskCertificate:
         """Columns of decisions, t."""
         return len(self.radius)
 
+    @bounding
     def decision_error_bound(
         self,
         decisions: FloatArray,
@@ -276,7 +277,8 @@ class RiskCertificate:
             return certified_labels(decisions, bounds)
         rows, first = np.arange(len(decisions)), np.argmax(decisions, axis=1)
         # At most what is in each of the two bounds of the radius.
-        shared = np.sqrt(prior_variance) * (1.0 - EPS * (2.0 * row_errors + 8.0)) * self.radius[0]
+        with np.errstate(invalid="ignore", over="ignore"):  # nothing is shared where that is no number
+            shared = np.sqrt(prior_variance) * (1.0 - EPS * (2.0 * row_errors + 8.0)) * self.radius[0]
         less = np.where(
             np.isfinite(shared), np.maximum(shared, 0.0) * ((2.0 - math.sqrt(2.0)) * (1.0 - 16.0 * EPS)), 0.0
         )
