@@ -112,8 +112,12 @@ class ReportFolder:
         return all((self.path / picture["file"]).is_file() for picture in record["pictures"])
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Keep what a part came to; what it had kept on the way goes, unless more draws may be asked for."""
+        """Keep what a part came to."""
         self._write(f"records/{file_name(record['name'])}.json", dump({"format": FORMAT, **record}) + "\n")
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Keep what a part came to now; what it had kept on the way goes, unless more draws may be asked for."""
+        self.write_record(record)
         if DRAWS not in record["asked"]["settings"]:
             remove_tree(str(self._partial(record["name"])))
 

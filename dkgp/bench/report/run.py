@@ -150,7 +150,7 @@ def _measured(run: _Run) -> list[str]:
             taken.append(unit.name)
             continue
         run.reporter.note(of)
-        run.folder.write_record(_record(run, unit))
+        run.folder.finish(_record(run, unit))
         run.write_page()
     return taken
 

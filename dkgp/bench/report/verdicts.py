@@ -30,9 +30,9 @@ CURVES = "curves"
 KINDS = (".md", ".json")
 INTRODUCTION = (
     "Made by `dkgp bench papers --report ... --verdicts`: nothing here is typed in but rules and reasons. "
-    '"Met" is as in the paper, "beyond" better, "missed" worse, each by the rule of its part; "open" is what a run that '
-    'was cut off leaves undecided. Where the size is not the paper\'s, "hours left" is what the missing draws would take '
-    "on the same machine, by the part's own command, which goes on with those that there are."
+    '"Met" is as in the paper, "beyond" better, "missed" worse, each by the rule of its part; "open" is what a run '
+    'that was cut off leaves undecided. Where the size is not the paper\'s, "hours left" is what the missing draws '
+    "would take on the same machine, by the part's own command, which goes on with those that there are."
 )
 
 

@@ -419,6 +419,15 @@ def test_what_was_kept_counts_for_the_same_question_alone(tmp_path: Path) -> Non
     # None of the draws depends on how many there are to be.
     with folder.partial("part:a", {**two, "settings": {"n": 2, "draws": 9}}) as (keep, _):
         assert keep("x", make(5)) == {"value": 4}
+    # What is under way outlives an earlier record that is written anew, and goes when the part is done.
+    record = {"name": "part:a", "asked": {"part": "part", "settings": {"n": 1}}}
+    kept = tmp_path / "report" / "partial" / "part_a" / "x.json"
+    folder.write_record(record)
+    assert kept.is_file()
+    folder.finish({**record, "asked": {"settings": {"draws": 3}}})
+    assert kept.is_file()
+    folder.finish(record)
+    assert not kept.exists()
     folder.close()
 
 

@@ -69,8 +69,8 @@ class Judge:
     judged
         The verdicts, from the sections of a record and the data set that it is of.
     reasons
-        Why something is missed or open: a regular expression that its data set and `what` are searched for, and prose.
-        The first that fits counts.
+        Why something is missed or open: a regular expression that "DATA: WHAT" is searched for, with " (open)" behind
+        it where that is so, and prose. The first that fits counts.
     """
 
     rule: str
@@ -81,7 +81,8 @@ class Judge:
         """Return the verdicts as JSON, those that are missed or open with their reason under `why`."""
         found = []
         for verdict in self.judged(sections, variant):
-            why = "" if verdict.verdict in (MET, BEYOND) else self._reason(f"{variant}: {verdict.what}")
+            said = f"{variant}: {verdict.what}" + (" (open)" if verdict.verdict == OPEN else "")
+            why = "" if verdict.verdict in (MET, BEYOND) else self._reason(said)
             found.append({**asdict(verdict), "why": why})
         return found
 
