@@ -16,7 +16,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
-from dkgp.operators.kept_tiles import kept_bytes_of
+from dkgp.operators.keeping import kept_bytes_of
 from dkgp.solvers import GreedyBlockCoordinateDescent
 from dkgp.solvers.registry import SolverMemory
 

@@ -17,7 +17,8 @@ from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, full_products
 from dkgp.operators.full_products import pieces_of
-from dkgp.operators.kept_tiles import kept_bytes_of, worker_tiles
+from dkgp.operators.keeping import kept_bytes_of
+from dkgp.operators.kept_tiles import worker_tiles
 
 N, D, NOISE = 2600, 3, 0.1
 KERNEL = SquaredExponential(gamma=(0.4, 0.2, 0.3), variance=1.7)
