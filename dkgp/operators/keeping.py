@@ -9,11 +9,11 @@ of the seconds that a tile takes, and of the run this times the share of K that 
 those products take. All that fits is kept where the run is to get shorter by `LARGE_GAIN`, a modest amount
 (`TileBudget.modest_bytes`) where by `LEAST_GAIN`, and nothing otherwise.
 
-The seconds are each worker's own, by the clock, in the run itself (`Watch`): the first product is evaluated, and the
-first tile that is kept after it tells the rest. New pages are touched a step at a time before a tile goes there, so
-that dear ones are noticed within a step, wherever they begin; then no more is kept. Where reading comes to take longer
-than evaluating, all is freed. Until then either loses a hundredth of what the products left would take, at most. Bits
-do not depend on any of this.
+The seconds are each worker's own, measured in the run itself (`Watch`): the first product is evaluated, and the first
+tile that is kept after it tells the rest. New pages are touched a step at a time before a tile goes there, so that dear
+ones are noticed within a step, wherever they begin; then no more is kept. What is kept is freed where reading comes to
+save too little. Until then either loses a hundredth of what the products left would take, at most. Bits do not depend
+on any of this.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 import mmap
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,7 @@ class Watch:
         self._overrun = 0.0
         self._late = _Rate()  # what was read since it began to be late
         self._turn, self._foreseen, self.warm = 0, 0.0, False
+        self._look_at = math.inf
         self._lock = threading.Lock()
 
     def bytes_to_keep(self, keeping: Keeping) -> int:
@@ -210,23 +212,26 @@ class Watch:
         with self._lock:
             self.reading.add(READ_TOGETHER * seconds, count)
             self._trying = False
+            self._look_at = self._turn + 2
 
     @property
     def doubts(self) -> bool:
-        """True if reading has been late, and evaluating needs to be looked at again."""
-        return self._doubts
+        """True if reading has been late, or another while has passed: evaluating needs to be looked at again."""
+        return self._doubts or self._turn >= self._look_at
 
     def reconsider(self, seconds: float, count: int) -> None:
-        """Take in what evaluating takes now, and give up where reading takes longer."""
+        """Take in what evaluating takes now, and give up where reading saves too little."""
         with self._lock:
             self.evaluating = _Rate(seconds, count)
-            self.given_up = self.given_up or self._late.value > self.evaluating.value
-            self._doubts, self._late = False, _Rate()
+            reading = (self._late if self._doubts else self.reading).value
+            self.given_up = self.given_up or reading > (1.0 - LEAST_GAIN) * self.evaluating.value
+            self._doubts, self._late, self._look_at = False, _Rate(), 2.0 * self._turn
 
     def reason(self) -> str:
         """Say in a few words why tiles are kept or not."""
         if self.given_up:
-            return "given up, for reading took longer than evaluating"
+            reading = self.reading.value / self.evaluating.value
+            return f"given up, for reading came to take {reading:.2f} of evaluating"
         if self.pages_are_dear:
             return "no more, for memory that is new is dear here"
         foreseen = f"{self._foreseen:.0f} products foreseen"
@@ -235,7 +240,8 @@ class Watch:
         return f"{foreseen}, and reading takes {self.reading.value / self.evaluating.value:.2f} of evaluating"
 
     def _begin(self, keeping: Keeping) -> None:
-        self._foreseen = max(self._foreseen, keeping.products)
+        if math.isnan(self.reading.value):  # those that are decided by
+            self._foreseen = max(self._foreseen, keeping.products)
         if keeping.turn > self._turn:
             self._turn = keeping.turn
             for rate in (self.evaluating, self.keeping, self.reading):
@@ -259,8 +265,11 @@ def touch_pages(memory: NDArray[np.uint8]) -> None:
     memory[:: mmap.PAGESIZE] = 0
 
 
-def timed(work: Any) -> float:
-    """Seconds on the wall that some work takes: what waits for memory may count for nothing on a thread's own clock."""
-    began = time.perf_counter()
+def timed(work: Callable[[], None]) -> float:
+    """Seconds of its thread's own time, new pages and waiting for memory included, that some work takes.
+
+    On a busy machine the clock on the wall would tell of others, and evaluating and reading are not timed together.
+    """
+    began = time.thread_time()
     work()
-    return time.perf_counter() - began
+    return time.thread_time() - began
