@@ -1,10 +1,10 @@
 """Mutation runs (`make mutants ROOM=solvers/risk`): which small changes of a room's code its tests do not see.
 
-Mutants are drawn file by file (`tests.mutants.mutations`); each is met by the tests that run its line, those of the
-file's own test file first, then the quickest, as far as `--seconds` go; one that none of them fails on survives. What
-is known of each stands in the work folder, so that a run which is broken off goes on; the record, one for all rooms,
-says for each file how many of how many were killed, and shows every survivor. Survivors that no test could tell from
-the original have their reason in `equivalent.toml`.
+Mutants are drawn file by file (`tests.mutants.mutations`); each is met by the tests that run its line, quick ones and
+those of the file's own test file first, as far as `--seconds` go; one that none of them fails on survives. What is known
+of each stands in the work folder, so that a run which is broken off goes on; the record, one for all rooms, says for
+each file how many of how many were killed, and shows every survivor. Survivors that no test could tell from the
+original have their reason in `equivalent.toml`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 RECORD = ROOT / "docs" / "reference" / "records" / "mutants.json"
 # Allowed to each test besides what it takes unchanged: for what it happens to be the first to load, or to compile.
 LOADING_SECONDS, COMPILING_SECONDS = 20.0, 600.0
+# A second of tests of the file's own test file is worth so many of others.
+TWIN_SECONDS = 4.0
 # Tests of a room that lie elsewhere than its mirror image, by the start of a source file's name.
 ALSO = {
     "dkgp/models/classification/logistic": ["tests/models/test_proofs.py"],
@@ -87,8 +89,9 @@ def order(source: str, lines: Iterable[int], tests: Sequence[Ran]) -> tuple[list
     test runs are of compiled code, or run once, as dkgp is imported: all tests that run any line of the file.
     """
 
-    def rank(test: Ran) -> tuple[bool, float]:
-        return Path(test.name.partition("::")[0]).name != f"test_{Path(source).stem}.py", test.seconds
+    def rank(test: Ran) -> float:
+        twin = Path(test.name.partition("::")[0]).name == f"test_{Path(source).stem}.py"
+        return test.seconds / (TWIN_SECONDS if twin else 1.0)
 
     wanted = set(lines)
     touching = [test for test in tests if wanted & set(test.lines.get(source, ()))]
