@@ -16,6 +16,11 @@ NOTEBOOK ?= quickstart
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+ROOM ?= solvers/risk
+# Mutants of each file, and seconds of tests that each meets at most.
+SAMPLE ?= 60
+SECONDS ?= 20
+MUTANTS_ARGS ?=
 TEST_WORKERS ?= 2
 # A test that hangs beyond its own time limit (in C code, or where the limit's exception was swallowed) ends its process
 # and prints where all threads were, rather than hold everything up for good.
@@ -29,7 +34,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-faults test-slow lint types format docs notebook bench lock clean
+.PHONY: help install demo test test-portable test-faults test-slow lint types format docs notebook bench mutants lock clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -99,11 +104,19 @@ bench: $(STAMP) ## Take the benchmark figures: cost per kernel entry, solve, var
 	$(BIN)/dkgp bench variance --out $(BENCH_OUTPUT)/variance.json $(BENCH_ARGS)
 	$(BIN)/dkgp bench overhead --out $(BENCH_OUTPUT)/overhead.json $(BENCH_ARGS)
 
+$(VENV)/.mutants-installed: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[mutants]'
+	touch $@
+
+mutants: $(VENV)/.mutants-installed ## Change a room's code, ROOM=solvers/risk, mutant by mutant: which changes do its tests not see?
+	$(BIN)/python -m pytest -q tests/mutants
+	$(BIN)/python -m tests.mutants $(ROOM) --sample $(SAMPLE) --seconds $(SECONDS) $(MUTANTS_ARGS)
+
 lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 can install
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh]'
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants]'
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
 	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras but peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new
@@ -112,5 +125,5 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 
 clean: ## Remove .venv, caches and the output of demo, bench and docs
 	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) notebook-output docs/generated build dist
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find dkgp tests -name __pycache__ -type d -prune -exec rm -rf {} +

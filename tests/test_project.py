@@ -246,6 +246,7 @@ class TestMake:
             "types",
             "docs",
             "bench",
+            "mutants",
             "lock",
             "clean",
         ):

@@ -12,8 +12,9 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
-from dkgp.models.rounding import column_lengths
+from dkgp.models.rounding import column_lengths, product_roundings, step_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from tests.models.exact_gp import mp
 
 N, D, NOISE = 300, 3, 0.02
 # Of dense matrices by NumPy: what a row's share of an entry's error may be, in units of eps.
@@ -137,4 +138,64 @@ def test_bounds_of_targets_whose_squares_underflow(rng: np.random.Generator, sca
 def test_lengths_are_numpys_to_the_bit(rng: np.random.Generator) -> None:
     for columns in (rng.normal(size=(1000, 3)) * [1.0, 1e-40, 1e80], rng.normal(size=777), np.zeros((5, 2))):
         np.testing.assert_array_equal(column_lengths(columns), np.linalg.norm(columns, axis=0))
-    np.testing.assert_allclose(column_lengths(np.array([[3e-300, 3e300], [4e-300, 4e300]])), [5e-300, 5e300], rtol=1e-15)
+    np.testing.assert_allclose(
+        column_lengths(np.array([[3e-300, 3e300], [4e-300, 4e300]])), [5e-300, 5e300], rtol=1e-15
+    )
+
+
+@pytest.mark.parametrize("with_step", [False, True])
+def test_every_term_as_the_proofs_add_them_up(rng: np.random.Generator, with_step: bool) -> None:
+    """`docs/proofs.md`, "Means", term by term in 50 digits, where each is a share of the sum that shows."""
+    n, p, u = 7, 3, mp.mpf(2) ** -53
+    alpha, gradient = rng.normal(size=(n, p)), 10.0 * rng.normal(size=(n, p))
+    # What the length of the targets, the noise and the entries' errors add is as large as all the rest, in turn.
+    targets = rng.normal(size=(n, p)) * np.array([1.0, 1e3, 1.0])
+    noise = rng.uniform(1.0, 20.0, n)
+    # So far off that even k(x, x) is not what it was computed as.
+    diagonal, errors = rng.uniform(1.0, 4.0, n), 10.0 ** rng.uniform(0.0, 12.0, n)
+    stepped = rng.uniform(0.0, 5.0, (n, p)) if with_step else np.empty((0, 0))
+    certificate = Certificate.of(alpha, gradient, targets, noise, diagonal, errors, stepped=stepped)
+
+    e = [mp.mpf(float(error)) for error in errors]
+    scale = [mp.sqrt(mp.mpf(float(diagonal[i]))) * (1 + 4 * u * e[i]) for i in range(n)]
+    rho = (mp.mpf(product_roundings(n)) + (mp.mpf(step_roundings(p)) if with_step else 0)) * u
+    for t in range(p):
+        sizes = [abs(mp.mpf(float(value))) for value in alpha[:, t]]
+        terms = [size + 2 * mp.mpf(float(stepped[i, t])) if with_step else size for i, size in enumerate(sizes)]
+        off = mp.norm([scale[i] * (rho + 2 * u * e[i]) for i in range(n)]) * mp.fdot(scale, terms)
+        off += 2 * u * mp.norm(scale) * mp.fsum(scale[i] * e[i] * terms[i] for i in range(n))
+        off += rho * mp.mpf(float(noise.max())) * mp.norm(terms)
+        length = mp.norm([mp.mpf(float(value)) for value in gradient[:, t]])
+        off += (n + 5) * u * length + 2 * u * mp.norm([mp.mpf(float(value)) for value in targets[:, t]])
+        assert certificate.residual_norm[t] == pytest.approx(float(length), rel=1e-13)
+        # The last bits are not the point: all terms but the one in question are within this of it.
+        assert certificate.residual_rounding[t] == pytest.approx(float(mp.mpf("1.01") * off), rel=1e-13)
+        assert certificate.magnitude[t] == pytest.approx(float(mp.mpf("1.01") * mp.fdot(scale, sizes)), rel=1e-13)
+        spread = mp.fsum(scale[i] * e[i] * sizes[i] for i in range(n))
+        assert certificate.spread[t] == pytest.approx(float(mp.mpf("1.01") * spread), rel=1e-13)
+    assert certificate.noise_variance == noise.min()
+
+
+def test_terms_that_row_errors_outweigh_show_where_there_are_none() -> None:
+    """The same without errors of entries: sums, the noise's product, the gradient's length, the targets', in turn."""
+    n, u = 9, 2.0**-53
+    zero, ones = np.zeros((n, 1)), np.ones((n, 1))
+    no_errors, rho = np.zeros(n), product_roundings(n) * u
+
+    def rounding(alpha: np.ndarray, gradient: np.ndarray, targets: np.ndarray, noise: object) -> float:
+        return Certificate.of(alpha, gradient, targets, noise, 4.0, no_errors).residual_rounding[0]  # type: ignore[arg-type]
+
+    varying = np.linspace(1e6, 5e6, n)
+    assert rounding(ones, zero, zero, varying) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 5e6 * 3.0), rel=1e-14)
+    assert rounding(-ones, zero, zero, 1e-3) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 3e-3), rel=1e-14)
+    assert rounding(zero, ones, zero, 1.0) == pytest.approx(1.01 * (n + 5) * u * 3.0, rel=1e-14)
+    assert rounding(zero, zero, -ones, 1.0) == pytest.approx(1.01 * 2.0 * u * 3.0, rel=1e-14)
+    assert rounding(zero, zero, zero, 1.0) == 0.0
+
+
+def test_errors_of_rows_that_are_not_known_are_those_of_the_samples() -> None:
+    certificate = Certificate(0.25, 100, (3.0, 3.0), (0.0, 0.0), (0.0, 1e14), (0.0, 3e14))
+    prior = np.array([1.0, 4.0])
+    by_default, typical = certificate.mean_error_bound(prior), certificate.mean_error_bound(prior, np.full(2, 3.0))
+    np.testing.assert_array_equal(by_default, typical)
+    assert (typical[:, 1] > certificate.mean_error_bound(prior, np.zeros(2))[:, 1] * (1.0 + 1e-3)).all()
