@@ -12,6 +12,7 @@ from dkgp.cli.ingest import ingest
 from dkgp.cli.options import examples
 from dkgp.cli.plan import plan
 from dkgp.cli.predict import evaluate, info, predict
+from dkgp.cli.pursue.command import pursue
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
@@ -42,7 +43,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (ingest, tune, plan, train, sparse, classify, predict, evaluate, info, demo, bench, warm_up)
+HERE = (ingest, tune, plan, train, sparse, classify, pursue, predict, evaluate, info, demo, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

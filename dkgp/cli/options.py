@@ -29,6 +29,7 @@ __all__ = [
     "record_options",
     "seed_option",
     "solver_and_its_options",
+    "stop_rule",
     "together",
     "variance_given",
     "variance_options",
@@ -252,6 +253,17 @@ def record_options(function: F) -> F:
         click.option("--plot", metavar="FILE", help="Draw the course of the run into a .png, .pdf or .svg."),
         click.option("--log-json", metavar="FILE", help="Write one JSON line for each round."),
     )(function)
+
+
+def stop_rule(text: str) -> tuple[int, float] | None:
+    """Read STEPS,SHARE, or none."""
+    if text.strip().lower() == "none":
+        return None
+    steps, _, share = text.partition(",")
+    try:
+        return int(steps), float(share)
+    except ValueError:
+        raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
 
 
 def variance_options(

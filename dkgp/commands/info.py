@@ -17,6 +17,7 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import (
+    LINEAR_MODEL_KIND,
     AnyModel,
     CheckpointStore,
     ClassifierRecord,
@@ -26,6 +27,7 @@ from dkgp.data import (
     open_any_model,
     open_dataset,
     open_factor,
+    open_linear_model,
     open_prediction,
     recognise,
 )
@@ -93,7 +95,7 @@ def _declared_extras() -> list[Extra]:
 def _store(url: str) -> Document:
     kind = recognise(url)
     known = {"dataset": _dataset, MODEL_KIND: _model, "prediction": _prediction}
-    known |= dict.fromkeys((SPARSE_MODEL_KIND, CLASSIFIER_KIND), _model)
+    known |= dict.fromkeys((SPARSE_MODEL_KIND, CLASSIFIER_KIND), _model) | {LINEAR_MODEL_KIND: _linear}
     return known.get(kind or "", _checkpoint)(url)
 
 
@@ -142,6 +144,18 @@ def _model(url: str) -> Document:
         "versions": model.versions,
         "stored_bytes": _bytes(url),
         **(_factor(url, model.fingerprint) if isinstance(model, ModelRecord) else {}),
+    }
+
+
+def _linear(url: str) -> Document:
+    model = open_linear_model(url)
+    return {
+        "kind": LINEAR_MODEL_KIND,
+        **model.summary,
+        "features": model.feature_names,
+        "fingerprint": model.fingerprint,
+        "versions": model.versions,
+        "stored_bytes": _bytes(url),
     }
 
 

@@ -45,6 +45,7 @@ from dkgp.solvers.registry import resuming
 
 __all__ = [
     "CheckpointedJob",
+    "LimitedJob",
     "TrainingJob",
     "checkpointing_of",
     "difference",
@@ -58,12 +59,16 @@ __all__ = [
 ]
 
 
-class CheckpointedJob(Protocol):
-    """A job that trains, and saves checkpoints."""
+class LimitedJob(Protocol):
+    """A job whose memory may be limited."""
 
     @property
     def memory_limit_bytes(self) -> int | None:
         """Memory for the processes on this machine; None for what is available."""
+
+
+class CheckpointedJob(LimitedJob, Protocol):
+    """A job that trains, and saves checkpoints."""
 
     @property
     def checkpoint_url(self) -> str:
@@ -99,9 +104,9 @@ def opened(job: TrainingJob) -> tuple[Dataset, Hyperparameters]:
     return dataset, found
 
 
-def warn_of_labels(dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> None:
+def warn_of_labels(dataset: Dataset, found: Hyperparameters | None, reporter: Reporter) -> None:
     """Say that a regression on labels is one on their codes, and so of hyperparameters that are of labels."""
-    if (caution := likelihood_caution(found, None)) is not None:
+    if found is not None and (caution := likelihood_caution(found, None)) is not None:
         reporter.warn(caution)
     if dataset.classes is not None:
         reporter.warn(
@@ -111,7 +116,7 @@ def warn_of_labels(dataset: Dataset, found: Hyperparameters, reporter: Reporter)
         )
 
 
-def memory_budget(job: CheckpointedJob) -> tuple[int, int]:
+def memory_budget(job: LimitedJob) -> tuple[int, int]:
     """Bytes that this process holds, and what the processes on this machine may take."""
     resident_bytes = int(psutil.Process().memory_info().rss)
     return resident_bytes, job.memory_limit_bytes or resident_bytes + available_bytes()

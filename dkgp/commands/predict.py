@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,19 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.signals import interruptible
 from dkgp.commands.tree_sums import check_tree_kernel, require_tree_room
 from dkgp.data import (
+    LINEAR_MODEL_KIND,
     AnyModel,
     ClassifierRecord,
+    LinearRecord,
     ModelRecord,
     SparseRecord,
     ensure_writable,
     open_any_model,
     open_dataset,
+    open_linear_model,
+    recognise,
 )
-from dkgp.data.remote.storage import exists
+from dkgp.data.remote.storage import exists, normalise_url
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white, kernel_from_json
@@ -120,14 +125,17 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
         ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
     elif not exists(job.out):
         reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
-    model = open_any_model(job.model)
+    is_linear = recognise(normalise_url(job.model)) == LINEAR_MODEL_KIND
+    model: AnyModel | LinearRecord = open_linear_model(job.model) if is_linear else open_any_model(job.model)
     dataset = open_dataset(job.dataset)
-    kernel = kernel_from_json(model.kernel)
-    if job.tree_error is not None:
-        _check_tree(job, model)
+    compiling: AbstractContextManager[Any] = nullcontext()
+    if not isinstance(model, LinearRecord):
+        compiling = helped(kernel_from_json(model.kernel))
+        if job.tree_error is not None:
+            _check_tree(job, model)
     with PeakMemory() as memory:
         with (
-            helped(kernel),
+            compiling,
             open_executor(job.cluster, dataset.n_samples, reporter) as executor,
             reporter.work("predict") as show,
             interruptible(reporter.note) as interruption,

@@ -10,6 +10,7 @@ from dkgp.data.stores.classifier.classifier_store import ClassifierRecord, open_
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays
 from dkgp.data.stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
+from dkgp.data.stores.linear.linear_store import LINEAR_MODEL_KIND, LinearRecord, open_linear_model, save_linear_model
 from dkgp.data.stores.manifest import is_committed, recognise
 from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
 from dkgp.data.stores.memory_model import (
@@ -31,6 +32,7 @@ from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Progress, ProgressCallback
 
 __all__ = [
+    "LINEAR_MODEL_KIND",
     "AnyModel",
     "Checkpoint",
     "CheckpointStore",
@@ -40,6 +42,7 @@ __all__ = [
     "FactorRecord",
     "FactorWriter",
     "IngestReport",
+    "LinearRecord",
     "ModelRecord",
     "Prediction",
     "PredictionWriter",
@@ -68,12 +71,14 @@ __all__ = [
     "open_classifier",
     "open_dataset",
     "open_factor",
+    "open_linear_model",
     "open_model",
     "open_prediction",
     "open_sparse_model",
     "rbf_mixture",
     "recognise",
     "save_classifier",
+    "save_linear_model",
     "save_model",
     "save_sparse_model",
     "standardised_inputs",

@@ -132,8 +132,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
         the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`:
-        the root mean square distance from the exact means is no more; of a sparse model `method`, and `rms_bound`, the
-        same proven at the training samples, where it is closer; `nlpd` (normalised
+        the root mean square distance from the exact means is no more; None of predictions without bounds; of a sparse
+        model `method`, and `rms_bound`, the same proven at the training samples, where it is closer; `nlpd` (normalised
         targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
         With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
         predicted), `noise_free`; and of the certified intervals as they are stored, relative to their upper ends:
@@ -154,12 +154,13 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
     squared, absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(5))
+    bounded = "mean_error_bound" in prediction.variables
     bound, outside, squared_bound = 0.0, 0, np.zeros(p)
     for start, stop in prediction.row_chunks():
         error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
         squared += np.sum(error**2, axis=0)
         absolute += np.sum(np.abs(error), axis=0)
-        if "mean_error_bound" in prediction.variables:
+        if bounded:
             bounds = prediction.read("mean_error_bound", start, stop) / scale
             bound = max(bound, float(np.max(bounds)))
             squared_bound += np.sum(bounds**2, axis=0)
@@ -183,8 +184,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         "mae_raw": float(np.mean(absolute / n)),
         "nlpd": None if variances is None else float(np.mean(likelihood / n)),
         "coverage_95": None if variances is None else float(np.mean(covered / n)),
-        "mean_error_bound": bound,
-        "mean_error_bound_rms": float(np.sqrt(np.mean(squared_bound / n))),
+        "mean_error_bound": bound if bounded else None,
+        "mean_error_bound_rms": float(np.sqrt(np.mean(squared_bound / n))) if bounded else None,
     }
     if "method" in prediction.attributes:
         result["method"] = prediction.attributes["method"]

@@ -35,6 +35,7 @@ def test_the_commands_of_this_release() -> None:
         "train",
         "sparse",
         "classify",
+        "pursue",
         "predict",
         "evaluate",
         "info",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dkgp.cli.declared import click_option, click_type, declared_options
-from dkgp.cli.options import together
+from dkgp.cli.options import stop_rule, together
 from dkgp.registry import Option
 
 if TYPE_CHECKING:
@@ -34,17 +34,6 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{text!r} is no list of numbers such as 0.01,0.1,1.") from None
-
-
-def stop_rule(text: str) -> tuple[int, float] | None:
-    """Read STEPS,SHARE, or none."""
-    if text.strip().lower() == "none":
-        return None
-    steps, _, share = text.partition(",")
-    try:
-        return int(steps), float(share)
-    except ValueError:
-        raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
 
 
 def readable(read: Callable[[str], Any]) -> Callable[[Any], Any]:

@@ -42,6 +42,7 @@ __all__ = [
     "open_model",
     "referenced_training_set",
     "save_model",
+    "software_versions",
 ]
 
 MODEL_KIND = "model"
@@ -194,7 +195,7 @@ def about_model(
         "history": [dict(record) for record in history],
         "certificate": certificate or {},
         "summary": summary or {},
-        "versions": _software_versions(),
+        "versions": software_versions(),
         "training_url": dataset.url,
     }
 
@@ -371,7 +372,7 @@ def referenced_training_set(url: str, content: Json, expected: str | None) -> Da
     return dataset.with_standardisation(Standardisation.from_json(content["standardisation"]))
 
 
-def _software_versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Versions of what a model is made with."""
     versions = {"python": platform.python_version()}
     for package in ("dkgp", "numpy", "scipy", "numba", "zarr", "dask"):

@@ -13,10 +13,11 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data import AnyModel, ClassifierRecord, Dataset, PredictionWriter, SparseRecord, exists
+from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
 from dkgp.errors import InputError
 from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
+from dkgp.models.prediction.linear import LinearRounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds
 from dkgp.models.prediction.streaming import Rounds, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
@@ -35,7 +36,7 @@ class PredictSummary:
         Test samples, and those that a mean is a sum over: all of the training set's, or a sparse model's basis.
     seconds : float
     largest_mean_error_bound : float or None
-        In the targets' own units; the largest over samples and targets. None of a classifier.
+        In the targets' own units; the largest over samples and targets. None of a classifier or a linear regression.
     url : str
     variance : dict, optional
         With variances: `VarianceRun.summary`, or of a sparse model method, latent, and the share of samples `outside`,
@@ -62,7 +63,7 @@ class PredictSummary:
 
 
 def predict(
-    model: AnyModel,
+    model: AnyModel | LinearRecord,
     dataset: Dataset,
     url: str,
     executor: BlockExecutor,
@@ -79,13 +80,15 @@ def predict(
 ) -> PredictSummary:
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
+    A linear regression predicts means alone.
+
     A classifier predicts decisions, classes and probabilities instead; an exact one with proven bounds of decisions,
     and which classes they certify; a Gaussian process of all samples with averaged probabilities, and variances of its
     latent functions, in proven intervals.
 
     Parameters
     ----------
-    model : ModelRecord, SparseRecord or ClassifierRecord
+    model : ModelRecord, SparseRecord, ClassifierRecord or LinearRecord
     dataset : Dataset
         Test inputs; its features are matched to the model's by name and mapped by the model's standardisation.
     url : str
@@ -149,6 +152,8 @@ def predict(
                 rounds = class_rounds(
                     model, test, executor, version, note, sums, plug_in=plug_in, variance=variance, stored=stored
                 )
+            elif isinstance(model, LinearRecord):
+                rounds = LinearRounds(model, test, executor, variance is not None)
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
@@ -190,7 +195,9 @@ def predict(
     return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
 
 
-def _sums(model: AnyModel, variance: VarianceSettings | None, tree_error: float | None, plug_in: bool) -> Sums:
+def _sums(
+    model: AnyModel | LinearRecord, variance: VarianceSettings | None, tree_error: float | None, plug_in: bool
+) -> Sums:
     """Return the way to take sums; `InputError` for a tree where there is nothing to prune."""
     if tree_error is None:
         return EVERY_ENTRY
@@ -206,6 +213,11 @@ def _sums(model: AnyModel, variance: VarianceSettings | None, tree_error: float 
         raise InputError(
             "`tree_error` is for sums over all training samples, as means are; variances take whole columns of the "
             "kernel matrix. Leave it out, or predict means alone"
+        )
+    if isinstance(model, LinearRecord):
+        raise InputError(
+            f"`tree_error` prunes sums over all training samples; '{model.url}' is a linear regression, which has "
+            "none. Leave it out"
         )
     if isinstance(model, SparseRecord):
         raise InputError(

@@ -89,7 +89,7 @@ class Region:
         """Take in a region's values, with the store's attributes."""
         if "class" in values:
             return cls._of_classes(values, len(attributes["classes"]))
-        bound = float(np.max(values["mean_error_bound"]))
+        bound = float(np.max(values["mean_error_bound"])) if "mean_error_bound" in values else None
         if "variance" not in attributes:
             return cls(bound, None)
         variance, lower, upper = (values[name] for name in ("variance", "variance_lower", "variance_upper"))

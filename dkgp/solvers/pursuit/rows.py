@@ -31,6 +31,7 @@ __all__ = [
     "row_columns_task",
     "row_moments_task",
     "row_project_task",
+    "row_sums_task",
 ]
 
 # Numbers of a block: 16 MiB; a task holds one at a time, or finds it in its worker's cache.
@@ -82,18 +83,17 @@ class RowView:
 
     def block(self, number: int) -> FloatArray:
         """A block's rows, from this worker's cache or read anew."""
-        start = number * self.block_rows
-        stop = min(start + self.block_rows, self.source.n_samples)
-
-        def build() -> RowBlock:
-            values = self.source.inputs(start, stop)
-            if self.shift is not None:
-                values = values - self.shift
-            return RowBlock(values if self.scale is None else values * self.scale)
-
         if self.shift is None and self.scale is None and isinstance(self.source, ArrayInputs):
-            return self.source.inputs(start, stop)  # in this process's memory already
-        return worker_cache().get((self.run_id, number, "regressors"), build).values
+            return self.read(number)  # in this process's memory already
+        return worker_cache().get((self.run_id, number, "regressors"), lambda: RowBlock(self.read(number))).values
+
+    def read(self, number: int) -> FloatArray:
+        """A block's rows, read anew."""
+        start = number * self.block_rows
+        values = self.source.inputs(start, min(start + self.block_rows, self.source.n_samples))
+        if self.shift is not None:
+            values = values - self.shift
+        return values if self.scale is None else values * self.scale
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class RowRun:
     blocks: list[int]
     rows: FloatArray | None
 
-    def pieces(self, view: RowView) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Rows of X, and of y where there is one, block by block."""
+    def pieces(self, view: RowView, keep: bool = True) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Rows of X, and of y where there is one, block by block; kept in the worker's cache for a later pass."""
         done = 0
         for number in self.blocks:
-            values = view.block(number)
+            values = view.block(number) if keep else view.read(number)
             own = np.zeros((len(values), 0)) if self.rows is None else self.rows[done : done + len(values)]
             done += len(values)
             yield values, own
@@ -172,6 +172,24 @@ def row_candidates_task(
     return found
 
 
+@needs_one_arithmetic
+def row_sums_task(view: RowView, groups: int, runs: list[RowRun]) -> list[RunSums]:
+    """Z'Z of the rows Z = [1, X, y] of each group, whose number is the last column of what stands for y."""
+    found = []
+    for run in runs:
+        assert run.rows is not None
+        width = view.source.n_features + run.rows.shape[1]
+        total = np.zeros((groups, width, width))
+        for values, own in run.pieces(view, keep=False):
+            rows = np.column_stack([np.ones(len(values)), values, own[:, :-1]])
+            for group in range(groups):
+                members = rows[own[:, -1] == group]
+                with np.errstate(over="ignore", invalid="ignore"):  # told by who adds up
+                    total[group] += members.T @ members
+        found.append(RunSums((total,)))
+    return found
+
+
 class RowSystem:
     """X'X and X'y by products over row blocks.
 
@@ -218,6 +236,11 @@ class RowSystem:
         self.passes = 0
         executor.require_one_arithmetic()
 
+    @property
+    def block_bytes(self) -> int:
+        """Of the rows that a task reads at a time."""
+        return 8 * self._view.block_rows * self.size
+
     def means(self) -> FloatArray:
         """Mean of each column: (D,); of a constant one its value to the bit, so that centring leaves nothing of it.
 
@@ -246,6 +269,32 @@ class RowSystem:
                 "rows that are not numbers, or scale the column down"
             )
         return np.asarray(projected)
+
+    def sums_by_group(self, rhs: FloatArray, group_of: IndexArray, groups: int) -> FloatArray:
+        """Z'Z of Z = [1, X, y] for each group of rows, in one pass: (groups, 1 + D + t, 1 + D + t).
+
+        Parameters
+        ----------
+        rhs : (n, t) float64
+            y.
+        group_of : (n,) int
+            Which group a row is of, from 0.
+        groups : int
+
+        Raises
+        ------
+        InputError
+            X or y is not finite, or overflows.
+        """
+        (sums,) = self._sum("psums", row_sums_task, (groups,), np.column_stack([rhs, group_of]))
+        squares = np.einsum("gii->i", sums)
+        if not np.isfinite(squares).all():
+            place = int(np.flatnonzero(~np.isfinite(squares))[0]) - 1
+            what = f"column {place} of X" if place < self.size else "a target"
+            raise InputError(
+                f"{what} is not finite, or overflows; leave out rows that are not numbers, or scale it down"
+            )
+        return np.asarray(sums)
 
     def square(self, rhs: FloatArray) -> FloatArray | None:
         """|y|^2."""

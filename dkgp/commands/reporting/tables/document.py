@@ -13,6 +13,7 @@ from dkgp.commands.reporting.tables.classes import evaluated_class_tables
 from dkgp.commands.reporting.tables.classify import classifier_info_tables, classify_tables, predicted_class_rows
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
 from dkgp.commands.reporting.tables.plan import plan_tables
+from dkgp.commands.reporting.tables.pursue import linear_info_tables, pursue_tables
 from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
 from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
@@ -31,6 +32,7 @@ def tables(document: Document) -> list[RenderableType]:
         "train": _train,
         "sparse": sparse_tables,
         "classify": classify_tables,
+        "pursue": pursue_tables,
         "predict": _predict,
         "evaluate": _evaluate,
         "info": _info,
@@ -125,6 +127,8 @@ def _predict(document: Document) -> list[RenderableType]:
 def _predicted_means(document: Document) -> Rows:
     if document.get("classes") is not None:
         return predicted_class_rows(document["classes"], document["n_samples"])
+    if document["largest_mean_error_bound"] is None:
+        return [("means of", f"a linear regression on {document['n_support']:,} features")]
     return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)")]
 
 
@@ -168,7 +172,7 @@ def _evaluate(document: Document) -> list[RenderableType]:
         ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
         ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
         ("mean absolute error", f"{document['mae_raw']:.6g}"),
-        ("mean certified within", _certified(document)),
+        *_certified(document),
     ]
     if document.get("nlpd") is not None:
         rows += _evaluated_variance_rows(document)
@@ -180,13 +184,15 @@ def _evaluate(document: Document) -> list[RenderableType]:
     return [table_of("Evaluated", rows)]
 
 
-def _certified(document: Document) -> str:
+def _certified(document: Document) -> Rows:
     """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
+    if document["mean_error_bound"] is None:
+        return []
     largest = f"{document['mean_error_bound']:.3g} (standardised)"
     if "method" not in document:
-        return largest
+        return [("mean certified within", largest)]
     rms = f"{document['mean_error_bound_rms']:.3g} here, {document['rms_bound']:.3g} at the training samples"
-    return f"{largest}; in root mean square {rms}"
+    return [("mean certified within", f"{largest}; in root mean square {rms}")]
 
 
 def _evaluated_variance_rows(document: Document) -> Rows:
@@ -235,6 +241,8 @@ def _info(document: Document) -> list[RenderableType]:
         return sparse_info_tables(document)
     if document["kind"] == "classifier":
         return classifier_info_tables(document)
+    if document["kind"] == "linear model":
+        return linear_info_tables(document)
     rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
     if "kernel" in document:
         names = document.get("feature_names") or document.get("features") or ()

@@ -1,0 +1,1 @@
+"""`dkgp pursue`: its options."""

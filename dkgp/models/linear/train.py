@@ -1,0 +1,343 @@
+"""Training of a linear regression with few weights: one pass over the samples, or one for each choice.
+
+Where sums of products of all features fit in memory, for each fold, a pass over the samples brings everything that
+paths, cross-validation and intercepts take. Where they do not, a path of a given cardinality takes a pass a feature.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop
+from dkgp.models.linear.paths import METHODS, LinearPath, follow
+from dkgp.models.linear.sums import RowSums, reading_bytes, sums_bytes
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.pursuit.rows import RowSystem
+from dkgp.solvers.pursuit.systems import GramSystem
+
+__all__ = ["LinearSettings", "PathOfTarget", "TrainedLinear", "train_linear"]
+
+# Features of a path that nobody set an end to.
+LONGEST = 100
+
+Told = Callable[[str, int, int], None]
+"""Hears what is under way, how much of it is done, and of how much"""
+
+
+@dataclass(frozen=True)
+class LinearSettings:
+    """Settings of a linear regression with few weights.
+
+    Attributes
+    ----------
+    method : str
+        Of `METHODS`.
+    cardinality : int or {"tenth", "best", "one-standard-error"}
+        Nonzero weights of each target; or how they are chosen by scores on samples that were left out: the fewest
+        within a tenth of the folds' standard deviation of the least score (section 4.5 of the paper), those of the
+        least, the fewest within one standard error.
+    folds : int
+        Of cross-validation.
+    held_out : float, optional
+        Share of the samples that is left out, once, instead of folds.
+    longest : int, optional
+        Features of a path at most; all, or 100 of more.
+    stop : (int, float), optional
+        Rule (38): a path ends where so many steps moved the score by less than this share.
+    candidates : int, optional
+        Of scdp: look at so many features, drawn at random, in each step (SCDPP).
+    seed : int
+        Of folds and draws.
+    """
+
+    method: str = "scdp"
+    cardinality: int | str = "tenth"
+    folds: int = 10
+    held_out: float | None = None
+    longest: int | None = None
+    stop: tuple[int, float] | None = (10, 1e-3)
+    candidates: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}")
+        if isinstance(self.cardinality, str) and self.cardinality not in CARDINALITY_RULES:
+            known = ", ".join(CARDINALITY_RULES)
+            raise InputError(f"`cardinality` must be a number or one of {known}; got {self.cardinality!r}")
+        for name, least in (("cardinality", 1), ("folds", 2), ("longest", 1), ("candidates", 1), ("seed", 0)):
+            value: Any = getattr(self, name)
+            if value is not None and not isinstance(value, str) and value < least:
+                raise InputError(f"`{name}` must be at least {least}; got {value}")
+        if self.held_out is not None and not 0.0 < self.held_out < 1.0:
+            raise InputError(f"`held_out` is a share between 0 and 1; got {self.held_out}")
+        if self.candidates is not None and self.method != "scdp":
+            raise InputError(f"`candidates` are drawn by `method` scdp alone; got {self.method!r}")
+        if self.stop is not None:
+            Stop(*self.stop)
+
+    @property
+    def validates(self) -> bool:
+        """True if samples are left out to choose by."""
+        return isinstance(self.cardinality, str)
+
+    @property
+    def groups(self) -> int:
+        """Groups of samples whose sums are taken by themselves."""
+        return (2 if self.held_out is not None else self.folds) if self.validates else 1
+
+    def group_of(self, n: int) -> IndexArray:
+        """Assign a group to each sample, (n,) int; of two, samples of the first are held out.
+
+        Raises
+        ------
+        InputError
+            Fewer samples than groups.
+        """
+        if not self.validates:
+            return np.zeros(n, dtype=np.intp)
+        order = np.random.default_rng(self.seed).permutation(n)
+        found = np.empty(n, dtype=np.intp)
+        if self.held_out is None:
+            if n < self.folds:
+                raise InputError(f"{self.folds} folds of {n} samples were asked for; give fewer `folds`")
+            found[order] = np.arange(n) % self.folds
+            return found
+        count = round(self.held_out * n)
+        if not 1 <= count < n:
+            raise InputError(f"`held_out` {self.held_out:g} leaves out {count} of {n} samples; expected some, not all")
+        found[order] = np.arange(n) >= count
+        return found
+
+    def most(self, features: int) -> int:
+        """Features of a path at most; `InputError` where more were asked for than there are."""
+        name = "longest" if self.validates else "cardinality"
+        asked = self.longest if self.validates else self.cardinality
+        if asked is None:
+            return min(features, LONGEST)
+        if int(asked) > features:
+            raise InputError(f"`{name}` {asked} was asked for; there are {features:,} features that vary")
+        return int(asked)
+
+
+@dataclass(frozen=True)
+class PathOfTarget:
+    """A target's path, and what was chosen of it.
+
+    Attributes
+    ----------
+    path : LinearPath
+        On all samples, standardised.
+    cardinality : int
+    errors : (k + 1,) float64
+        Mean squared error on the training samples by cardinality.
+    scores, spread : (k + 1,) float64 or None
+        Mean squared error on samples that were left out, and its standard deviation over folds; None where the
+        cardinality was given.
+    reason : str
+        Why the path ends where it does.
+    """
+
+    path: LinearPath
+    cardinality: int
+    errors: FloatArray
+    scores: FloatArray | None
+    spread: FloatArray | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainedLinear:
+    """A linear regression with few weights, on the standardised scale.
+
+    Attributes
+    ----------
+    coefficients, intercept : (d, p), (p,) float64
+    targets : list of PathOfTarget
+    passes : int
+        Times that all samples were gone through.
+    seconds : float
+    """
+
+    coefficients: FloatArray
+    intercept: FloatArray
+    targets: list[PathOfTarget]
+    passes: int
+    seconds: float
+
+
+def train_linear(
+    dataset: Dataset,
+    settings: LinearSettings,
+    executor: BlockExecutor,
+    *,
+    memory_bytes: int,
+    told: Told | None = None,
+) -> TrainedLinear:
+    """Find the path of each target, and the cardinality to stop at.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        With targets.
+    settings : LinearSettings
+    executor : BlockExecutor
+        Reads the rows and adds up.
+    memory_bytes : int
+        What sums and columns may take in one process.
+    told : callable, optional
+        What it raises ends the run.
+
+    Raises
+    ------
+    InputError
+        Settings that do not fit the data, or data that are not finite.
+    MemoryBudgetError
+        What the choice takes does not fit.
+    """
+    began = time.perf_counter()
+    n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
+    group_of, most = settings.group_of(n), settings.most(d)
+    y = dataset.all_targets()
+    gathering, following = (_part(told, what) for what in ("sums over samples", "passes"))
+    system = RowSystem(dataset, executor, told=gathering)
+    threads, chunk = executor.threads_per_process, 8 * dataset.chunk_rows * len(dataset.raw_feature_names)
+    reading = reading_bytes(chunk, system.block_bytes, threads)
+    needed = sums_bytes(d, p, settings.groups, threads) + reading
+    if needed > memory_bytes:
+        if settings.validates:
+            raise MemoryBudgetError(
+                f"{_megabytes(needed, memory_bytes)} for sums of products of {d:,} features for "
+                f"{'held-out samples' if settings.held_out is not None else f'{settings.folds} folds'}, "
+                f"{reading / 2**20:,.0f} MiB of it to read rows. Give fewer `folds` or `held_out`, or a number for "
+                "`cardinality`, which takes a pass over the samples a feature instead"
+            )
+        needed = 2 * 8 * most * (d + most) + reading
+        if needed > memory_bytes:
+            raise MemoryBudgetError(
+                f"{_megabytes(needed, memory_bytes)} for {most:,} columns of {d:,} numbers, {reading / 2**20:,.0f} MiB "
+                "of it to read rows. Ask for a smaller `cardinality`, use fewer threads, or ingest with smaller chunks"
+            )
+        return _by_passes(dataset, y, settings, most, executor, following, began)
+    by_group = system.sums_by_group(y, group_of, settings.groups)
+    sums = RowSums.of(by_group.sum(axis=0) if len(by_group) > 1 else by_group[0], d)
+    scored = _validated(sums, by_group, settings, most, _part(told, "paths of folds"))
+    A, b, squares = sums.centred()
+    found = []
+    for target in range(p):
+        path = _follow(settings, GramSystem(A), b[:, target], most)
+        used = path.used()
+        errors = path.errors(A[np.ix_(used, used)], b[used, target], float(squares[target]), used) / n
+        found.append(_chosen(path, errors, None if scored is None else scored[target], settings))
+    return _trained(found, d, sums.intercept, system.passes, began)
+
+
+def _by_passes(
+    dataset: Dataset,
+    y: FloatArray,
+    settings: LinearSettings,
+    most: int,
+    executor: BlockExecutor,
+    told: Callable[[int, int], None] | None,
+    began: float,
+) -> TrainedLinear:
+    """A path of a given cardinality whose columns come one by one."""
+    means, offset = RowSystem(dataset, executor, told=told).means(), y.mean(axis=0)
+    system = RowSystem(dataset, executor, shift=means, told=told)
+    found = []
+    try:
+        for target in range(y.shape[1]):
+            rhs = y[:, [target]] - offset[target]
+            path = _follow(settings, system, rhs, most)
+            used = path.used()
+            A, b = system.columns(used)[used], system.project(rhs)[used, 0]
+            errors = path.errors(A, b, float(np.sum(rhs**2)), used) / dataset.n_samples
+            found.append(_chosen(path, errors, None, settings))
+    finally:
+        system.close()
+
+    def intercept(support: IndexArray, weights: FloatArray, target: int) -> float:
+        return float(offset[target] - weights @ means[support])
+
+    return _trained(found, dataset.n_features, intercept, 1 + system.passes, began)
+
+
+def _follow(settings: LinearSettings, system: Any, rhs: FloatArray, most: int) -> LinearPath:
+    return follow(settings.method, system, rhs, most, candidates=settings.candidates, seed=settings.seed)
+
+
+def _validated(
+    sums: RowSums,
+    by_group: FloatArray,
+    settings: LinearSettings,
+    most: int,
+    told: Callable[[int, int], None] | None,
+) -> list[tuple[FloatArray, FloatArray]] | None:
+    """Mean squared errors of samples left out by cardinality, and their deviation over folds, for each target."""
+    if not settings.validates:
+        return None
+    parts = by_group[:1] if settings.held_out is not None else by_group
+    p = sums.values.shape[0] - 1 - sums.size
+    squared = np.empty((p, len(parts), most + 1))
+    for number, part in enumerate(parts):
+        rest = sums.without(part)
+        A, b, _ = rest.centred()
+        for target in range(p):
+            path = _follow(settings, GramSystem(A), b[:, target], most)
+            errors = rest.squared_errors(part, path, target)
+            # A path that ended before stays what it is.
+            squared[target, number] = errors[np.minimum(np.arange(most + 1), path.longest)]
+        if told is not None:
+            told(number + 1, len(parts))
+    counts = parts[:, 0, 0]
+    spread = (squared / counts[:, None]).std(axis=1, ddof=min(1, len(parts) - 1))
+    scores = squared.sum(axis=1) / counts.sum()
+    return [(scores[target], spread[target]) for target in range(p)]
+
+
+def _chosen(
+    path: LinearPath, errors: FloatArray, scored: tuple[FloatArray, FloatArray] | None, settings: LinearSettings
+) -> PathOfTarget:
+    """Cut a path where rule (38) ends it, and choose."""
+    if scored is None:
+        return PathOfTarget(path, path.longest, errors, None, None, path.reason)
+    last, reason = path.longest, path.reason
+    scores, spread = (values[: last + 1] for values in scored)
+    end = None if settings.stop is None else Stop(*settings.stop).first(scores)
+    if settings.stop is not None and end is not None and end < last:
+        last = end
+        reason = f"the score hardly changes, or only rises: rule (38) with {settings.stop[0]} steps"
+    scores, spread = scores[: last + 1], spread[: last + 1]
+    path = LinearPath(path.supports[: last + 1], path.weights[: last + 1], reason)
+    best = int(np.argmin(scores))
+    share = CARDINALITY_RULES[str(settings.cardinality)](settings.folds)
+    cardinality = int(np.argmax(scores[: best + 1] <= scores[best] + share * spread[best]))
+    return PathOfTarget(path, cardinality, errors[: last + 1], scores, spread, reason)
+
+
+def _trained(
+    found: list[PathOfTarget],
+    d: int,
+    intercept_of: Callable[[IndexArray, FloatArray, int], float],
+    passes: int,
+    began: float,
+) -> TrainedLinear:
+    coefficients = np.column_stack([some.path.solution(some.cardinality, d) for some in found])
+    intercept = [intercept_of(*some.path.at(some.cardinality), target) for target, some in enumerate(found)]
+    return TrainedLinear(coefficients, np.asarray(intercept), found, passes, time.perf_counter() - began)
+
+
+def _megabytes(needed: int, budget: int) -> str:
+    return f"{needed / 2**20:,.0f} MiB, more than the {budget / 2**20:,.0f} MiB that there may be, are needed"
+
+
+def _part(told: Told | None, what: str) -> Callable[[int, int], None] | None:
+    return None if told is None else lambda done, of: told(what, done, of)

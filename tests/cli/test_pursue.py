@@ -1,0 +1,152 @@
+"""`dkgp pursue`, and what `predict`, `evaluate` and `info` make of its models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import dataset_from_arrays, open_linear_model, open_prediction
+from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
+from tests.cli.conftest import refused
+
+Command = Callable[..., Any]
+N, TESTS = 600, 150
+NAMES = tuple("abcdefgh")
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((N + TESTS, 8)) * np.exp(rng.standard_normal(8)) + 10.0 * rng.standard_normal(8)
+    X[:, 3] = 7.0  # constant: left out when it is ingested
+    y = np.column_stack([5.0 * X[:, 1] - X[:, 6] + 0.3 * X[:, 0], X[:, 2] - 2.0 * X[:, 5]]) + 100.0
+    return {"X": X, "y": y + 0.2 * rng.standard_normal((N + TESTS, 2))}
+
+
+@pytest.fixture(scope="module")
+def folder(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, X, y = tmp_path_factory.mktemp("pursue"), data["X"], data["y"]
+    names: dict[str, Any] = {"feature_names": NAMES, "target_names": ("up", "down")}
+    dataset_from_arrays(folder / "train.zarr", X[:N], y[:N], chunk_rows=50, **names)
+    dataset_from_arrays(folder / "one.zarr", X[:N], y[:N, 0], chunk_rows=70, feature_names=NAMES, target_names=("up",))
+    # Another order of the features: they are found by name.
+    names["feature_names"] = NAMES[::-1]
+    dataset_from_arrays(folder / "test.zarr", X[N:, ::-1], y[N:], chunk_rows=40, **names)
+    return folder
+
+
+def test_it_is_the_estimator_in_memory(
+    folder: Path, data: dict[str, np.ndarray], run: Command, document: Command, tmp_path: Path
+) -> None:
+    command = ("pursue", folder / "train.zarr", "--out", tmp_path / "w.zarr", "--cardinality", 2, "--cluster", "none")
+    found = document(run(*command, "--json"))
+    assert (found["command"], found["passes"], found["d"], found["p"], found["warnings"]) == ("pursue", 1, 7, 2, [])
+    X, y = data["X"][:N], data["y"][:N]
+    scale = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    estimator = ConjugateDirectionsPursuit(2).fit(X / scale, y)
+    for target, told in enumerate(found["targets"]):
+        coefficients = estimator.coef_[target] / scale
+        assert set(told["weights"]) == {NAMES[index] for index in np.flatnonzero(coefficients)}
+        for name, weight in told["weights"].items():
+            assert weight == pytest.approx(coefficients[NAMES.index(name)], rel=1e-9)
+        assert told["intercept"] == pytest.approx(estimator.intercept_[target], rel=1e-9)
+        assert [record["cardinality"] for record in told["path"]] == [0, 1, 2]
+        assert told["path"][0]["error"] == pytest.approx(y[:, target].var(), rel=1e-9)
+        left = y[:, target] - X @ coefficients - estimator.intercept_[target]
+        assert told["error"] == pytest.approx(np.mean(left**2), rel=1e-9)
+        (first,) = told["path"][1]["joined"]
+        assert list(told["weights"]) == [first, *told["path"][2]["joined"]]
+
+
+@pytest.mark.parametrize("method", ["scdp", "mp", "lars", "lasso"])
+def test_predict_and_evaluate_take_the_model(
+    method: str, folder: Path, data: dict[str, np.ndarray], run: Command, document: Command, tmp_path: Path
+) -> None:
+    out, predictions = tmp_path / "w.zarr", tmp_path / "p.zarr"
+    common = ("--cluster", "none", "--json")
+    found = document(run("pursue", folder / "train.zarr", "--out", out, "--method", method, "--plot",
+                         tmp_path / "path.png", *common))  # fmt: skip
+    assert (tmp_path / "path.png").stat().st_size > 10_000
+    told = document(run("predict", out, folder / "test.zarr", "--out", predictions, *common))
+    assert (told["n_samples"], told["largest_mean_error_bound"], told["warnings"]) == (TESTS, None, [])
+    X, y = data["X"][N:], data["y"][N:]
+    stored = open_prediction(predictions)
+    assert stored.variables == ("mean",)
+    mean = stored.read("mean")
+    for target, some in enumerate(found["targets"]):
+        expected = some["intercept"] + sum(weight * X[:, NAMES.index(name)] for name, weight in some["weights"].items())
+        np.testing.assert_allclose(mean[:, target], expected, rtol=1e-9)
+        assert some["score"] == pytest.approx(some["error"], rel=0.3)
+    judged = document(run("evaluate", predictions, folder / "test.zarr", "--json"))
+    assert judged["rmse_raw"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-12)
+    assert judged["mean_error_bound"] is None
+    if method == "scdp":
+        assert judged["rmse_raw"] < 0.3
+    shown = run("evaluate", predictions, folder / "test.zarr")
+    assert "RMSE of up" in shown.stdout
+    assert "certified" not in shown.stdout
+
+
+def test_tables_name_the_features(folder: Path, run: Command, tmp_path: Path) -> None:
+    out = tmp_path / "w.zarr"
+    result = run("pursue", folder / "one.zarr", "--out", out, "--held-out", 0.25, "--cluster", "none")
+    assert result.exit_code == 0, result.stderr
+    for words in ("Path of up", "least error, on 25% of the samples, held out", "RMSE, left out", "intercept", "b  "):
+        assert words in result.stdout
+    about = run("info", out)
+    assert about.exit_code == 0
+    assert "Path of up" in about.stdout
+    described = json.loads(run("info", out, "--json").stdout)
+    assert (described["kind"], described["n"], described["d"]) == ("linear model", N, 7)
+    model = open_linear_model(out)
+    assert model.feature_names == tuple(name for name in NAMES if name != "d")
+
+
+def test_what_a_linear_regression_does_not_have_is_refused(folder: Path, run: Command, tmp_path: Path) -> None:
+    out, predictions = tmp_path / "w.zarr", tmp_path / "p.zarr"
+    assert run("pursue", folder / "train.zarr", "--out", out, "--cluster", "none", "-q").exit_code == 0
+    predict = ("predict", out, folder / "test.zarr", "--out", predictions, "--cluster", "none")
+    refused(run(*predict, "--variance"), "predicts means alone")
+    refused(run(*predict, "--tree-error", 0.1), "is a linear regression, which has none")
+    refused(run(*predict, "--plug-in"), "a Gaussian process classifier")
+    assert not predictions.exists()
+    refused(run("pursue", folder / "train.zarr", "--out", out), "exists already", "--overwrite")
+    assert run("pursue", folder / "train.zarr", "--out", out, "--overwrite", "--cluster", "none", "-q").exit_code == 0
+    refused(run("pursue", folder / "test.zarr", "--out", folder / "train.zarr", "--overwrite"), "holds a dkgp dataset")
+
+
+def test_bad_options_are_told_in_words(folder: Path, run: Command, tmp_path: Path) -> None:
+    command = ("pursue", folder / "train.zarr", "--out", tmp_path / "w.zarr", "--cluster", "none")
+    refused(run(*command, "--cardinality", 8), "--cardinality 8 was asked for; there are 7 features that vary")
+    refused(run(*command, "--cardinality", "few"), "no number of weights", exit_code=2)
+    refused(run(*command, "--stop", "10"), "no pair such as 10,0.001", exit_code=2)
+    refused(run(*command, "--folds", 1), "--folds must be at least 2")
+    refused(run(*command, "--method", "mp", "--candidates", 4), "--candidates are drawn by --method scdp alone")
+    refused(run(*command, "--plot", "path.txt"), "a plot file ends in one of")
+    refused(run(*command, "--memory-limit", "1KiB"), "7 features for 10 folds", "--held-out", "--cardinality")
+    refused(
+        run(*command, "--memory-limit", "1KiB", "--cardinality", 2), "2 columns of 7 numbers", "smaller --cardinality"
+    )
+    nothing = dataset_from_arrays(tmp_path / "inputs.zarr", np.random.default_rng(0).standard_normal((9, 2)), None)
+    refused(run("pursue", nothing.url, "--out", tmp_path / "w.zarr"), "no targets to train on")
+    assert not (tmp_path / "w.zarr").exists()
+
+
+def test_a_path_that_ends_early_and_noise_are_told(run: Command, document: Command, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 3))
+    dataset_from_arrays(tmp_path / "twins.zarr", np.column_stack([X, X[:, 0]]), X[:, 0] + X[:, 1] + X[:, 2])
+    out = tmp_path / "w.zarr"
+    found = document(run("pursue", tmp_path / "twins.zarr", "--out", out, "--cardinality", 4, "--cluster", "none",
+                         "--json"))  # fmt: skip
+    assert "ends at 3 of 4 weights" in found["warnings"][0]
+    dataset_from_arrays(tmp_path / "noise.zarr", X, rng.standard_normal(40))
+    command = ("pursue", tmp_path / "noise.zarr", "--out", out, "--overwrite", "--cluster", "none", "--json")
+    found = document(run(*command, "--cardinality", "one-standard-error"))
+    assert found["targets"][0]["weights"] == {}
+    assert "no feature lowers the error" in found["warnings"][0]
