@@ -12,7 +12,7 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
-from dkgp.models.rounding import column_lengths, product_roundings, step_roundings
+from dkgp.models.rounding import LOST, column_lengths, product_roundings, step_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.models.exact_gp import mp
 
@@ -190,7 +190,8 @@ def test_terms_that_row_errors_outweigh_show_where_there_are_none() -> None:
     assert rounding(-ones, zero, zero, 1e-3) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 3e-3), rel=1e-14)
     assert rounding(zero, ones, zero, 1.0) == pytest.approx(1.01 * (n + 5) * u * 3.0, rel=1e-14)
     assert rounding(zero, zero, -ones, 1.0) == pytest.approx(1.01 * 2.0 * u * 3.0, rel=1e-14)
-    assert rounding(zero, zero, zero, 1.0) == 0.0
+    # What products of the smallest numbers lose, for each sample, and no more.
+    assert rounding(zero, zero, zero, 1.0) == pytest.approx(1.01 * n**1.5 * LOST, rel=1e-2, abs=0.0)
 
 
 def test_errors_of_rows_that_are_not_known_are_those_of_the_samples() -> None:
