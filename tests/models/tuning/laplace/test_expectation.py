@@ -88,6 +88,11 @@ def test_means_and_variances_of_any_size_have_averages(variance):
         assert_allclose(positive[3:], ndtr(mean[3:] / np.sqrt(variance + 3.3)), atol=1e-300, rtol=1e-8)
 
 
+def test_a_function_of_which_nothing_is_known_is_a_toss():
+    positive, negative = expected_sigmoid(np.array([3.0, -1e300, 0.0]), np.full(3, np.inf))
+    assert positive.tolist() == negative.tolist() == [0.5, 0.5, 0.5]
+
+
 def test_a_function_that_is_known_has_the_sigmoid_itself():
     mean = np.linspace(-700.0, 700.0, 141)
     positive, _ = expected_sigmoid(mean, np.zeros(141))
