@@ -87,7 +87,9 @@ class _Drawn:
             5: lambda: Periodic((1.0,), period=(width,), variance=size, n_features=d),
             6: lambda: Linear(weight=(width,), variance=size, n_features=d),
             7: lambda: Polynomial(weight=(min(width, 1e50),), degree=3, n_features=d),
-            8: lambda: SquaredExponential((width,), n_features=d) * Linear(n_features=d) + Matern32((1.0,), n_features=d),
+            8: lambda: (
+                SquaredExponential((width,), n_features=d) * Linear(n_features=d) + Matern32((1.0,), n_features=d)
+            ),
         }[int(rng.integers(9))]()
         self.noise = float(10.0 ** rng.uniform(-12.0, 12.0))
         options: dict[str, Any] = {"noise_variance": self.noise}

@@ -137,4 +137,6 @@ def test_bounds_of_targets_whose_squares_underflow(rng: np.random.Generator, sca
 def test_lengths_are_numpys_to_the_bit(rng: np.random.Generator) -> None:
     for columns in (rng.normal(size=(1000, 3)) * [1.0, 1e-40, 1e80], rng.normal(size=777), np.zeros((5, 2))):
         np.testing.assert_array_equal(column_lengths(columns), np.linalg.norm(columns, axis=0))
-    np.testing.assert_allclose(column_lengths(np.array([[3e-300, 3e300], [4e-300, 4e300]])), [5e-300, 5e300], rtol=1e-15)
+    np.testing.assert_allclose(
+        column_lengths(np.array([[3e-300, 3e300], [4e-300, 4e300]])), [5e-300, 5e300], rtol=1e-15
+    )

@@ -358,8 +358,8 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(
-                f"The {what}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the training "
-                "set's standardisation. Leave such rows out, or train anew with them."
+                f"The {what}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
+                "training set's standardisation. Leave such rows out, or train anew with them."
             )
     if isinstance(dataset, AssembledDataset):
         held = dataset.standard_inputs, dataset.standard_targets

@@ -99,7 +99,8 @@ class RunningMoments:
             Naming the first of them.
         """
         variance = self.variance
-        for column in np.flatnonzero(~np.isfinite(variance) | (~self.constant & ~(variance >= LEAST_VARIANCE))):
+        wrong = ~np.isfinite(variance) | (~self.constant & ~(variance >= LEAST_VARIANCE))
+        for column in np.flatnonzero(wrong).tolist():
             ends = f"they lie between {self.minimum[column]:.3g} and {self.maximum[column]:.3g}"
             if variance[column] < LEAST_VARIANCE:
                 raise InputError(

@@ -165,7 +165,7 @@ def _normal_below(mean: FloatArray, nodes: FloatArray, variance: FloatArray) -> 
     square, rest = _product(z, z)
     tail = 0.5 * scipy.special.erfcx(np.sqrt(0.5) * np.abs(z)) * np.exp(-0.5 * square)
     tail *= 1.0 - (0.5 * rest + z * z_rest)
-    return np.where(z > 0.0, 1.0 - tail, tail)
+    return np.asarray(np.where(z > 0.0, 1.0 - tail, tail))
 
 
 def _product(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -47,7 +47,7 @@ def _check(mean, variance):
 
 
 def in_forty_digits(mean, variance):
-    """E[sigma(F)] of m < 0 as a sum over a sixth's steps, for wide F far out: off by e^-59 of itself, and e^-70 beyond."""
+    """E[sigma(F)] of m < 0 as a sum in steps of a sixth, for wide F far out: off by e^-59 of itself."""
     logistic = np.arange(-800.0, 60.0)
     sizes = log_ndtr((mean - logistic) / np.sqrt(variance)) - np.logaddexp(logistic, 0.0) - np.logaddexp(-logistic, 0.0)
     within = logistic[sizes > sizes.max() - 70.0]
