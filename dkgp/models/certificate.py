@@ -22,7 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.models.rounding import EPS, EVALUATION, LOST, UNIT, bounding, column_lengths, known, product_roundings, step_roundings
+from dkgp.models.rounding import (
+    EPS,
+    EVALUATION,
+    LOST,
+    UNIT,
+    bounding,
+    column_lengths,
+    known,
+    product_roundings,
+    step_roundings,
+)
 from dkgp.operators.base import FloatArray, Noise
 
 __all__ = ["Certificate"]
@@ -67,6 +77,7 @@ class Certificate:
     largest: float | None = None
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `known`
     def of(
         cls,
         alpha: FloatArray,
@@ -100,24 +111,23 @@ class Certificate:
             See `dkgp.models.rounding.assumptions`.
         """
         n = len(alpha)
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes to no number is unknown
-            # k(x, x) as computed, and as it is.
-            scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
-            magnitude = scale @ np.abs(alpha)
-            spread = (scale * row_errors) @ np.abs(alpha)
-            # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
-            # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
-            terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
-            if stepped is not None and stepped.size:
-                terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
-            off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
-            off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
-            # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-            off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
-            length = column_lengths(gradient)
-            off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
-            # What products of the smallest numbers lose is no share of them.
-            off += n * np.sqrt(n) * LOST
+        # k(x, x) as computed, and as it is.
+        scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
+        magnitude = scale @ np.abs(alpha)
+        spread = (scale * row_errors) @ np.abs(alpha)
+        # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
+        # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
+        terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
+        if stepped is not None and stepped.size:
+            terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
+        off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
+        off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
+        # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
+        off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
+        length = column_lengths(gradient)
+        off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
+        # What products of the smallest numbers lose is no share of them.
+        off += n * np.sqrt(n) * LOST
         return cls(
             float(np.min(noise_variance)),
             n,

@@ -136,7 +136,7 @@ def finite_sums(sums: FloatArray, inputs: FloatArray) -> FloatArray:
         row, column = np.argwhere(~np.isfinite(sums))[0]
         where = np.array2string(inputs[row], precision=3, threshold=6)
         raise NumericalError(
-            f"a sum of kernel entries comes to {sums[row, column]} at the standardised inputs {where}: entries overflow "
-            "there. Leave out samples that are so far out, scale the inputs, or choose another kernel"
+            f"a sum of kernel entries comes to {sums[row, column]} at the standardised inputs {where}: entries "
+            "overflow there. Leave out samples that are so far out, scale the inputs, or choose another kernel"
         )
     return sums

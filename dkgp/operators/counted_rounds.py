@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound
 from dkgp.cluster.executors.sums import Combine, Told
 from dkgp.kernels import EntryCount, counting
@@ -17,8 +19,12 @@ __all__ = ["CountedRound", "CountedSum", "counted_task"]
 
 
 def counted_task(task: BlockTask, *arguments: Any) -> list[tuple[int, list[Any]]]:
-    """Run a task on its group, the last of `arguments`: one pair of the entries evaluated and the task's results."""
-    with counting() as count:
+    """Run a task on its group, the last of `arguments`: one pair of the entries evaluated and the task's results.
+
+    Of kernels so large that sums overflow they are infinite, or no numbers, and whoever asked refuses them or proves
+    nothing by them; NumPy's warnings, one a thread and worker, would say no more.
+    """
+    with counting() as count, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         results = task(*arguments)
     return [(count.value, results)]
 

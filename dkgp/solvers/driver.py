@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
 from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
@@ -76,6 +78,8 @@ class Solution:
         return parts
 
 
+# Rounds that overflow break down: their measures are not finite, which starts over in float64, and then is an error.
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def run(
     operator: KernelOperator,
     rhs: FloatArray,

@@ -27,7 +27,12 @@ PRIOR = np.array([1.0, 1.0])
 
 
 def test_the_errors_of_rows_far_out_are_infinite() -> None:
-    for kernel in (FINE, SquaredExponential(gamma=(1e300,)), Linear() * SquaredExponential(gamma=(0.5,)), Matern32((1.0,))):
+    for kernel in (
+        FINE,
+        SquaredExponential(gamma=(1e300,)),
+        Linear() * SquaredExponential(gamma=(0.5,)),
+        Matern32((1.0,)),
+    ):
         wide = kernel.on([0], 1) if kernel.n_features == 0 else kernel
         with np.errstate(over="raise", invalid="raise", divide="raise"):
             errors = TileEvaluator(wide, "double").row_errors(np.array([[1e300], [0.3]]))

@@ -354,6 +354,13 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     if dataset.classes is not None:
         codes_of_targets(targets[:, 0], len(dataset.classes), "the rows added")
     added = standardisation.inputs(inputs), standardisation.targets(targets)
+    for what, raw, values in zip(("input", "target"), (standardisation.keep(inputs), targets), added, strict=True):
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise InputError(
+                f"The {what}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
+                "training set's standardisation. Leave such rows out, or train anew with them."
+            )
     if isinstance(dataset, AssembledDataset):
         held = dataset.standard_inputs, dataset.standard_targets
     else:

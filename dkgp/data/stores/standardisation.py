@@ -99,7 +99,8 @@ class RunningMoments:
             Naming the first of them.
         """
         variance = self.variance
-        for column in np.flatnonzero(~np.isfinite(variance) | (~self.constant & ~(variance >= LEAST_VARIANCE))):
+        wrong = ~np.isfinite(variance) | (~self.constant & ~(variance >= LEAST_VARIANCE))
+        for column in np.flatnonzero(wrong).tolist():
             ends = f"they lie between {self.minimum[column]:.3g} and {self.maximum[column]:.3g}"
             if variance[column] < LEAST_VARIANCE:
                 raise InputError(
@@ -168,7 +169,8 @@ class Standardisation:
     def inputs(self, raw: FloatArray) -> FloatArray:
         """Standardised inputs, shape (rows, d), of raw ones, shape (rows, d_raw)."""
         _require_columns("Inputs", raw, len(self.kept))
-        return (self.keep(raw) - self.input_mean) / self.input_std
+        with np.errstate(over="ignore"):  # whoever reads inputs of another training set refuses infinite ones
+            return (self.keep(raw) - self.input_mean) / self.input_std
 
     def keep(self, raw: FloatArray) -> FloatArray:
         """The kept columns of raw inputs, unscaled, shape (rows, d)."""
@@ -177,7 +179,8 @@ class Standardisation:
     def targets(self, raw: FloatArray) -> FloatArray:
         """Standardised targets of raw ones, both of shape (rows, p)."""
         _require_columns("Targets", raw, self.target_mean.size)
-        return (raw - self.target_mean) / self.target_std
+        with np.errstate(over="ignore"):
+            return (raw - self.target_mean) / self.target_std
 
     def targets_back(self, standardised: FloatArray) -> FloatArray:
         """Targets in their own units of standardised ones, both of shape (rows, p)."""

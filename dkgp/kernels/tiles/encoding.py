@@ -72,7 +72,8 @@ class Group:
     @property
     def squared_norm(self) -> float:
         """Expected squared norm of standardised inputs; a periodic feature's is its scale's square exactly."""
-        return float(sum(np.sum(np.asarray(part.scale) ** 2) for part in self.parts))
+        with np.errstate(over="ignore"):
+            return float(sum(np.sum(np.asarray(part.scale) ** 2) for part in self.parts))
 
 
 @dataclass(frozen=True)

@@ -351,9 +351,10 @@ class TileEvaluator:
                 raise InputError(f"expected {expected} kept entries in {self.dtype}; got {held.shape} in {held.dtype}")
         if form != loops.READ:
             self.count(self.entries_of(A, None if diagonal else B))
-        across = np.ascontiguousarray((W_B * self.amplitude).T, dtype=self.dtype)
         along = np.zeros((targets, padded), self.dtype)
-        along[:, : A.n] = W_A.T * self.amplitude
+        with np.errstate(over="ignore"):  # infinite, and so is the sum, in float32 perhaps alone
+            across = np.ascontiguousarray((W_B * self.amplitude).T, dtype=self.dtype)
+            along[:, : A.n] = W_A.T * self.amplitude
         out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
         loops.tile_pair(
             *_plain(A), *_plain(B), B.n, across, along, out_a, out_b, self.program, self.tile_rows, diagonal, held,

@@ -109,7 +109,8 @@ class SparsePredictor:
         if self._interval is None:
             return SparsePredicted(*means)
         low, high = outward(lower + self._noise, upper + self._noise)
-        variance = (own + self._noise)[:, None] * np.asarray(to.target_std) ** 2
+        with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
+            variance = (own + self._noise)[:, None] * np.asarray(to.target_std) ** 2
         return SparsePredicted(*means, variance, *variance_in_units(np.maximum(low, 0.0), high, to.target_std))
 
     def _predict(

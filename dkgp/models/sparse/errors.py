@@ -77,7 +77,7 @@ class SampleErrors:
         prior = operator.prior()
         return cls(
             Points(prior, operator.row_errors(), highest_prior(operator.kernel, prior)),
-            Points.of(operator.kernel, operator.double, prototypes)
+            Points.of(operator.kernel, operator.double, prototypes),
         )
 
     @property

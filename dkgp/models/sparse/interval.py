@@ -95,6 +95,8 @@ class VarianceInterval:
     normal: Whitening | None
     normal_share: float
 
+    # What overflows or comes to no number proves nothing: `_least` takes 0 for it.
+    @np.errstate(over="ignore", invalid="ignore")
     def __call__(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Lower and upper ends at standardised inputs (r, d): (r,) each."""
         points = Points.of(self.model.kernel, self.evaluator, inputs)

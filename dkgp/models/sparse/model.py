@@ -9,6 +9,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.models.rounding import known
 from dkgp.models.sparse.methods import SparseMethod
 from dkgp.models.sums import finite_sums
 from dkgp.operators.base import FloatArray
@@ -69,12 +70,13 @@ class SparseModel:
         prototypes, rows = evaluator.prepare(self.prototypes), self._rows(evaluator, inputs)
         result = np.empty(len(inputs))
         longest = piece_rows(self.m)
-        with single_threaded_blas():
+        # Where k(x, x) overflows so does the variance.
+        with single_threaded_blas(), np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(inputs), longest):
                 stop = min(start + longest, len(inputs))
                 phi = whiten(self.lower, evaluator.tile(prototypes, rows.slice(start, stop)), transposed=False)
                 result[start:stop] = self._variance(phi, inputs[start:stop])
-        return result
+        return known(result)
 
     def _variance(self, phi: FloatArray, inputs: FloatArray) -> FloatArray:
         """From phi = L^-1 k_m (m, r)."""

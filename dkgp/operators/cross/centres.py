@@ -82,6 +82,8 @@ def _draws(seed: int, first: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, first])))
 
 
+# Where k(x, x) overflows no distance is a number, and no sample the farthest.
+@np.errstate(over="ignore", invalid="ignore")
 def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, size: int, place: int) -> list[int]:
     """Places from the first one on."""
     starts = np.cumsum([0, *(part.n for part in parts)])

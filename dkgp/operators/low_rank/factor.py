@@ -72,7 +72,10 @@ class _FactorContext:
             values = np.empty((stop - start, triangle.features.n), np.float32)
             for first in range(0, stop - start, PIECE_ROWS):
                 last = min(first + PIECE_ROWS, stop - start)
-                values[first:last] = triangle.columns(evaluator, features.slice(first, last)).T
+                with np.errstate(
+                    over="ignore"
+                ):  # a factor with infinities preconditions nothing: the solve breaks down
+                    values[first:last] = triangle.columns(evaluator, features.slice(first, last)).T
             if self.scale is not None:
                 values *= self.scale[start:stop, None]
             return FactorRows(values)

@@ -199,3 +199,11 @@ def test_equal_numbers_are_their_own_mean(value: float) -> None:
     assert held.standardisation.target_mean.tolist() == held.standardisation.input_mean.tolist() == [value]
     assert not held.all_targets().any()
     assert not held.inputs(0, 1000).any()
+
+
+def test_appended_rows_that_overflow_are_refused(rng: np.random.Generator) -> None:
+    held = memory_dataset(1e-100 * rng.normal(size=(20, 2)), rng.normal(size=20))
+    with pytest.raises(
+        InputError, match=r"The inputs hold 1e\+300 in row 1, column 0, which overflows under the training"
+    ):
+        append_rows(held, [[0.0, 0.0], [1e300, 0.0]], [0.0, 1.0])

@@ -70,7 +70,10 @@ def _seen(column: np.ndarray) -> RunningMoments:
     ("scale", "words"),
     [
         (1e200, r"'far' are too large to be standardised \(their variance overflows; they lie between -1e\+200 and 1e"),
-        (1e-145, r"'far' are too near to each other to be standardised \(their variance underflows, it must be at least"),
+        (
+            1e-145,
+            r"'far' are too near to each other to be standardised \(their variance underflows, it must be at least",
+        ),
         (1e-165, r"'far' are .* they lie between -1e-165 and 1e-165\); rescale that column"),
         (1e-310, "'far' are too near to each other"),
     ],

@@ -53,6 +53,7 @@ class CertifiedBasis:
     excess: tuple[float, ...]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
 def certify_basis(
     operator: BlockedKernelOperator,
     cross: CrossKernel,

@@ -72,6 +72,7 @@ class DecisionCertificate:
     assumes: str | None = None
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
     def of(
         cls,
         alpha: FloatArray,

@@ -91,7 +91,8 @@ class Path:
         self._intercept = self._start.copy()
         gradient = projected - np.outer(self._sums, self._start) if system.centred else projected
         self._C = np.ascontiguousarray(gradient.T)
-        diagonal = system.total.diagonal() + self._noise * system.ridge.diagonal()
+        with np.errstate(over="ignore"):  # an infinite diagonal leaves a prototype without weight
+            diagonal = system.total.diagonal() + self._noise * system.ridge.diagonal()
         if out:
             places = np.arange(D)
             diagonal = diagonal - self._held[places * (places + 1) // 2 + places]

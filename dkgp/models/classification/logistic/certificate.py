@@ -92,6 +92,7 @@ class GradientLength:
     coupled: bool
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
     def of(
         cls,
         found: Found,
@@ -179,6 +180,7 @@ class RiskCertificate:
     assumes: str | None = None
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
     def of(
         cls,
         found: Found,

@@ -63,13 +63,15 @@ def expected_sigmoid(mean: FloatArray, variance: FloatArray) -> tuple[FloatArray
     Parameters
     ----------
     mean, variance : (r,) float64
-        Finite; the variance not negative.
+        The mean finite; the variance not negative, perhaps infinite.
 
     Returns
     -------
     positive, negative : (r,) float64
         They add up to one. Below the smallest normal number what is left are its digits: an absolute error of 1e-307.
     """
+    unknown = np.isinf(variance)
+    variance = np.where(unknown, 0.0, variance)
     below, deviation = -np.abs(mean), np.sqrt(variance)
     small, narrow = np.empty(len(mean)), deviation <= 1.0
     for rows in _pieces(np.flatnonzero(narrow), 2.0 * FARTHEST / STEP):
@@ -79,6 +81,7 @@ def expected_sigmoid(mean: FloatArray, variance: FloatArray) -> tuple[FloatArray
     for farthest in np.unique(distance[~narrow]).tolist():
         for rows in _pieces(np.flatnonzero(~narrow & (distance == farthest)), (farthest + 2.0 * REACH) / STEP):
             small[rows] = _wide(below[rows], variance[rows], farthest)
+    small[unknown] = 0.5
     large = 1.0 - small
     return np.where(mean > 0.0, large, small), np.where(mean > 0.0, small, large)
 
@@ -162,7 +165,7 @@ def _normal_below(mean: FloatArray, nodes: FloatArray, variance: FloatArray) -> 
     square, rest = _product(z, z)
     tail = 0.5 * scipy.special.erfcx(np.sqrt(0.5) * np.abs(z)) * np.exp(-0.5 * square)
     tail *= 1.0 - (0.5 * rest + z * z_rest)
-    return np.where(z > 0.0, 1.0 - tail, tail)
+    return np.asarray(np.where(z > 0.0, 1.0 - tail, tail))
 
 
 def _product(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -47,7 +47,7 @@ def _check(mean, variance):
 
 
 def in_forty_digits(mean, variance):
-    """E[sigma(F)] of m < 0 as a sum over a sixth's steps, for wide F far out: off by e^-59 of itself, and e^-70 beyond."""
+    """E[sigma(F)] of m < 0 as a sum in steps of a sixth, for wide F far out: off by e^-59 of itself."""
     logistic = np.arange(-800.0, 60.0)
     sizes = log_ndtr((mean - logistic) / np.sqrt(variance)) - np.logaddexp(logistic, 0.0) - np.logaddexp(-logistic, 0.0)
     within = logistic[sizes > sizes.max() - 70.0]
@@ -86,6 +86,11 @@ def test_means_and_variances_of_any_size_have_averages(variance):
     assert positive[0] == pytest.approx(0.5, rel=1e-13)
     with np.errstate(over="ignore"):
         assert_allclose(positive[3:], ndtr(mean[3:] / np.sqrt(variance + 3.3)), atol=1e-300, rtol=1e-8)
+
+
+def test_a_function_of_which_nothing_is_known_is_a_toss():
+    positive, negative = expected_sigmoid(np.array([3.0, -1e300, 0.0]), np.full(3, np.inf))
+    assert positive.tolist() == negative.tolist() == [0.5, 0.5, 0.5]
 
 
 def test_a_function_that_is_known_has_the_sigmoid_itself():
