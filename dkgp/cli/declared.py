@@ -90,7 +90,7 @@ class DeclaredCommand(click.Command):
     ) -> None:
         self._params: list[click.Parameter] = []
         super().__init__(*arguments, **settings)
-        self._described, self._groups, self._tables = described, groups or {}, tables
+        self._described, self._groups, self.tables = described, groups or {}, tables
 
     @property
     def params(self) -> list[click.Parameter]:
@@ -117,7 +117,7 @@ class DeclaredCommand(click.Command):
         if rest:
             with formatter.section("Options"):
                 formatter.write_dl(rest)
-        for heading, rows in ({} if self._tables is None else self._tables(self.params)).items():
+        for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
 

@@ -22,6 +22,7 @@ from dkgp.kernels import SquaredExponential, kernel_from_json
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.classification.labels import labels_of, stratified_folds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from tests.cli.conftest import refused
 from tests.solvers.greedy_basis.test_to_the_letter import SmolaBartlett
 from tests.solvers.paper import block_coordinate_descent, dealt, without
 from tests.solvers.problems import rounds
@@ -145,6 +146,28 @@ def test_mpgp_is_matching_pursuit_one_choice_a_round(tmp_path: Path, run: Comman
     assert found["as_in_the_paper"]["set"] == {"candidates": 59, "per_round": 1}
 
 
+def test_flags_win_and_what_no_paper_has_is_refused(tmp_path: Path, run: Command, document: Command) -> None:
+    problem = Stored(tmp_path, 120, 0.5, 0.2)
+    command = ("train", problem.store, "--out", tmp_path / "m.zarr", "--hyper", problem.hyper, "--as-in-the-paper")
+    refused(
+        run(*command, "--solver", "cholesky"), "--as-in-the-paper has no settings of --solver cholesky", exit_code=2
+    )
+    refused(run(*command, "--solver", "auto"), "--as-in-the-paper has no settings of --solver auto", exit_code=2)
+    assert not (tmp_path / "m.zarr").exists()
+    # Those that are given as they are by default, too; and the store knows of it.
+    told = document(run(*command, "--precision", "mixed", "--block-size", 40, "--json"))["as_in_the_paper"]
+    assert told == open_model(str(tmp_path / "m.zarr")).summary["as_in_the_paper"]
+    assert (told["paper"], told["solver"]) == ("Bo and Sminchisescu 2008", "gbcd")
+    assert told["set"] == {"candidates": 60, "variables_per_step": 1, "memory": 0, "tolerance": 1e-4}
+    assert told["otherwise"] == {"block_size": 40, "precision": "mixed"}
+    # A batch script has the flag, and those that it is given beside.
+    script = tmp_path / "job.sbatch"
+    options = ("--slurm", "--write-only", script, *command, "--precision", "mixed", "--overwrite")
+    assert run("submit", *options).exit_code == 0
+    assert "--as-in-the-paper" in script.read_text()
+    assert "--precision mixed" in script.read_text()
+
+
 class FixedSize:
     """Equations 34 to 37 and Algorithm 4 with all samples as prototypes, word by word."""
 
@@ -168,7 +191,7 @@ class FixedSize:
             yield list(S), w
 
     def errors(self, K: FloatArray, s2: float, steps: int) -> FloatArray:
-        """Mean squared error of each held-out fold by cardinality, as far as systems are well conditioned: (k, folds)."""
+        """Mean squared error of each held-out fold by cardinality, as far as systems are sound: (k, folds)."""
         found = np.zeros((steps, self.folds.max() + 1))
         wide = np.column_stack([K, np.ones(len(K))])
         for fold in range(found.shape[1]):
