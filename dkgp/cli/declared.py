@@ -5,7 +5,7 @@ What declares them (formats, cluster kinds, bench sections) is imported then, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import click
@@ -76,7 +76,8 @@ class DeclaredCommand(click.Command):
     """A command some of whose options, and some of whose help, are made when they are first asked for.
 
     `described` returns values for the names in braces in the help's text. `groups` has headings, and the names of the
-    parameters whose options the help shows under each; the others follow under their own.
+    parameters whose options the help shows under each; the others follow under their own. `tables` returns, of the
+    parameters, what the help shows after them: headings, and pairs of texts under each.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class DeclaredCommand(click.Command):
         *arguments: Any,
         described: Callable[[], Mapping[str, str]] | None = None,
         groups: Mapping[str, Collection[str]] | None = None,
+        tables: Callable[[Sequence[click.Parameter]], Mapping[str, Sequence[tuple[str, str]]]] | None = None,
         **settings: Any,
     ) -> None:
         self._params: list[click.Parameter] = []
         super().__init__(*arguments, **settings)
-        self._described, self._groups = described, groups or {}
+        self._described, self._groups, self.tables = described, groups or {}, tables
 
     @property
     def params(self) -> list[click.Parameter]:
@@ -115,6 +117,9 @@ class DeclaredCommand(click.Command):
         if rest:
             with formatter.section("Options"):
                 formatter.write_dl(rest)
+        for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help, with what is described elsewhere in its places."""

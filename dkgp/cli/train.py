@@ -21,6 +21,7 @@ from dkgp.cli.options import (
     seed_option,
     solver_and_its_options,
 )
+from dkgp.cli.paper import as_in_the_paper_option, left_to_the_paper, paper_tables
 from dkgp.cli.running import runs
 from dkgp.registry import Option
 
@@ -45,13 +46,16 @@ def every_solver_option() -> list[click.Option]:
 
 @click.command(
     cls=DeclaredCommand,
+    tables=paper_tables("train"),
     epilog=examples(
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
+        "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
 )
 @model_options
+@as_in_the_paper_option
 @declared_options(every_solver_option)
 @click.option(
     "--precision",
@@ -102,4 +106,5 @@ def train_job(options: dict[str, Any]) -> TrainJob:
 
     names = SolverOptions.option_types()
     solver = SolverOptions(**{name: options[name] for name in names})
-    return TrainJob(solver=solver, **{name: value for name, value in options.items() if name not in names})
+    rest = {name: value for name, value in options.items() if name not in names}
+    return TrainJob(solver=solver, **{**rest, "as_in_the_paper": left_to_the_paper("train", options)})

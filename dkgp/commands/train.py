@@ -17,6 +17,7 @@ from dkgp.commands.own_work import (
     warm_start,
     warn_of_labels,
 )
+from dkgp.commands.presets import announce_preset, preset_record, settled
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_side_files
@@ -66,6 +67,9 @@ class TrainJob:
         Where a solver whose work outgrows memory keeps it until it is done (default: `OUT.tiles`).
     tree_error
         Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
+    as_in_the_paper
+        Take the solver's settings from its paper, gbcd's by default: true for all that are at their defaults, or those
+        that it decides; see `dkgp.commands.presets`.
     plot, log_json
         Files for the convergence plot and the records of the rounds.
     overwrite
@@ -88,6 +92,7 @@ class TrainJob:
     overwrite: bool = False
     tiles: str | None = None
     tree_error: float | None = None
+    as_in_the_paper: bool | tuple[str, ...] = False
 
     @property
     def tiles_url(self) -> str | None:
@@ -142,6 +147,8 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
+        job = settled("train", job)
+        announce_preset("train", job, reporter)
         dataset, found = opened(job)
         warn_of_labels(dataset, found, reporter)
         asked = job
@@ -175,6 +182,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         # Worker processes are gone by now; the summary in the store tells of them too.
         chosen = {} if choice is None else {"auto": choice.to_json()}
         measured = {"solver": job.solver.solver, **chosen, "peak_memory_bytes": memory.bytes}
+        measured |= preset_record("train", job)
         trained = replace(trained, summary={**trained.summary, **measured})
     save(trained, job.out, prepared.dataset, by_reference=job.by_reference, overwrite=prepared.overwrite)
     history = [progress.to_json() for progress in trained.solution.history]
@@ -199,6 +207,7 @@ def finished_training(
     and hyperparameters.
     """
     try:
+        job = settled("train", job)
         model = open_model(job.out)
         if converged and not model.summary["converged"]:
             return None

@@ -114,10 +114,15 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     InputError
         A value out of range, or a path that means nothing to the service.
     """
+    from dkgp.commands.presets import PRESETS, settled
+
     kind = _kind(command)
     if isinstance(options, Mapping) and "cluster" in options:
         raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
     job: Job = read(kind, options, command)
+    if command in PRESETS:
+        with naming("as_in_the_paper"):
+            job = settled(command, job)
     for field in _PATH_FIELDS[command]:
         _require_absolute(field, getattr(job, field))
     _RANGES[command](job)

@@ -19,6 +19,7 @@ from dkgp.bench.certify.job import run_bench_certify
 from dkgp.bench.certify.problems import BenchCertifyJob, Judged, spirals
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError
+from dkgp.solvers import GreedyBlockCoordinateDescent
 
 
 @pytest.fixture
@@ -74,6 +75,8 @@ def test_a_wrong_certificate_is_counted(folder: Path, monkeypatch: pytest.Monkey
         return decisions, 1e-3 * bounds
 
     monkeypatch.setattr(certify, "certified_decisions", narrow)
+    # A block of all of so few samples would leave no error that a bound is needed for.
+    monkeypatch.setattr(certify, "GreedyBlockCoordinateDescent", lambda: GreedyBlockCoordinateDescent(block_size=40))
     job = BenchCertifyJob(str(folder), ("plain",), subset=100, isotropic=True)
     figures = run_bench_certify(job, SilentReporter())["figures"]
     assert figures["beyond"] > 0

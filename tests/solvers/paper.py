@@ -22,10 +22,10 @@ def dealt(n: int, kappa: int, seed: int, number: int) -> Draw:
     def draw(N: Sequence[int]) -> list[int]:
         if len(N) <= kappa:
             return list(N)
-        O: list[int] = []
+        O, left = list[int](), set(N)
         while len(O) < kappa:
             i = int(rng.integers(0, n))
-            if i in N and i not in O:
+            if i in left and i not in O:
                 O.append(i)
         return O
 

@@ -28,6 +28,7 @@ from dkgp.cli.options import (
     record_options,
     seed_option,
 )
+from dkgp.cli.paper import as_in_the_paper_option, left_to_the_paper, paper_tables
 from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ __all__ = ["classify", "classify_job"]
 @click.command(
     cls=DeclaredCommand,
     groups=GROUPS,
+    tables=paper_tables("classify"),
     epilog=examples(
         "dkgp classify train.zarr --out model.zarr",
         "dkgp classify train.zarr --out model.zarr --class-weight balanced --plot path.png",
+        "dkgp classify train.zarr --out model.zarr --as-in-the-paper",
         "dkgp classify train.zarr --out model.zarr --pool 3000 --prototypes entropy --search annealing --isotropic",
         "dkgp classify train.zarr --out model.zarr --method exact --hyper hyper.json --resume",
         "dkgp classify train.zarr --out model.zarr --method logistic --plot gap.png",
@@ -53,6 +56,7 @@ __all__ = ["classify", "classify_job"]
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the model goes.")
 @label_options
+@as_in_the_paper_option
 @fixed_size_options
 @machine_options
 @likelihood_options
@@ -89,6 +93,6 @@ def classify_job(options: dict[str, Any]) -> ClassifyJob:
     """Return the job that the command's options describe, but for the cluster's."""
     from dkgp.commands.classify import ClassifyJob
 
-    rest = dict(options)
+    rest = {**options, "as_in_the_paper": left_to_the_paper("classify", options)}
     settings = fixed_size_settings(rest)
     return ClassifyJob(settings=settings, **rest)

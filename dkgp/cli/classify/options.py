@@ -258,6 +258,7 @@ def solve_options(function: F) -> F:
 GROUPS = {
     "Options of every method": ("out", "method", "hyper", "class_weight", "isotropic", "seed"),
     "Options of fixed-size": (
+        "as_in_the_paper",
         "pool",
         "prototypes",
         "max_basis",

@@ -145,6 +145,7 @@ def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]
         help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
         short_help=f"Submit `dkgp {name}` as a job.",
         epilog=_examples_of(name, command),
+        tables=command.tables if isinstance(command, DeclaredCommand) else None,
     )
     @declared_options(parameters)
     @click.pass_context

@@ -19,6 +19,7 @@ from dkgp.cli.options import (
     record_options,
     seed_option,
 )
+from dkgp.cli.paper import as_in_the_paper_option, left_to_the_paper, paper_tables
 from dkgp.cli.running import runs
 from dkgp.cli.sparse.options import (
     basis_options,
@@ -38,15 +39,18 @@ __all__ = ["sparse", "sparse_job"]
 
 @click.command(
     cls=DeclaredCommand,
+    tables=paper_tables("sparse"),
     epilog=examples(
         "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json",
         "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --gap 0.025 --plot basis.png",
+        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --as-in-the-paper",
         "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis k-means --certify-passes 3",
         "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis-size auto --target-distance 0.01",
         "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --resume",
     ),
 )
 @model_options
+@as_in_the_paper_option
 @method_options
 @basis_options
 @greedy_options
@@ -74,6 +78,6 @@ def sparse_job(options: dict[str, Any]) -> SparseJob:
     """Return the job that the command's options describe, but for the cluster's."""
     from dkgp.commands.sparse import SparseJob
 
-    rest = dict(options)
+    rest = {**options, "as_in_the_paper": left_to_the_paper("sparse", options)}
     settings = sparse_settings(rest)
     return SparseJob(settings=settings, **rest)

@@ -67,6 +67,9 @@ class ClassifyJob:
         Files for the plot and the records of the run.
     overwrite
         Whether outputs that are there may be replaced.
+    as_in_the_paper
+        Take a fixed-size one's settings from its paper: true for all that are at their defaults, or those that it
+        decides; see `dkgp.commands.presets`.
     """
 
     dataset: str
@@ -97,6 +100,7 @@ class ClassifyJob:
     plot: str | None = None
     log_json: str | None = None
     overwrite: bool = False
+    as_in_the_paper: bool | tuple[str, ...] = False
 
     @property
     def checkpoint_url(self) -> str:

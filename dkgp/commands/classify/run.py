@@ -16,6 +16,7 @@ from dkgp.commands.own_work import (
     is_unfinished_model,
     remove_checkpoint,
 )
+from dkgp.commands.presets import announce_preset, preset_record, settled
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_side_files
@@ -56,7 +57,9 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
+        job = settled("classify", job)
         check_job(job)
+        announce_preset("classify", job, reporter)
         opened = _opened(job)
         if job.resume:
             finished = _finished(job, reporter, opened, converged=True)
@@ -73,6 +76,7 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
                 record = method_of(job).train(job, prepared, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
         record.summary.update({"peak_memory_bytes": memory.bytes, "asked": _asked(job, opened)})
+        record.summary.update(preset_record("classify", job))
     dataset = opened.dataset
     save(job.out, record, dataset=dataset, by_reference=job.by_reference, overwrite=overwrite)
     return _conclude(job, dataset.url, record, reporter)
@@ -85,6 +89,7 @@ def finished_classify(job: ClassifyJob, reporter: Reporter, *, converged: bool =
     hyperparameters or settings; with `converged`, also where its solve stopped short.
     """
     try:
+        job = settled("classify", job)
         opened = _opened(job)
     except InputError:
         return None

@@ -49,6 +49,9 @@ class SparseJob:
         Files for the plot against m and the records of the rounds.
     overwrite
         Whether outputs that are there may be replaced.
+    as_in_the_paper
+        Take the method's settings from its paper, sggp's by default: true for all that are at their defaults, or those
+        that it decides; see `dkgp.commands.presets`.
     """
 
     dataset: str
@@ -68,6 +71,7 @@ class SparseJob:
     plot: str | None = None
     log_json: str | None = None
     overwrite: bool = False
+    as_in_the_paper: bool | tuple[str, ...] = False
 
     @property
     def checkpoint_url(self) -> str:

@@ -19,6 +19,7 @@ from dkgp.commands.own_work import (
     remove_checkpoint,
     warn_of_labels,
 )
+from dkgp.commands.presets import announce_preset, preset_record, settled
 from dkgp.commands.reporting.basis_plot import plot_basis
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
@@ -89,7 +90,9 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
         No cluster, or one that was lost.
     """
     with PeakMemory() as memory:
+        job = settled("sparse", job)
         job.check()
+        announce_preset("sparse", job, reporter)
         dataset, found = opened(job)
         warn_of_labels(dataset, found, reporter)
         given = None if job.given_basis is None else read_given_basis(job.given_basis, dataset)
@@ -104,7 +107,8 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
             plan = _plan(job, prepared, executor)
             trained = _train(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.
-        trained = replace(trained, summary={**trained.summary, "peak_memory_bytes": memory.bytes})
+        measured = {"peak_memory_bytes": memory.bytes, **preset_record("sparse", job)}
+        trained = replace(trained, summary={**trained.summary, **measured})
     save_sparse(trained, job.out, dataset, overwrite=prepared.overwrite)
     history = [] if trained.greedy is None else [progress.to_json() for progress in trained.greedy.history]
     planned = None if plan.sparse is None else plan.sparse.to_json()
@@ -119,6 +123,7 @@ def finished_sparse(job: SparseJob, reporter: Reporter, *, converged: bool = Fal
     hyperparameters or settings; with `converged`, also where it misses what was asked for.
     """
     try:
+        job = settled("sparse", job)
         dataset, found = opened(job)
         given = None if job.given_basis is None else read_given_basis(job.given_basis, dataset)
         job = _sized(job, dataset, given)

@@ -139,7 +139,8 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         n, p = state.rhs.shape
         state.memory = ConjugateMemory(n, p, self.memory)
         sizes = self._sizes(n, operator.kernel.n_features)
-        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p)
+        double = self.precision == "double"
+        state.blocks = SelectionPipeline(operator, self.selection, sizes, self.seed, p, double)
 
     def restore(
         self, operator: KernelOperator, rhs: FloatArray, arrays: dict[str, FloatArray], metadata: dict[str, Any]

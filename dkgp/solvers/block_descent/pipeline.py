@@ -20,15 +20,21 @@ class SelectionPipeline:
 
     Where the operator overlaps, the next set is chosen while the workers compute a round's product; elsewhere when its
     round begins. The sets are the same. `growth` holds the size of the next one; `selection` is that of the first
-    size.
+    size; in `double`, nothing of a block is float32.
     """
 
     def __init__(
-        self, operator: KernelOperator, selection: Selection, sizes: BlockSizes, seed: int, targets: int
+        self,
+        operator: KernelOperator,
+        selection: Selection,
+        sizes: BlockSizes,
+        seed: int,
+        targets: int,
+        double: bool = False,
     ) -> None:
         self.growth = BlockGrowth(sizes, sizes.first)
         self._operator, self._selection, self._seed, self._targets = operator, selection, seed, targets
-        self._typical_entry = operator.typical_entry()
+        self._typical_entry, self._single = operator.typical_entry(), False if double else None
         self._active = self._subproblem()
         self._spare = self._subproblem() if operator.overlaps else None
         self._prepared = False
@@ -79,7 +85,8 @@ class SelectionPipeline:
         self._next.fill(self._active, self._operator, view, size, self._seed, iteration)
 
     def _subproblem(self) -> Subproblem:
-        return Subproblem(self._operator, self.growth.size, self._targets, typical_entry=self._typical_entry)
+        size, typical_entry = self.growth.size, self._typical_entry
+        return Subproblem(self._operator, size, self._targets, single=self._single, typical_entry=typical_entry)
 
 
 class SettledGradient:

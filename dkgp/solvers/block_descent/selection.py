@@ -16,6 +16,7 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.solvers.block_descent.block_size import grown_candidates
 from dkgp.solvers.block_descent.draws import Draws, round_generator
@@ -169,7 +170,7 @@ class GreedySelection(Selection):
 
 
 class _Scorer:
-    """Scores candidates against the active set so far; keeps B's single-precision features as they grow."""
+    """Scores candidates against the active set so far."""
 
     def __init__(self, settings: GreedySelection, subproblem: Subproblem, operator: KernelOperator) -> None:
         self._settings, self._subproblem, self._operator = settings, subproblem, operator
@@ -183,14 +184,16 @@ class _Scorer:
         groups: int,
         count: int,
     ) -> IndexArray:
-        features = self._operator.features(candidates)
-        error = gradient.at(candidates, features)
-        curvature = diagonal[candidates]
         active = self._subproblem
+        precision: Precision = "double" if active.scores_in_double else "single"
+        features = self._operator.features(candidates, precision)
+        error = gradient.at(candidates, features if precision == "single" else None)
+        curvature = diagonal[candidates]
         if active.size:
             delta = active.guide()
-            columns = self._operator.features(active.indices)
-            error = error + self._product(features, columns, delta)
+            columns = self._operator.features(active.indices, precision)
+            evaluator = self._operator.evaluator(precision)
+            error = error + matmat_in_parallel(evaluator, features, columns, delta, self._settings.threads)
             if self._settings.prefitting:
                 rows = active.rows(candidates)
                 curvature = curvature - np.sum(active.half_solve(rows) ** 2, axis=1, dtype=np.float64)
@@ -201,9 +204,6 @@ class _Scorer:
             chosen[picked] = True
             return np.asarray(picked)
         return np.asarray(best_in_groups(scores, candidates, groups, chosen))
-
-    def _product(self, rows: Features, columns: Features, delta: FloatArray) -> FloatArray:
-        return matmat_in_parallel(self._operator.single, rows, columns, delta, self._settings.threads)
 
 
 @cached_njit(nogil=True)

@@ -72,7 +72,8 @@ class Subproblem:
     targets : int
         Number p of gradient columns.
     single : bool, optional
-        Keep the factor in float32; decided by the noise variance by default.
+        Keep the factor in float32; decided by the noise variance by default. False means float64 in all that concerns
+        the block, scores of candidates included.
     typical_entry : float, optional
         Root mean square of K's entries off the diagonal, which bounds the largest eigenvalue of Kbar_BB more closely
         than the diagonal alone.
@@ -83,6 +84,8 @@ class Subproblem:
         Variables appended so far.
     gradient : (capacity, p) float64
         g at the variables appended.
+    scores_in_double : bool
+        Whether candidates are to be scored by float64 entries.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Subproblem:
             largest = min(largest, float(np.hypot(np.sqrt(capacity) * diagonal, capacity * typical_entry)))
         margin = operator.noise_variance / (np.finfo(np.float32).eps * largest)
         self._wants_single = bool(margin >= SINGLE_MARGIN) if single is None else single
+        self.scores_in_double = single is False
         self._allocate(self._wants_single, capacity, targets)
 
     def _allocate(self, single: bool, capacity: int, targets: int) -> None:

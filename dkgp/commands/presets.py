@@ -1,0 +1,242 @@
+"""`--as-in-the-paper`: the settings that the papers print, for the commands that have their methods.
+
+One table says which option has which value, and where it is printed. What a user gives besides wins: the paper decides
+the options that are at their defaults, or, where it is known which were given, those that were not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.errors import UsageError
+
+__all__ = ["PRESETS", "Preset", "Presets", "Setting", "announce_preset", "left_open", "preset_record", "settled"]
+
+Job = TypeVar("Job")
+
+GBCD = "Bo and Sminchisescu 2008"
+KERNEL_CG = "Ratliff and Bagnell 2007"
+SMOLA_BARTLETT = "Smola and Bartlett 2001"
+PURSUIT = "Karsmakers and others 2011"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value in a paper, and where it is printed."""
+
+    option: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A method's settings in a paper; options that are not named keep their defaults."""
+
+    paper: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True)
+class Presets:
+    """Those of one command.
+
+    Attributes
+    ----------
+    chooser : str
+        The option that names the method: the first of `methods` where it is at its default.
+    methods : dict of str to Preset
+    nested : str
+        The job's field that holds the options.
+    own : tuple of str
+        Options that are the job's fields themselves.
+    """
+
+    chooser: str
+    methods: Mapping[str, Preset]
+    nested: str
+    own: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Every option that a paper has a say in."""
+        named = (setting.option for preset in self.methods.values() for setting in preset.settings)
+        return tuple(dict.fromkeys((self.chooser, *named)))
+
+
+DOUBLE = Setting("precision", "double", "the paper names none: every number in float64")
+TOLERANCE = Setting("tolerance", 1e-4, "section 3: the gradient's infinity norm")
+BLOCK = Setting("block_size", 500, "section 3, which does not grow")
+PLAIN_STEPS = Setting("memory", 0, "algorithm 1, step 4: the block's own step")
+SIMPLE = Preset(GBCD, (TOLERANCE, DOUBLE))
+BLOCKS = Preset(GBCD, (BLOCK, PLAIN_STEPS, TOLERANCE, DOUBLE))
+RISK = Preset(
+    KERNEL_CG,
+    (
+        Setting(
+            "duality_gap", 0.025, "section 4: the gap criterion; Smola and Bartlett's value, as the paper prints none"
+        ),
+        DOUBLE,
+    ),
+)
+ONE_BY_ONE = Setting("per_round", 1, "algorithm 1: refitted after each choice")
+KAPPA = Setting("candidates", 59, "section 4: ceil(log .05 / log .95)")
+NO_SCREEN = Setting("screen", 0, "algorithm 1: every candidate is refitted with")
+REGRESSORS = Setting("basis_size", 2000, "section 3.2")
+
+PRESETS: Mapping[str, Presets] = {
+    "train": Presets(
+        "solver",
+        {
+            "gbcd": Preset(
+                GBCD,
+                (
+                    BLOCK,
+                    Setting("candidates", 60, "section 3: kappa"),
+                    Setting("variables_per_step", 1, "algorithm 2: solved again after each variable"),
+                    PLAIN_STEPS,
+                    TOLERANCE,
+                    DOUBLE,
+                ),
+            ),
+            "bcdc": BLOCKS,
+            "bcdg": BLOCKS,
+            "smo": SIMPLE,
+            "cg": SIMPLE,
+            "kcg": RISK,
+            "paramcg": RISK,
+        },
+        "solver",
+    ),
+    "sparse": Presets(
+        "method",
+        {
+            "sggp": Preset(
+                SMOLA_BARTLETT, (KAPPA, ONE_BY_ONE, NO_SCREEN, Setting("gap", 0.025, "section 5: gap(alpha, alpha*)"))
+            ),
+            "mpgp": Preset(
+                GBCD,
+                (
+                    REGRESSORS,
+                    Setting("candidates", 59, "Keerthi and Chu 2006: of each choice, beside the 59 best before"),
+                    Setting("per_round", 1, "Keerthi and Chu 2006: refitted after each choice"),
+                ),
+            ),
+            "sr": Preset(GBCD, (REGRESSORS,)),
+            "sd": Preset(GBCD, (REGRESSORS,)),
+        },
+        "settings",
+        ("gap", "basis_size"),
+    ),
+    "classify": Presets(
+        "method",
+        {
+            "fixed-size": Preset(
+                PURSUIT,
+                (
+                    Setting("isotropic", True, "section 5.2: exp(-|x - x'|^2 / sigma^2)"),
+                    Setting("search", "annealing", "section 4.4: coupled simulated annealing, then Nelder-Mead"),
+                    Setting("folds", 10, "section 5"),
+                    Setting("prototypes", "k-centre", "sections 4.2 and 5.2: farthest-point clustering"),
+                    Setting("pool", 2000, "section 5.3; all of fewer samples, as in section 5.2"),
+                    Setting("intercept", "selected", "equation 34: a component as any other, nu = 1e-8"),
+                    Setting("stop", None, "table 2: epsilon = -infinity, the safest"),
+                    Setting("cardinality", "tenth", "section 4.5: within a tenth of the standard deviation"),
+                ),
+            )
+        },
+        "settings",
+        ("method",),
+    ),
+}
+
+
+def left_open(command: str, given: Collection[str]) -> tuple[str, ...]:
+    """Return the options that a paper may decide, for a command line that gave some."""
+    return tuple(name for name in PRESETS[command].options if name not in given)
+
+
+def settled(command: str, job: Job) -> Job:
+    """Return the job with the paper's settings where it asks for them, and which these are in `as_in_the_paper`.
+
+    A job that was settled stays as it is.
+
+    Raises
+    ------
+    UsageError
+        A solver or method that no paper prints settings of, or an option that none has a say in.
+    """
+    asked: bool | tuple[str, ...] = getattr(job, "as_in_the_paper", False)
+    if asked is False:
+        return job
+    presets = PRESETS[command]
+    unknown = () if asked is True else tuple(name for name in asked if name not in presets.options)
+    if unknown:
+        raise UsageError(
+            f"`as_in_the_paper` is true, or names options that a paper decides; `{unknown[0]}` is none of "
+            f"{', '.join(presets.options)}"
+        )
+
+    def is_open(option: str) -> bool:
+        return _held(presets, job, option) == _default(presets, job, option) if asked is True else option in asked
+
+    chooser = presets.chooser
+    name = _held(presets, job, chooser)
+    values: dict[str, Any] = {}
+    if name == _default(presets, job, chooser) and is_open(chooser):
+        name = values[chooser] = next(iter(presets.methods))
+    if name not in presets.methods:
+        raise UsageError(
+            f"`as_in_the_paper` has no settings of `{chooser}` {name}: the papers print those of "
+            f"{', '.join(presets.methods)}. Choose one of them, or leave `as_in_the_paper` out"
+        )
+    values |= {each.option: each.value for each in presets.methods[name].settings if is_open(each.option)}
+    return cast(Job, _changed(presets, job, values))
+
+
+def preset_record(command: str, job: Any) -> dict[str, Any]:
+    """Return what a settled job's record says: the paper, what it set, and what was given instead; nothing without."""
+    if job.as_in_the_paper is False:
+        return {}
+    presets = PRESETS[command]
+    name = _held(presets, job, presets.chooser)
+    preset = presets.methods[name]
+    values = {each.option: _held(presets, job, each.option) for each in preset.settings}
+    told = {"paper": preset.paper, presets.chooser: name, "set": {}, "otherwise": {}}
+    for option, value in values.items():
+        told["set" if option in job.as_in_the_paper else "otherwise"][option] = value
+    return {"as_in_the_paper": told}
+
+
+def announce_preset(command: str, job: Any, reporter: Reporter) -> None:
+    """Tell what a settled job has of its paper."""
+    for record in preset_record(command, job).values():
+        told = ", ".join(f"`{option}` {value}" for option, value in record["set"].items())
+        apart = ", ".join(f"`{option}` {value}" for option, value in record["otherwise"].items())
+        also = f"; but for {apart}" if apart else ""
+        reporter.note(f"{record[PRESETS[command].chooser]} as in the paper ({record['paper']}): {told}{also}")
+
+
+def _holder(presets: Presets, job: Any, option: str) -> Any:
+    return job if option in presets.own else getattr(job, presets.nested)
+
+
+def _held(presets: Presets, job: Any, option: str) -> Any:
+    return getattr(_holder(presets, job, option), option)
+
+
+def _default(presets: Presets, job: Any, option: str) -> Any:
+    holder = _holder(presets, job, option)
+    return type(job).__dataclass_fields__[option].default if holder is job else getattr(type(holder)(), option)
+
+
+def _changed(presets: Presets, job: Any, values: Mapping[str, Any]) -> Any:
+    own = {option: value for option, value in values.items() if option in presets.own}
+    rest = {option: value for option, value in values.items() if option not in own}
+    decided = tuple(option for option in values if option != presets.chooser)
+    nested = getattr(job, presets.nested)
+    nested = nested.changed(**rest) if hasattr(nested, "changed") else replace(nested, **rest)
+    return replace(job, as_in_the_paper=decided, **own, **{presets.nested: nested})
