@@ -40,6 +40,15 @@ __all__ = ["evaluate", "evaluate_job", "info", "predict", "predict_job"]
 @click.argument("dataset")
 @click.option("--out", required=True, metavar="STORE", help="Where the predictions go.")
 @variance_options()
+@click.option(
+    "--variance-basis",
+    "basis",
+    type=int,
+    metavar="M",
+    help="Bound each variance by a basis of its own of up to M training samples, chosen greedily until the bounds on "
+    "what is taken off k(x, x) differ by less than --variance-gap of their mean (Smola and Bartlett). Test samples "
+    "share no work then: without it many take less.",
+)
 @click.option("--keep-factor", is_flag=True, help="Keep the factor with the model, for the next prediction.")
 @click.option(
     "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192; with variances a batch or several]"

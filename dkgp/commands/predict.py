@@ -163,6 +163,8 @@ def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     else:
         _warn_of_latent(summary.classes.get("latent_variance"), reporter)
     if job.variance is not None and summary.variance is not None:
+        if job.variance.basis is not None:
+            _warn_of_bases(summary.variance, reporter)
         if isinstance(model, SparseRecord):
             figures["variance"] = _sparse_variance_figures(summary.variance, summary.n_samples, reporter)
         else:
@@ -192,13 +194,23 @@ def _check_tree(job: PredictJob, model: AnyModel) -> None:
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:
     """Figures of the whole store, and a warning where intervals are wider than wanted."""
     n, unmet, widest = figures["met"] + figures["unmet"], figures["unmet"], figures["gap_max"]
-    if unmet:
+    if unmet and settings.basis is None:
         reporter.warn(
             f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
             f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones raise --max-passes "
             f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         )
     return _told(figures)
+
+
+def _warn_of_bases(figures: dict[str, Any], reporter: Reporter) -> None:
+    """Warn where a basis ended before its gap: its interval holds all the same."""
+    if figures["unmet"]:
+        reporter.warn(
+            f"the bases of {figures['unmet']:,} of {figures['met'] + figures['unmet']:,} test samples end before their "
+            f"bounds are within {figures['basis_gap']:g} of each other; their intervals hold all the same. For "
+            f"narrower ones raise --variance-basis (now {figures['basis']:,})"
+        )
 
 
 def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:

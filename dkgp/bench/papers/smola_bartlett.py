@@ -25,6 +25,7 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data.sources.synthetic import rbf_mixture
 from dkgp.errors import UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.variance.greedy import BasisSearch
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
@@ -261,16 +262,16 @@ class SmolaBartlett:
         return BlockedKernelOperator(kernel, noise, ArrayInputs(inputs), self.executor)
 
     def _error_bars(self, inputs: FloatArray, test: FloatArray, width: float) -> list[int]:
-        """Kernels for k' Kbar^-1 k at each test sample: an engine's run with y = k."""
+        """Kernels for k' Kbar^-1 k at each test sample."""
         kernel = SquaredExponential(gamma=(1.0 / width,) * inputs.shape[1])
-        counts = []
-        with self._operator(inputs, width, NOISES[0]) as operator:
-            for number, row in enumerate(test):
-                settings = GreedySettings(
-                    min(MOST_KERNELS, len(inputs)), gap=GAP, gap_of="risk", seed=self.seed + number
-                )
-                counts.append(len(choose_greedily(operator, kernel(inputs, row[None]), settings).indices))
-        return counts
+        search, most = BasisSearch(kernel, NOISES[0], ArrayInputs(inputs)), min(MOST_KERNELS, len(inputs))
+        try:
+            return [
+                search(row[None], GreedySettings(most, gap=GAP, gap_of="risk", seed=self.seed + number)).kernels
+                for number, row in enumerate(test)
+            ]
+        finally:
+            search.close()
 
     def _split_errors(
         self, inputs: FloatArray, targets: FloatArray, n: int, noise: float, seed: int

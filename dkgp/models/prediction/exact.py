@@ -11,12 +11,14 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, ModelRecord
+from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
+from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
@@ -94,6 +96,14 @@ def exact_rounds(
     means = _Means(context, test, executor, model, certificate, sums)
     if variance is None:
         return means
+    if stored is not None and ("basis" in stored) != (variance.basis is not None):
+        raise InputError(
+            "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
+            "as it was, or `overwrite`"
+        )
+    if variance.basis is not None:
+        by_basis = BasisRun(context, model.noise_variance, certificate, test, executor, variance)
+        return _MeansAndVariances(means, by_basis, model)
     run = VarianceRun(model, kernel, context, certificate, test, executor, variance, stored)
     return _MeansAndVariances(means, run, model)
 
@@ -143,7 +153,7 @@ class _MeansAndVariances:
     classes: tuple[str, ...] | None = None
     variables: tuple[str, ...] = VARIANCES
 
-    def __init__(self, means: _Means, run: VarianceRun, model: ModelRecord) -> None:
+    def __init__(self, means: _Means, run: VarianceRun | BasisRun, model: ModelRecord) -> None:
         self._means, self._run, self._model = means, run, model
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = means.n_support, means.assumes

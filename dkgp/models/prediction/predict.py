@@ -18,6 +18,7 @@ from dkgp.errors import InputError
 from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
+from dkgp.models.prediction.sparse_bases import SparseRoundsWithBases
 from dkgp.models.prediction.sparse_rounds import SparseRounds
 from dkgp.models.prediction.streaming import Rounds, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
@@ -154,6 +155,8 @@ def predict(
                 )
             elif isinstance(model, LinearRecord):
                 rounds = LinearRounds(model, test, executor, variance is not None)
+            elif isinstance(model, SparseRecord) and variance is not None and variance.basis is not None:
+                rounds = SparseRoundsWithBases(model, test, executor, version, variance)
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:

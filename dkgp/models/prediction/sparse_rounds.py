@@ -165,8 +165,9 @@ class SparseRounds:
                 "noise_variance": (model.noise_variance * scale**2).tolist(),
             }
 
-    def prepare(self) -> None:
+    def prepare(self) -> str | None:
         """Nothing: the first task that a worker gets opens the model."""
+        return None
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
 __all__ = ["TestRows", "VarianceSettings"]
+
+
+# Settings that a basis for each sample has no use for.
+_FACTOR_ONLY = ("max_passes", "rank", "halo", "keep_factor")
 
 
 class TestRows(Protocol):
@@ -48,8 +52,12 @@ class VarianceSettings:
         training samples, up to a third of what is free.
     keep_factor : bool
         Keep the factor with the model, and use it next time.
+    basis : int, optional
+        Bound each variance by a basis of its own of up to so many training samples, chosen until the bounds on what is
+        taken off k(x, x) differ by less than `gap` of their mean; see `dkgp.models.variance.greedy`. Of the other
+        settings latent, batch_size, memory_bytes and seed go with it.
     seed : int
-        Of the landmarks' choice.
+        Of the landmarks' choice, or the bases'.
     """
 
     gap: float = 0.02
@@ -60,6 +68,7 @@ class VarianceSettings:
     batch_size: int | None = None
     memory_bytes: int | None = None
     keep_factor: bool = False
+    basis: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,10 +76,20 @@ class VarianceSettings:
             raise InputError(f"the variance gap must be a positive number, such as 0.02 for 2 %; got {self.gap}")
         if not (math.isfinite(self.max_passes) and self.max_passes >= 0.0):
             raise InputError(f"the passes for variances must be a number that is not negative; got {self.max_passes}")
-        for name, value in (("rank", self.rank), ("batch size", self.batch_size), ("memory", self.memory_bytes)):
+        sizes = {"rank": self.rank, "batch size": self.batch_size, "memory": self.memory_bytes, "basis": self.basis}
+        for name, value in sizes.items():
             if value is not None and value < 1:
                 raise InputError(f"the variance {name} must be at least 1; got {value}")
         if self.halo is not None and self.halo < 0:
             raise InputError(f"the variance halo must not be negative; got {self.halo}")
         if self.seed < 0:
             raise InputError(f"the seed must not be negative; got {self.seed}")
+        if self.basis is not None:
+            default = {each.name: each.default for each in fields(VarianceSettings)}
+            other = [name for name in _FACTOR_ONLY if getattr(self, name) != default[name]]
+            if other:
+                named = ", ".join(f"`{name}`" for name in other)
+                raise InputError(
+                    f"{named}: of the factor that test samples share; with a `basis` for each there is none. Leave one "
+                    "or the other out"
+                )

@@ -157,6 +157,10 @@ class VarianceRun:
         landmarks: Landmarks | None = None,
         factors: int = 1,
     ) -> None:
+        if settings.basis is not None:
+            raise InputError(
+                "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
+            )
         executor.require_one_arithmetic()
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
         self._n_test = test.n_samples if n_test is None else n_test

@@ -140,7 +140,10 @@ def _predicted_variance_rows(variance: Document) -> Rows:
             of,
             ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
             ("exact variances known within", gaps),
+            *_bases(variance),
         ]
+    if "basis" in variance:
+        return [of, ("variances certified within", gaps), *_bases(variance)]
     met, total = variance["met"], variance["met"] + variance["unmet"]
     rows = [
         of,
@@ -156,6 +159,21 @@ def _predicted_variance_rows(variance: Document) -> Rows:
         ("by", f"a factor of rank {variance['rank']:,} {how}"),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
+
+
+def _bases(variance: Document) -> Rows:
+    """Rows on bases for each sample, where there are some and this run found them."""
+    if variance.get("kernels_mean") is None:
+        return []
+    mean, std, most = (variance[f"kernels_{name}"] for name in ("mean", "std", "max"))
+    total = variance["met"] + variance["unmet"]
+    rows = [
+        ("by a basis for each", f"{mean:.1f} +- {std:.1f} samples, {most:,} at most"),
+        (f"bounds within {variance['basis_gap']:g}", f"of {variance['met']:,} of {total:,}"),
+    ]
+    if variance["seconds_per_sample"] is not None:
+        rows.append(("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
+    return rows
 
 
 def _gaps(mean: float | None, largest: float | None) -> str:

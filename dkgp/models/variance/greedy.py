@@ -1,0 +1,358 @@
+"""Variances by a basis for each test sample: Smola and Bartlett's error bars, in proven intervals.
+
+The variance of the function at x is V = k(x, x) - q, q = k'Kbar^-1 k with k = k_x. Their greedy choice, run with k for
+targets, ends in a basis S with weights beta and in samples S* with alpha; whatever these are,
+
+    2 a'k - a'Kbar a <= q <= |k - K_nS beta|^2 / s2 + beta'K_SS beta,    a zero outside S*,
+
+which is theorem 1. S and S* grow, each by the best of 59 samples drawn at random, until the bounds differ by the gap
+that is asked for, over their mean. What is reported is evaluated anew in float64 with its own roundings: an entry
+k(x, x') is at most w w', w = sqrt(k(x, x)), and off by eps w w' (t + t'), t the errors of rows.
+
+A sample takes n (59 m + m^2) entries or so, and nothing of it serves another one: the shared factor of
+`dkgp.models.variance.variances` is quicker wherever there are more than a few samples.
+
+References
+----------
+A. J. Smola, P. Bartlett, Sparse greedy Gaussian process regression (2001), sections 3 to 5, theorem 1, equation (10).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.cluster.tile_budget import TileBudget
+from dkgp.errors import MemoryBudgetError, NumericalError
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.models.certificate import Certificate
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, outward
+from dkgp.models.support import certified_means
+from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.sizes import default_memory_bytes
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.inputs import InputSource, centre_of
+from dkgp.solvers.greedy_basis.engine import choose_greedily
+from dkgp.solvers.greedy_basis.settings import GreedySettings
+
+__all__ = ["BasisBounds", "BasisRun", "BasisSearch", "basis_task"]
+
+PIECE_ROWS = 512
+# Samples of a task, regions of a store, samples that tell beforehand what all will take.
+BATCH, REGIONS, PROBED = 8, 1000, 2
+# Share of k(x, x): where less is taken off it, that is nothing to compare bounds with.
+NOTHING = 1e-9
+# Arrays of n numbers that a sample takes beside the columns of its basis.
+VECTORS = 12
+
+
+@dataclass(frozen=True)
+class BasisBounds:
+    """Bounds on the function's variance at one test sample, standardised.
+
+    Attributes
+    ----------
+    lower, upper : float
+    kernels : int
+        Basis samples.
+    met : bool
+        Whether the bounds on what is taken off k(x, x) are within the gap, roundings included.
+    """
+
+    lower: float
+    upper: float
+    kernels: int
+    met: bool
+
+
+class BasisSearch:
+    """Chooses bases among training samples, one test sample at a time; on the thread that calls.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    noise_variance : float
+        s2.
+    source : InputSource
+        Standardised training inputs.
+    memory_bytes : int
+        What columns of a basis may take while it grows.
+    """
+
+    def __init__(self, kernel: Kernel, noise_variance: float, source: InputSource, memory_bytes: int = 0) -> None:
+        executor = HereExecutor()
+        executor.tiles = TileBudget(memory_bytes)
+        self._kernel, self._noise_variance, self._source = kernel, noise_variance, source
+        self.operator = BlockedKernelOperator(kernel, noise_variance, source, executor)
+        # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
+        self._evaluator = TileEvaluator(kernel, "double", expanded=False, centre=centre_of(source))
+
+    def close(self) -> None:
+        """Forget what this process keeps of the training samples."""
+        self.operator.close()
+
+    @cached_property
+    def _rows(self) -> tuple[FloatArray, FloatArray]:
+        """Of all training samples w, with its own rounding, and t."""
+        context = self.operator.context
+        inputs = (self._source.inputs(*context.bounds(block)) for block in range(context.n_blocks))
+        found = [self._scales(rows) for rows in inputs]
+        return np.concatenate([w for w, _ in found]), np.concatenate([t for _, t in found])
+
+    def _scales(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        errors = self._evaluator.row_errors(inputs)
+        diagonal = np.asarray(self._kernel.diagonal(inputs), dtype=np.float64)
+        return np.sqrt(diagonal * (1.0 + 2.0 * EPS * errors)) * (1.0 + EPS), errors
+
+    def products(self, columns: FloatArray, weights: FloatArray) -> FloatArray:
+        """K(X, columns) weights, for inputs (m, d) and weights (m, t): (n, t)."""
+        context, features = self.operator.context, self._evaluator.prepare(columns)
+        found = np.empty((self.operator.n, weights.shape[1]))
+        for block in range(context.n_blocks):
+            first, last = context.bounds(block)
+            rows = context.block_features(block, "double")
+            for start in range(0, last - first, PIECE_ROWS):
+                stop = min(start + PIECE_ROWS, last - first)
+                found[first + start : first + stop] = self._evaluator.tile(rows.slice(start, stop), features) @ weights
+        return found
+
+    def __call__(self, x: FloatArray, settings: GreedySettings) -> BasisBounds:
+        """Bound the variance at a standardised input x (1, d), by a choice with these settings.
+
+        Raises
+        ------
+        NumericalError
+            The bounds contradict each other: the kernel is not positive definite.
+        """
+        with single_threaded_blas():
+            k = self.products(x, np.ones((1, 1)))
+            prior = float(self._kernel.diagonal(x)[0])
+            w, t = (float(some[0]) for some in self._scales(x))
+            rounded = 2.0 * EPS * t * prior
+            S, beta, dual = np.empty(0, dtype=np.intp), np.empty((0, 1)), np.empty(0, dtype=np.intp)
+            if k.any():
+                found = choose_greedily(self.operator, k, settings)
+                S, beta, dual = found.indices, found.weights, found.dual
+            most, least = self._most(k, S, beta, w, t), self._least(k, dual, w, t)
+        lower = math.nextafter(prior - rounded - most, -math.inf)
+        upper = math.nextafter(prior + rounded - least, math.inf)
+        if upper < max(lower, 0.0):
+            raise NumericalError(
+                f"bounds on a variance contradict each other, by {max(lower, 0.0) - upper:.3g}: the kernel is not "
+                "positive definite. A user's function is only checked on a sample of the inputs; use one that is known "
+                "to be positive definite"
+            )
+        mean = max(0.5 * (most + least), NOTHING * prior)
+        met = settings.gap is not None and most - least <= settings.gap * mean
+        return BasisBounds(max(lower, 0.0), upper, len(S), met)
+
+    def _most(self, k: FloatArray, S: IndexArray, beta: FloatArray, w: float, t: float) -> float:
+        """What q is at most: |k - K_nS beta|^2 / s2 + beta'K_SS beta, roundings included."""
+        all_w, all_t = self._rows
+        m, residual, quadratic = len(S), k, 0.0
+        size, spread, joint = w, w * t, 0.0
+        if m:
+            inputs = self.operator.inputs(S)
+            residual = k - self.products(inputs, beta)
+            features = self._evaluator.prepare(inputs)
+            own, weighed = float(np.abs(beta[:, 0]) @ all_w[S]), float(np.abs(beta[:, 0]) @ (all_w[S] * all_t[S]))
+            quadratic = float(beta[:, 0] @ (self._evaluator.tile(features, features) @ beta[:, 0]))
+            joint = 2.0 * EPS * own * weighed + (2 * m + 4) * UNIT * own**2
+            size, spread = size + own, spread + weighed
+        # Of entry i: the kernel's entries are off by eps w_i (t_i size + spread), the sum by m + 2 roundings.
+        length = float(np.linalg.norm(all_w))
+        off = EPS * (size * float(np.linalg.norm(all_w * all_t)) + spread * length) + (m + 2) * UNIT * size * length
+        norm = float(np.linalg.norm(residual)) * (1.0 + (len(k) + 4) * UNIT) + EVALUATION * off
+        return (norm**2 / self._noise_variance + max(quadratic, 0.0) + EVALUATION * joint) * (1.0 + 8.0 * EPS)
+
+    def _least(self, k: FloatArray, S: IndexArray, w: float, t: float) -> float:
+        """What q is at least: 2 a'k - a'Kbar a, roundings included, for the a that makes most of these samples."""
+        if not len(S):
+            return 0.0
+        all_w, all_t = self._rows
+        features, s2 = self._evaluator.prepare(self.operator.inputs(S)), self._noise_variance
+        K = self._evaluator.tile(features, features)
+        try:
+            factor = scipy.linalg.cho_factor(K + s2 * np.eye(len(S)), lower=True, check_finite=False)
+        except scipy.linalg.LinAlgError:
+            return 0.0
+        a = scipy.linalg.cho_solve(factor, k[S, 0], check_finite=False)
+        own, weighed = float(np.abs(a) @ all_w[S]), float(np.abs(a) @ (all_w[S] * all_t[S]))
+        square = s2 * float(a @ a)
+        value = 2.0 * float(a @ k[S, 0]) - float(a @ (K @ a)) - square
+        entries = 2.0 * EPS * (w * (t * own + weighed) + own * weighed)
+        sums = (2 * len(S) + 8) * UNIT * (2.0 * w * own + own**2 + square)
+        return max(0.0, value - EVALUATION * (entries + sums))
+
+
+@dataclass(frozen=True)
+class _Options:
+    settings: GreedySettings
+    memory_bytes: int
+
+
+@needs_one_arithmetic
+def basis_task(
+    context: BlockContext,
+    noise_variance: float,
+    certificate: Certificate | None,
+    test: TestRows,
+    options: _Options,
+    batches: list[tuple[int, int]],
+) -> list[tuple[FloatArray, FloatArray, list[BasisBounds]]]:
+    """Mean and its error bound (rows, p), and the bounds of each row; without a certificate p = 0."""
+    search = BasisSearch(context.kernel, noise_variance, context.source, options.memory_bytes)
+    results = []
+    try:
+        for start, stop in batches:
+            inputs = test.inputs(start, stop)
+            found = [search(inputs[[row - start]], _of_row(options.settings, row)) for row in range(start, stop)]
+            mean = error = np.zeros((len(inputs), 0))
+            if certificate is not None:
+                mean, error = certified_means(context, certificate, inputs)
+            results.append((mean, error, found))
+    finally:
+        search.close()
+    return results
+
+
+def _of_row(settings: GreedySettings, row: int) -> GreedySettings:
+    """The settings for a test sample: draws are its own, whatever batch it is of."""
+    return GreedySettings(settings.size, gap=settings.gap, gap_of="risk", seed=settings.seed + row)
+
+
+class BasisRun:
+    """One prediction's variances by a basis for each sample: its plan, its rounds, its figures.
+
+    Parameters
+    ----------
+    context : BlockContext
+        Of the training inputs and the kernel.
+    noise_variance : float
+    certificate : Certificate or None
+        Of the means; None where they are not wanted.
+    test : TestRows
+        A data set as the model sees it.
+    executor : BlockExecutor
+    settings : VarianceSettings
+        Whose `basis` is a number.
+
+    Attributes
+    ----------
+    plan : dict
+        What the store records: basis, basis_gap, latent, seed. `gap` is None: no interval's width was asked for.
+
+    Raises
+    ------
+    MemoryBudgetError
+        The basis' columns do not fit.
+    """
+
+    def __init__(
+        self,
+        context: BlockContext,
+        noise_variance: float,
+        certificate: Certificate | None,
+        test: TestRows,
+        executor: BlockExecutor,
+        settings: VarianceSettings,
+    ) -> None:
+        assert settings.basis is not None
+        executor.require_one_arithmetic()
+        self._context, self._noise_variance, self._certificate = context, noise_variance, certificate
+        self._test, self._executor = test, executor
+        self._noise = 0.0 if settings.latent else noise_variance
+        most = min(settings.basis, context.n)
+        memory = (settings.memory_bytes or default_memory_bytes(context.n)) // executor.threads_per_process
+        needed = 8 * (VECTORS * context.n + 6 * most * most)
+        if needed > memory:
+            raise MemoryBudgetError(
+                f"a basis of {most:,} samples takes {needed / 1e6:,.3g} MB for each test sample at work; its share of "
+                f"the variance memory is {memory / 1e6:,.3g} MB. Lower `basis`, or raise `memory_bytes`"
+            )
+        self._options = _Options(
+            GreedySettings(most, gap=settings.gap, gap_of="risk", seed=settings.seed), memory - needed
+        )
+        self._batch = min(settings.batch_size or BATCH, max(1, test.n_samples))
+        self.plan: dict[str, Any] = {
+            "gap": None,
+            "basis": int(most),
+            "basis_gap": settings.gap,
+            "latent": settings.latent,
+            "seed": settings.seed,
+        }
+        self._met, self._kernels = 0, list[int]()
+
+    @property
+    def region_rows(self) -> int:
+        """Rows of a region of the store."""
+        return self._batch * max(1, math.ceil(self._test.n_samples / (REGIONS * self._batch)))
+
+    @property
+    def depth(self) -> int:
+        """Regions under way at once: enough to keep every worker thread busy."""
+        batches = max(1, self.region_rows // self._batch)
+        return max(1, math.ceil(self._executor.parallelism / batches)) + 1
+
+    def prepare(self, model: Any = None) -> str:
+        """Find the bases of a few samples, to say what all of them will take."""
+        n, threads = self._test.n_samples, self._executor.parallelism
+        rows = sorted({round(place * (n - 1)) for place in np.linspace(0.0, 1.0, PROBED)})
+        began, found = 0.0, list[BasisBounds]()
+        for row in rows:
+            # Without what is compiled, or read for the first time.
+            began = time.perf_counter()
+            ((_, _, bounds),) = basis_task(
+                self._context, self._noise_variance, None, self._test, self._options, [(row, row + 1)]
+            )
+            found += bounds
+        seconds = time.perf_counter() - began
+        kernels = max(some.kernels for some in found)
+        return (
+            f"each variance takes a basis of its own, up to {kernels:,} of {self._context.n:,} samples for the first "
+            f"{len(found)} looked at: about {n * seconds / threads:,.1f} s for {n:,} samples on {threads} threads like "
+            "this one. Without `basis` test samples share their work, which takes less where they are many"
+        )
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region: one task for each batch."""
+        groups = [[(first, min(first + self._batch, stop))] for first in range(start, stop, self._batch)]
+        arguments = (self._context, self._noise_variance, self._certificate, self._test, self._options)
+        return self._executor.submit("kbasis", basis_task, arguments, groups)
+
+    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
+        mean, error = (np.concatenate(parts) for parts in list(zip(*results, strict=True))[:2])
+        found: list[BasisBounds] = [some for *_, bounds in results for some in bounds]
+        self._met += sum(some.met for some in found)
+        self._kernels += [some.kernels for some in found]
+        lower, upper = (np.asarray([getattr(some, end) for some in found]) for end in ("lower", "upper"))
+        if self._noise:
+            lower, upper = outward(lower + self._noise, upper + self._noise)
+            lower = np.maximum(lower, self._noise)
+        return mean, error, lower, upper
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        count = len(self._kernels)
+        return {
+            **self.plan,
+            "met": self._met,
+            "unmet": count - self._met,
+            "kernels_mean": float(np.mean(self._kernels)) if count else None,
+            "kernels_std": float(np.std(self._kernels)) if count else None,
+            "kernels_max": max(self._kernels, default=None),
+            "seconds_per_sample": seconds / max(1, count),
+        }
