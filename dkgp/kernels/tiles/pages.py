@@ -16,7 +16,8 @@ def fresh_array(entries: int, dtype: DTypeLike) -> NDArray:  # type: ignore[type
     What an allocator hands out may have been used before, and what it gets back it may keep: neither tells what memory
     costs, nor frees it.
     """
-    pages = mmap.mmap(-1, max(1, entries * np.dtype(dtype).itemsize))
+    # Shared ones, the default, are a file's in memory: dearer, never huge.
+    pages = mmap.mmap(-1, max(1, entries * np.dtype(dtype).itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype, entries)
