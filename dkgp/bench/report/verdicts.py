@@ -50,14 +50,20 @@ def of_another_size(record: Document) -> str:
     return ", ".join(f"{name} {_said(asked.get(name))} of {_said(full[name])}" for name in differing)
 
 
-def hours_left(record: Document) -> float | None:
-    """Hours that the draws which are missing would take on the same machine; None where it is not of draws."""
-    full: int | None = PARTS.find(record["part"]).full.get("draws")
-    asked: int | None = record["asked"]["settings"].get("draws")
-    if not full or not asked or full <= asked:
-        return None
-    seconds: float = record["seconds"]
-    return seconds * (full / asked - 1.0) / 3600.0
+def hours_left(record: Document) -> str:
+    """Hours that the paper's draws would still take on the same machine, in words; none where it is not of draws.
+
+    Where other settings are not the paper's, all draws are to be made anew, and take longer than these did.
+    """
+    part, asked = PARTS.find(record["part"]), record["asked"]["settings"]
+    full = part.settings(full=True, given={})
+    draws, done = full.get("draws"), asked.get("draws")
+    if not draws or not done:
+        return ""
+    others = any(asked.get(name) != value for name, value in full.items() if name not in ("draws", "seed"))
+    missing = draws if others else draws - done
+    hours = record["seconds"] * missing / done / 3600.0
+    return f"{'> ' if others else ''}{hours:.1f}" if missing > 0 else ""
 
 
 def summary(records: Sequence[Document]) -> list[Document]:
@@ -135,10 +141,8 @@ def _markdown(records: Sequence[Document], command: Callable[[str], str]) -> str
     lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", f"Seconds are of {'; '.join(machines)}.", ""]
     lines += ["| part | size | seconds | met | beyond | missed | open | hours left |", "|" + "---|" * 8]
     for record, row in zip(records, summary(records), strict=True):
-        hours = hours_left(record)
-        left = "" if hours is None else f"{hours:.1f}"
         cells = [f"`{row['name']}`", row["size"] or "the paper's", duration(record["seconds"])]
-        lines.append(_line([*cells, *(str(row[word]) for word in WORDS), left]))
+        lines.append(_line([*cells, *(str(row[word]) for word in WORDS), hours_left(record)]))
     totals = [sum(row[word] for row in summary(records)) for word in WORDS]
     lines.append(_line(["all", "", duration(sum(record["seconds"] for record in records)), *map(str, totals), ""]))
     for key, paper in PAPERS.items():

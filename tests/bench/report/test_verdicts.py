@@ -125,6 +125,9 @@ def test_figures_of_solvers() -> None:
     rows = [{"key": "gbcd", "objective": 5}, {"key": "bcdc", "objective": 6}, {"key": "bcdg", "objective": None}]
     (verdict,) = gbcd.solvers([table("figure_3:a", rows)], "a")
     assert (verdict.verdict, verdict.here) == (MET, "GBCD 5; BCDC 6")
+    rows[2]["last"] = 4  # cut off before GBCD was there
+    (verdict,) = gbcd.solvers([table("figure_3:a", rows)], "a")
+    assert verdict.verdict == OPEN
     rows[2]["objective"] = 4
     (verdict,) = gbcd.solvers([table("figure_3:a", rows)], "a")
     assert verdict.verdict == MISSED
@@ -140,6 +143,8 @@ def test_sparse_models_and_their_order() -> None:
     said = {"sd above sr": "yes: +30 %", "sr above mpgp": "tied: +0 %", "mpgp above gbcd": "reversed: -2 %", "a": "b"}
     found = words(gbcd.sparse_models([table("table_4:kin40k", rows, figures=said)], "kin40k"))
     assert list(found.values()) == [BEYOND, MET, MISSED, MISSED, MET, MISSED, MISSED]
+    said = {"sd above sr": "yes: +30 %, of one draw"}
+    assert words(gbcd.sparse_models([table("table_4:a", [], figures=said)], "a")) == {"error of sd above sr": OPEN}
 
 
 def test_variances_targets_and_growth() -> None:
@@ -305,11 +310,12 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_verdicts_stand_on_the_page_and_go_where_they_are_wanted(parts: dict[str, Any], tmp_path: Path) -> None:
     folder, markdown, compact = tmp_path / "report", tmp_path / "verdicts.md", tmp_path / "records.json"
     job = BenchPapersJob(report=str(folder), full=True, draws=4, verdicts=(str(markdown), str(compact)))
-    rows = run_report(job, SilentReporter())["rows"]
+    clock = iter(range(0, 10**6, 3600))
+    rows = run_report(job, SilentReporter(), clock=lambda: float(next(clock)))["rows"]
     assert [(row["part"], row["missed"], row["met"]) for row in rows] == [("first:a", 1, 0), ("first:b", 1, 0)]
     text = markdown.read_text(encoding="utf-8")
     for line in (
-        "| `first:a` | draws 4 of 10 |",
+        "| `first:a` | draws 4 of 10 | 1 h 0 min | 0 | 0 | 1 | 0 | 1.5 |",
         "| data | what | the paper | here | verdict |",
         "| a | a figure | < 1 | 4 | **missed** (1) |",
         "| b | a figure | < 1 | 4 | **missed** (2) |",
