@@ -167,12 +167,14 @@ def test_every_term_as_the_proofs_add_them_up(rng: np.random.Generator, with_ste
         off += rho * mp.mpf(float(noise.max())) * mp.norm(terms)
         length = mp.norm([mp.mpf(float(value)) for value in gradient[:, t]])
         off += (n + 5) * u * length + 2 * u * mp.norm([mp.mpf(float(value)) for value in targets[:, t]])
-        assert certificate.residual_norm[t] == pytest.approx(float(length), rel=1e-13)
+        assert certificate.residual_norm[t] == pytest.approx(float(length), rel=1e-13, abs=0)
         # The last bits are not the point: all terms but the one in question are within this of it.
-        assert certificate.residual_rounding[t] == pytest.approx(float(mp.mpf("1.01") * off), rel=1e-13)
-        assert certificate.magnitude[t] == pytest.approx(float(mp.mpf("1.01") * mp.fdot(scale, sizes)), rel=1e-13)
+        assert certificate.residual_rounding[t] == pytest.approx(float(mp.mpf("1.01") * off), rel=1e-13, abs=0)
+        assert certificate.magnitude[t] == pytest.approx(
+            float(mp.mpf("1.01") * mp.fdot(scale, sizes)), rel=1e-13, abs=0
+        )
         spread = mp.fsum(scale[i] * e[i] * sizes[i] for i in range(n))
-        assert certificate.spread[t] == pytest.approx(float(mp.mpf("1.01") * spread), rel=1e-13)
+        assert certificate.spread[t] == pytest.approx(float(mp.mpf("1.01") * spread), rel=1e-13, abs=0)
     assert certificate.noise_variance == noise.min()
 
 
@@ -186,12 +188,16 @@ def test_terms_that_row_errors_outweigh_show_where_there_are_none() -> None:
         return Certificate.of(alpha, gradient, targets, noise, 4.0, no_errors).residual_rounding[0]  # type: ignore[arg-type]
 
     varying = np.linspace(1e6, 5e6, n)
-    assert rounding(ones, zero, zero, varying) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 5e6 * 3.0), rel=1e-14)
-    assert rounding(-ones, zero, zero, 1e-3) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 3e-3), rel=1e-14)
-    assert rounding(zero, ones, zero, 1.0) == pytest.approx(1.01 * (n + 5) * u * 3.0, rel=1e-14)
-    assert rounding(zero, zero, -ones, 1.0) == pytest.approx(1.01 * 2.0 * u * 3.0, rel=1e-14)
+    assert rounding(ones, zero, zero, varying) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 5e6 * 3.0), rel=1e-14, abs=0)
+    assert rounding(-ones, zero, zero, 1e-3) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 3e-3), rel=1e-14, abs=0)
+    assert rounding(zero, ones, zero, 1.0) == pytest.approx(1.01 * (n + 5) * u * 3.0, rel=1e-14, abs=0)
+    assert rounding(zero, zero, -ones, 1.0) == pytest.approx(1.01 * 2.0 * u * 3.0, rel=1e-14, abs=0)
     # What products of the smallest numbers lose, for each sample, and no more.
-    assert rounding(zero, zero, zero, 1.0) == pytest.approx(1.01 * n**1.5 * LOST, rel=1e-2, abs=0.0)
+    assert rounding(zero, zero, zero, 1.0) == pytest.approx(1.01 * n**1.5 * LOST, rel=1e-2, abs=0)
+    two = np.column_stack([ones, ones])
+    stepped = Certificate.of(two, 0.0 * two, 0.0 * two, 0.5, 4.0, no_errors, stepped=3.0 * two).residual_rounding
+    further = 1.01 * (rho + step_roundings(2) * u) * (6.0 * 2.0 * 9.0 * 7.0 + 0.5 * 3.0 * 7.0)
+    assert stepped == pytest.approx((further, further), rel=1e-14, abs=0)
 
 
 def test_errors_of_rows_that_are_not_known_are_those_of_the_samples() -> None:

@@ -1,10 +1,10 @@
 """Mutation runs (`make mutants ROOM=solvers/risk`): which small changes of a room's code its tests do not see.
 
 Mutants are drawn file by file (`tests.mutants.mutations`); each is met by the tests that run its line, quick ones and
-those of the file's own test file first, as far as `--seconds` go; one that none of them fails on survives. What is known
-of each stands in the work folder, so that a run which is broken off goes on; the record, one for all rooms, says for
-each file how many of how many were killed, and shows every survivor. Survivors that no test could tell from the
-original have their reason in `equivalent.toml`.
+those of the file's own test file first, as far as `--seconds` go; one that none of them fails on survives. What is
+known of each stands in the work folder, so that a run which is broken off goes on; the record, one for all rooms,
+says for each file how many of how many were killed, and shows every survivor. Survivors that no test could tell from
+the original have their reason in `equivalent.toml`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,215 @@
+"""What the loop asks of a method, of a rule and of checkpoints, and when: by a method that writes it all down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import ClusterError, InterruptedRunError
+from dkgp.operators.base import KernelOperator
+from dkgp.solvers import (
+    Checkpointing,
+    ConjugateGradient,
+    GradientInfNorm,
+    MaxIterations,
+    Progress,
+    StoppingRule,
+    driver,
+)
+from dkgp.solvers.base import Method
+from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.precision import PrecisionPolicy
+from dkgp.solvers.state import SolverState
+from tests.solvers.problems import Problem, smooth_problem
+
+PROBLEM = smooth_problem(60, 2, noise_variance=0.5)
+FLAT = 2.0 / float(np.linalg.eigvalsh(PROBLEM.matrix)[[0, -1]].sum())
+
+
+@dataclass(frozen=True)
+class Descent(Method[SolverState]):
+    """Steps of one length down the gradient, by a recursion; with `lies` it is wrong as long as it is of float32."""
+
+    precision: Any = "double"
+    renewing: bool = False
+    lies: bool = False
+    left: list[float] = field(default_factory=list)
+    ended: list[SolverState] = field(default_factory=list)
+    moves: list[tuple[Progress, bool]] = field(default_factory=list)
+
+    name = "descent"
+    state_type: ClassVar[type[SolverState]] = SolverState
+
+    def advance(self, operator: KernelOperator, state: SolverState) -> dict[str, float]:
+        self.left.append(state.left)
+        step = -FLAT * state.gradient
+        state.alpha = state.alpha + step
+        state.gradient = state.gradient + operator.matmat(step)
+        if self.lies and state.precision == "single":
+            # Solved, to all appearances, and much farther than where it began.
+            state.alpha, state.gradient = state.alpha + 100.0, np.full_like(state.gradient, 1e-12)
+        state.note_step(np.zeros(1))
+        state.iteration += 1
+        state.columns += operator.n
+        return {"half": 0.25, "whole": 0.5}
+
+    def renews_in_rounds(self, operator: KernelOperator) -> bool:
+        return self.renewing
+
+    def renew(
+        self, operator: KernelOperator, state: SolverState, moving: Callable[[Progress], bool] | None
+    ) -> dict[str, float]:
+        state.renew_gradient(operator)
+        if moving is not None:
+            stands = state.measured(operator)
+            self.moves.append((stands, moving(stands)))
+        return {}
+
+    def finish(self, state: SolverState) -> None:
+        self.ended.append(state)
+
+
+def solved(
+    method: Method[Any], rule: StoppingRule, problem: Problem = PROBLEM, **options: Any
+) -> tuple[Solution, SolverState]:
+    return run(problem.dense(), problem.y, method, rule, **options)
+
+
+def test_a_round_knows_how_much_is_left() -> None:
+    method, rule = Descent(), GradientInfNorm(1e-6) | MaxIterations(4)
+    solution, _ = solved(method, rule)
+    largest = [np.abs(PROBLEM.y).max(), *(progress.gradient_inf_norm for progress in solution.history)]
+    np.testing.assert_allclose(method.left, [value / 1e-6 for value in largest[:-1]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("renewing", [True, False])
+def test_only_a_method_that_renews_on_its_way_is_foreseen_the_end_of(
+    monkeypatch: pytest.MonkeyPatch, renewing: bool
+) -> None:
+    asked: list[list[float]] = []
+
+    def is_due(self: PrecisionPolicy, state: SolverState, progress: Progress, lefts: Any) -> bool:
+        asked.append(list(lefts))
+        return False
+
+    monkeypatch.setattr(PrecisionPolicy, "is_due", is_due)
+    rule = GradientInfNorm(1e-6)
+    solution, _ = solved(Descent(renewing=renewing), rule | MaxIterations(7))
+    expected = [[rule.left(progress) for progress in solution.history[:done]][-4:] for done in range(7)]
+    assert asked == (expected if renewing else [[]] * 7)
+
+
+def test_between_two_rounds_a_wish_to_end_is_heeded() -> None:
+    method, heard = Descent(), []
+    with pytest.raises(InterruptedRunError, match="interrupted after 3 rounds; nothing was saved"):
+        solved(method, MaxIterations(9), callback=heard.append, interrupted=lambda: len(heard) == 3)
+    assert len(method.left) == 3
+
+
+def saved_iterations(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    saved: list[int] = []
+    save = store.save
+
+    def watched(iteration: int, *contents: Any) -> None:
+        saved.append(iteration)
+        save(iteration, *contents)
+
+    monkeypatch.setattr(store, "save", watched)
+    return saved
+
+
+def test_checkpoints_follow_rounds_and_a_solve_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    saved = saved_iterations(store, monkeypatch)
+    solved(Descent(), MaxIterations(3), checkpointing=Checkpointing(store, 0.0, {}, False))
+    # After each round, and once more where it stops short of the solution.
+    assert saved == [1, 2, 3, 3]
+    saved.clear()
+    solution, _ = solved(Descent(), GradientInfNorm(1e-6), checkpointing=Checkpointing(store, 1e9, {}, False))
+    assert solution.converged
+    assert saved == []
+
+
+def test_a_solve_that_meets_its_rounding_saves_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    saved = saved_iterations(store, monkeypatch)
+    problem = smooth_problem(40, 2, gamma=1.0, noise_variance=1e-6, seed=3)
+    solution, _ = solved(
+        ConjugateGradient(precision="double").resolved(40, 2),
+        GradientInfNorm(1e-13) | MaxIterations(4000),
+        problem,
+        checkpointing=Checkpointing(store, 1e9, {}, False),
+    )
+    assert solution.reason.rule == "rounding"
+    assert saved == [solution.progress.iteration]
+
+
+def test_a_method_ends_what_it_keeps_where_it_has_converged_and_only_there() -> None:
+    method = Descent()
+    _, state = solved(method, GradientInfNorm(1e-6))
+    assert method.ended == [state]
+    method = Descent()
+    solved(method, MaxIterations(2))
+    assert method.ended == []
+
+
+def test_a_gradient_that_is_exact_is_not_computed_again() -> None:
+    solution, _ = solved(Descent(), GradientInfNorm(1e-6), initial=PROBLEM.solution)
+    assert (solution.converged, solution.refreshes, solution.history) == (True, 0, [])
+
+
+def test_lies_of_float32_begin_the_solve_again_in_float64() -> None:
+    method = Descent(precision="mixed", lies=True)
+    solution, state = solved(method, GradientInfNorm(1e-6))
+    assert solution.converged
+    assert state.precision == "double"
+    np.testing.assert_allclose(solution.alpha, PROBLEM.solution, rtol=0, atol=1e-5)
+    # The round that lied counts.
+    assert solution.progress.iteration == len(method.left)
+    assert method.left[1] == method.left[0]
+
+
+def test_a_start_above_the_objective_of_zero_is_no_breakdown() -> None:
+    initial = -3.0 * PROBLEM.solution
+    assert PROBLEM.objective(initial) > 0.0
+    method = Descent()
+    solution, _ = solved(method, GradientInfNorm(1e-6), initial=initial)
+    assert solution.converged
+    assert solution.history[0].objective > 0.0
+    assert solution.progress.iteration == len(method.left)
+
+
+def test_a_renewal_steps_only_short_of_the_tolerance() -> None:
+    rule = GradientInfNorm(1e-6)
+    method = Descent(renewing=True)
+    solution, _ = solved(method, rule)
+    assert solution.converged
+    assert len(method.moves) == solution.refreshes >= 1
+    # Foreseen in vain, it may move; verified at the tolerance, it must not.
+    assert [moved for stands, moved in method.moves if stands.gradient_inf_norm > 1e-6] == [True] * (
+        len(method.moves) - 1
+    )
+    assert [moved for stands, moved in method.moves if stands.gradient_inf_norm <= 1e-6] == [False]
+    # Where it stops short of it, nothing moves after the last round.
+    method = Descent(renewing=True)
+    solved(method, MaxIterations(2))
+    assert method.moves == []
+
+
+def test_seconds_of_parts_are_those_of_all_rounds() -> None:
+    solution, _ = solved(Descent(), MaxIterations(3))
+    assert solution.seconds_by_part == {"half": 0.75, "whole": 1.5}
+
+
+def test_a_coordinator_with_several_blas_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "single_threaded_blas", nullcontext)
+    with threadpool_limits(2, "blas"), pytest.raises(ClusterError, match="the coordinator"):
+        solved(Descent(), MaxIterations(1))
