@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,17 +15,21 @@ from dkgp.registry import Option, byte_budget, byte_count
 
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
+    from dkgp.commands.presets import Preset
     from dkgp.models.variance.variances import VarianceSettings
 
 __all__ = [
+    "as_in_the_paper_option",
     "checkpoint_options",
     "cluster_from",
     "cluster_options",
     "examples",
+    "left_to_the_paper",
     "limit_options",
     "memory_limit_option",
     "model_options",
     "overwrite_option",
+    "paper_tables",
     "record_options",
     "seed_option",
     "solver_and_its_options",
@@ -36,6 +40,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Sections = Mapping[str, Sequence[tuple[str, str]]]
 
 CLUSTER_NAMES = (
     "scheduler",
@@ -333,3 +338,50 @@ def variance_given(options: dict[str, Any], prefix: str = "") -> VarianceSetting
     own = {each.name for each in fields(VarianceSettings)} - {"seed"}
     given = {name: options.get(prefix + name) for name in own}
     return variance_settings(options["variance"], options["seed"], given, prefix)
+
+
+def as_in_the_paper_option(function: F) -> F:
+    """`--as-in-the-paper`."""
+    return click.option(
+        "--as-in-the-paper",
+        is_flag=True,
+        help="Take the settings that the method's paper prints, listed below in this help; flags beside it win.",
+    )(function)
+
+
+def left_to_the_paper(command: str, options: Mapping[str, Any]) -> bool | tuple[str, ...]:
+    """Return a job's `as_in_the_paper` for the command line that is running: the options that it does not give."""
+    if not options["as_in_the_paper"]:
+        return False
+    from dkgp.commands.presets import left_open
+
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    return left_open(command, [name for name in options if context.get_parameter_source(name) is not default])
+
+
+def paper_tables(command: str) -> Callable[[Sequence[click.Parameter]], Sections]:
+    """Return what the help has of a command's presets: a table for each method, options with their values."""
+
+    def tables(parameters: Sequence[click.Parameter]) -> Sections:
+        from dkgp.commands.presets import PRESETS
+
+        presets = PRESETS[command]
+        by_preset: dict[Preset, list[str]] = {}
+        for name, preset in presets.methods.items():
+            by_preset.setdefault(preset, []).append(name)
+        found = {}
+        for preset, names in by_preset.items():
+            chosen = in_flags(f"`{presets.chooser}` {', '.join(names)}", parameters)
+            rows = [
+                (in_flags(f"`{each.option}` {_said(each.value)}", parameters), each.source) for each in preset.settings
+            ]
+            found[f"As in the paper, {chosen} ({preset.paper})"] = rows
+        return found
+
+    return tables
+
+
+def _said(value: Any) -> str:
+    """A value as it is typed; nothing for a flag that is set."""
+    return "" if value is True else "none" if value is None else str(value)

@@ -9,19 +9,21 @@ import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
 from dkgp.cli.options import (
+    as_in_the_paper_option,
     checkpoint_options,
     cluster_from,
     cluster_options,
     examples,
+    left_to_the_paper,
     limit_options,
     memory_limit_option,
     model_options,
     overwrite_option,
+    paper_tables,
     record_options,
     seed_option,
     solver_and_its_options,
 )
-from dkgp.cli.paper import as_in_the_paper_option, left_to_the_paper, paper_tables
 from dkgp.cli.running import runs
 from dkgp.registry import Option
 

@@ -9,17 +9,19 @@ import click
 
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import (
+    as_in_the_paper_option,
     checkpoint_options,
     cluster_from,
     cluster_options,
     examples,
+    left_to_the_paper,
     memory_limit_option,
     model_options,
     overwrite_option,
+    paper_tables,
     record_options,
     seed_option,
 )
-from dkgp.cli.paper import as_in_the_paper_option, left_to_the_paper, paper_tables
 from dkgp.cli.running import runs
 from dkgp.cli.sparse.options import (
     basis_options,
