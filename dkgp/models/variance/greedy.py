@@ -159,7 +159,7 @@ class BasisSearch:
         return BasisBounds(max(lower, 0.0), upper, len(S), met)
 
     def _most(self, k: FloatArray, S: IndexArray, beta: FloatArray, w: float, t: float) -> float:
-        """What q is at most: |k - K_nS beta|^2 / s2 + beta'K_SS beta, roundings included."""
+        """Bound q from above: |k - K_nS beta|^2 / s2 + beta'K_SS beta, roundings included."""
         all_w, all_t = self._rows
         m, residual, quadratic = len(S), k, 0.0
         size, spread, joint = w, w * t, 0.0
@@ -178,7 +178,7 @@ class BasisSearch:
         return (norm**2 / self._noise_variance + max(quadratic, 0.0) + EVALUATION * joint) * (1.0 + 8.0 * EPS)
 
     def _least(self, k: FloatArray, S: IndexArray, w: float, t: float) -> float:
-        """What q is at least: 2 a'k - a'Kbar a, roundings included, for the a that makes most of these samples."""
+        """Bound q from below: 2 a'k - a'Kbar a, roundings included, for the a that makes most of these samples."""
         if not len(S):
             return 0.0
         all_w, all_t = self._rows
