@@ -138,13 +138,16 @@ def _markdown(records: Sequence[Document], command: Callable[[str], str]) -> str
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}"
         for machine in (record["machine"] for record in records)
     )
-    lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", f"Seconds are of {'; '.join(machines)}.", ""]
+    said = f"Seconds are of {'; '.join(machines)}, with whatever else ran on it."
+    lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", said, ""]
     lines += ["| part | size | seconds | met | beyond | missed | open | hours left |", "|" + "---|" * 8]
     for record, row in zip(records, summary(records), strict=True):
         cells = [f"`{row['name']}`", row["size"] or "the paper's", duration(record["seconds"])]
         lines.append(_line([*cells, *(str(row[word]) for word in WORDS), hours_left(record)]))
     totals = [sum(row[word] for row in summary(records)) for word in WORDS]
     lines.append(_line(["all", "", duration(sum(record["seconds"] for record in records)), *map(str, totals), ""]))
+    if absent := [f"`{name}`" for name in PARTS.all() if name not in {record["part"] for record in records}]:
+        lines += ["", f"Not run: {', '.join(absent)}."]
     for key, paper in PAPERS.items():
         own = [record for record in records if record["paper"] == key]
         if own:

@@ -26,8 +26,14 @@ ROOT_LAW = Judge(
     verdicts.root_law,
     (
         (
-            "gap|residual|g",
-            "parameter CG's gradient is K g: where K is nearly singular it cannot bring down g, and with it the gap",
+            r"\(open\)$",
+            "cut off: parameter CG's gradient is K g, and where K is nearly singular it cannot bring down g, nor the "
+            "gap",
+        ),
+        (
+            "",
+            "an early goal, to which parameter CG takes less than a hundred iterations: the law is one of bounds, "
+            "which long runs come near",
         ),
     ),
 )

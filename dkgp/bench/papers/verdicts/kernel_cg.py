@@ -28,8 +28,9 @@ def root_law(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
             cut_off = bool(row.get("factor_is_bound", row.get("cut_off")))
             verdict = MET if factor <= ROOT_FACTOR else OPEN if cut_off else MISSED
             verdict = BEYOND if factor < 1.0 / ROOT_FACTOR else verdict
-            of = str(section["section"]).partition(":")[2]
-            what = f"kernel CG's iterations over the root of parameter CG's: {of}, {row['goal']}"
+            # Of several tables of a data set: the loss and lambda.
+            of = str(section["section"]).partition(":")[2].removeprefix(variant).removeprefix("-")
+            what = f"iterations over the root of parameter CG's, {of}{': ' if of else ''}{row['goal']}"
             yield Verdict(what, "about 1", f"< {factor:.2f}" if cut_off else f"{factor:.2f}", verdict)
 
 
