@@ -1,0 +1,237 @@
+"""The certificate and the stopping rule of LS-SVMs, term by term in 50 digits, each where it is a share that shows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.errors import InputError
+from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
+from dkgp.models.classification.exact.stopping import DecisionError
+from dkgp.models.rounding import product_roundings, step_roundings
+from dkgp.solvers import Progress
+from tests.models.exact_gp import mp
+
+U = mp.mpf(2) ** -53
+MORE, FEW = mp.mpf("1.01"), 1 + 32 * U
+
+
+def near(value: Any, expected: Any) -> bool:
+    """Equal but for what a few dozen operations round."""
+    return float(value) == pytest.approx(float(expected), rel=2e-13, abs=0)
+
+
+def many(values: np.ndarray) -> list[Any]:
+    return [mp.mpf(float(value)) for value in values]
+
+
+class Sample:
+    """A certificate's arguments, and what `docs/proofs.md` makes of them by plain loops."""
+
+    def __init__(self, rng: np.random.Generator, errors: np.ndarray, size: float, step: bool, product: float) -> None:
+        self.n, self.t = len(errors), 2
+        n, t = self.n, self.t
+        self.alpha, self.solved = rng.normal(size=(n, t)), rng.normal(size=(n, t + 1))
+        self.gradient, self.intercept = size * rng.normal(size=(n, t + 1)), np.array([0.7, -0.4])
+        self.noise, self.diagonal, self.errors = rng.uniform(0.5, 9.0, n), rng.uniform(1.0, 4.0, n), errors
+        self.stepped = rng.uniform(0.0, 5.0, (n, t + 1)) if step else None
+        self.product = product
+        e, diagonal = many(errors), many(self.diagonal)
+        self.scale = [mp.sqrt(diagonal[i]) * (1 + 4 * U * e[i]) for i in range(n)]
+
+    def certificate(self, **options: Any) -> DecisionCertificate:
+        return DecisionCertificate.of(
+            self.alpha, self.intercept, self.solved, self.gradient, self.noise, self.diagonal, self.errors,
+            stepped=self.stepped, product_error=self.product, **options,
+        )  # fmt: skip
+
+    def off(self, column: int, columns: int) -> list[Any]:
+        n, s, e, noise = self.n, self.scale, many(self.errors), many(self.noise)
+        gradient, terms = many(self.gradient[:, column]), [abs(value) for value in many(self.solved[:, column])]
+        rho = mp.mpf(product_roundings(n)) * U
+        if self.stepped is not None:
+            terms = [a + 2 * b for a, b in zip(terms, many(self.stepped[:, column]), strict=True)]
+            rho += mp.mpf(step_roundings(columns)) * U
+        size, spread = mp.fdot(s, terms), mp.fsum(s[j] * e[j] * terms[j] for j in range(n))
+        entries = [s[i] * ((rho + 2 * U * e[i]) * size + 2 * U * spread) for i in range(n)]
+        sums = [rho * noise[i] * terms[i] + 2 * U * abs(gradient[i]) for i in range(n)]
+        return [MORE * (entries[i] + sums[i]) + mp.mpf(self.product) for i in range(n)]
+
+    def length(self, residual: list[Any], off: list[Any]) -> Any:
+        noise = many(self.noise)
+        return mp.norm([(abs(residual[i]) + off[i]) / mp.sqrt(noise[i]) for i in range(self.n)])
+
+    def residual(self, column: int) -> Any:
+        n, b = self.n, mp.mpf(float(self.intercept[column]))
+        first, ones = many(self.gradient[:, column]), many(self.gradient[:, self.t])
+        solved_ones, alpha, noise = many(self.solved[:, self.t]), many(self.alpha[:, column]), many(self.noise)
+        first_off, ones_off = self.off(column, self.t + 1), self.off(self.t, self.t + 1)
+        moved = [U * (2 * abs(alpha[i]) + abs(b) * abs(solved_ones[i])) for i in range(n)]
+        r = [first[i] - b * ones[i] for i in range(n)]
+        off = []
+        for i in range(n):
+            rounded = U * (2 * abs(r[i]) + abs(b) * abs(ones[i]))
+            rounded += self.scale[i] * mp.fdot(self.scale, moved) + noise[i] * moved[i]
+            off.append(first_off[i] + abs(b) * ones_off[i] + MORE * rounded)
+        return self.length(r, off)
+
+
+SAMPLES = {
+    "errors of rows": lambda rng: Sample(rng, 10.0 ** rng.uniform(0.0, 12.0, 7), 1.0, False, 0.0),
+    "a step": lambda rng: Sample(rng, 10.0 ** rng.uniform(0.0, 12.0, 7), 1.0, True, 0.3),
+    "roundings alone": lambda rng: Sample(rng, np.zeros(7), 0.0, False, 0.0),
+    "roundings of a step alone": lambda rng: Sample(rng, np.zeros(7), 0.0, True, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_residuals_as_the_proofs_add_them_up(rng: np.random.Generator, name: str) -> None:
+    sample = SAMPLES[name](rng)
+    certificate = sample.certificate()
+    for column in range(2):
+        assert near(certificate.residual[column], sample.residual(column))
+        alpha = [abs(value) for value in many(sample.alpha[:, column])]
+        spread = [a * b for a, b in zip(sample.scale, many(sample.errors), strict=True)]
+        assert near(certificate.magnitude[column], MORE * mp.fdot(sample.scale, alpha))
+        assert near(certificate.spread[column], MORE * mp.fdot(spread, alpha))
+        assert near(certificate.imbalance[column], abs(mp.fsum(many(sample.alpha[:, column]))))
+        assert certificate.imbalance[column] > abs(math.fsum(sample.alpha[:, column].tolist()))
+    ones = sample.off(2, 3)
+    assert near(certificate.ones_residual, sample.length(many(sample.gradient[:, 2]), ones))
+    # Without an intercept there are two columns only, and each is its own.
+    bare = sample.certificate(fit_intercept=False)
+    expected = [sample.length(many(sample.gradient[:, column]), sample.off(column, 3)) for column in range(2)]
+    assert all(near(length, value) for length, value in zip(bare.residual, expected, strict=True))
+    assert (bare.imbalance, bare.intercept, bare.ones_residual) == ((0.0, 0.0), False, 0.0)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3])
+def test_the_sum_of_ones_lies_between_what_the_residual_leaves_open(rng: np.random.Generator, size: float) -> None:
+    sample = Sample(rng, np.zeros(7), size, False, 1e-6)
+    sample.solved[:, 2] = np.abs(sample.solved[:, 2]) + 1.0
+    certificate = sample.certificate()
+    ones, gradient, off = many(sample.solved[:, 2]), many(sample.gradient[:, 2]), sample.off(2, 3)
+    total, products = mp.fsum(ones), [a * b for a, b in zip(ones, gradient, strict=True)]
+    unsure = MORE * (mp.fdot([abs(value) for value in ones], off) + U * mp.fsum(abs(value) for value in products))
+    low, high = certificate.ones_sum
+    middle = total - mp.fsum(products)
+    # 8 roundings of each sum beside it.
+    assert float(middle) - low == pytest.approx(float(unsure), rel=1e-6)
+    square = mp.mpf(certificate.ones_residual) ** 2
+    assert high - float(middle) == pytest.approx(float(unsure + square), rel=1e-6)
+
+
+def test_the_sum_of_ones_is_never_below_what_any_gaussian_process_has() -> None:
+    n, half = 5, np.full(5, 0.5)
+    # E = 0 says nothing; Cauchy's inequality does: n^2 / (1'K 1 + sum s2) at K = 4 everywhere.
+    certificate = DecisionCertificate.of(
+        np.zeros((n, 1)), np.zeros(1), np.zeros((n, 2)), np.zeros((n, 2)), half, 4.0, np.zeros(n)
+    )
+    low, high = certificate.ones_sum
+    assert low == pytest.approx(25.0 / (100.0 + 2.5), rel=1e-13)
+    assert low < 25.0 / 102.5
+    assert high == low
+
+
+def certificate(**changes: Any) -> DecisionCertificate:
+    known: dict[str, Any] = {
+        "n": 100, "residual": (3.0, 6.0), "imbalance": (0.5, 0.25), "magnitude": (1e14, 2e14), "spread": (3e14, 0.0),
+        "intercept": True, "ones_residual": 0.125, "ones_sum": (2.0, 4.0), "ones_magnitude": 5e13, "ones_spread": 7e13,
+    }  # fmt: skip
+    return DecisionCertificate(**{**known, **changes})
+
+
+@pytest.mark.parametrize("extra", [None, np.array([[0.5, 0.25, 0.125], [0.0, 1.0, 0.0625], [2.0, 0.0, 0.5]])])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_bounds_of_decisions_as_the_proofs_add_them_up(intercept: bool, extra: np.ndarray | None) -> None:
+    decisions = np.array([[1e13, -2e14], [3.0, 1e15], [0.0, 0.0]])
+    ones, prior, errors = np.array([0.1, 0.75, -20.0]), np.array([1.0, 4.0, 9.0]), np.array([5.0, 1e12, 0.0])
+    known = certificate() if intercept else certificate(intercept=False)
+    bounds = known.decision_error_bound(decisions, ones if intercept else None, prior, errors, extra)
+    assert bounds.shape == (3, 2)
+    for i in range(3):
+        e, k = mp.mpf(float(errors[i])), mp.mpf(float(ones[i]))
+        scale = mp.sqrt(mp.mpf(float(prior[i]))) * (1 + 2 * U * (2 * e + 8))
+        unit = mp.mpf(product_roundings(100)) * U + 2 * U * e
+        slack = scale * (MORE * (unit * known.ones_magnitude + 2 * U * known.ones_spread) + known.ones_residual)
+        slack += 0 if extra is None else mp.mpf(float(extra[i, 2]))
+        rest = 1 - 2 * (k - slack)
+        rest /= known.ones_sum[0] if rest > 0 else known.ones_sum[1]
+        variance = max(scale**2 + rest + (16 * U * (1 + 2 * abs(k) + 2 * slack) + 16 * U * abs(rest)) / 2, mp.zero)
+        away = (abs(1 - k) + slack) / 2
+        for column in range(2):
+            rounding = unit * mp.mpf(known.magnitude[column]) + 2 * U * mp.mpf(known.spread[column])
+            bound = MORE * (scale * rounding + U * abs(mp.mpf(float(decisions[i, column]))))
+            bound += 0 if extra is None else mp.mpf(float(extra[i, column]))
+            if intercept:
+                bound += mp.sqrt(variance) * known.residual[column] + away * known.imbalance[column]
+            else:
+                bound += scale * known.residual[column]
+            assert near(bounds[i, column], bound)
+
+
+def test_roundings_where_the_variance_is_next_to_nothing() -> None:
+    """k_x'E at which k(x, x) and what the intercept adds cancel: what is left is all rounding."""
+    bare = {"residual": (1.0, 1.0), "imbalance": (0.0, 0.0), "magnitude": (0.0, 0.0), "spread": (0.0, 0.0)}
+    bare |= {"ones_residual": 0.0, "ones_sum": (2.0, 2.0), "ones_magnitude": 0.0, "ones_spread": 0.0}
+    known = certificate(**bare)
+    zero, prior, ones = np.zeros((1, 2)), np.array([4.0]), np.array([4.5])
+    bound = known.decision_error_bound(zero, ones, prior, np.zeros(1))[0, 0]
+    # sqrt(k(x, x)) is off by 8 eps of itself, the square by as much and 16 eps; 1 - 2 p by 8 eps (1 + 9), and by 8 eps
+    # of itself; each over 1'E*.
+    left = 4.0 * (16.0 + 16.0) + (8.0 * 10.0 + 8.0 * 4.0) / 2.0
+    assert bound**2 / np.finfo(np.float64).eps == pytest.approx(left, abs=4.0)
+    with pytest.raises(ValueError, match="takes k_x'E, `ones`, for its bound"):
+        known.decision_error_bound(zero, None, prior, np.zeros(1))
+
+
+def test_labels_are_certified_where_the_leader_is_ahead_of_both_bounds() -> None:
+    decisions, bounds = np.array([[0.5], [-0.5], [0.5], [np.nan]]), np.array([[0.4], [0.4], [0.5], [0.1]])
+    assert certified_labels(decisions, bounds).tolist() == [True, True, False, False]
+    three = np.array([[1.0, 0.0, -1.0], [0.0, -1.0, 1.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.0], [1.0, 1.0, 0.0]])
+    both = np.array([[0.4, 0.5, 9.0], [0.3, 9.0, 0.6], [0.25, 0.25, 0.1], [0.2, 0.2, 0.1], [0.0, 0.0, 0.0]])
+    assert certified_labels(three, both).tolist() == [False, False, False, True, False]
+    both[:2] = [[0.4, 0.5, 1.5], [0.3, 1.3, 0.6]]
+    assert certified_labels(three, both).tolist()[:2] == [True, True]
+
+
+def progress(norm: float) -> Progress:
+    return Progress(
+        iteration=1, column_passes=1.0, kernel_evaluations=1, seconds=0.0, gradient_inf_norm=norm,
+        gradient_norm=norm, relative_residual=1.0, objective=0.0, objective_gap_bound=1.0,
+    )  # fmt: skip
+
+
+def test_the_rule_by_its_formula() -> None:
+    # Two columns, V = 3 + 1 over s2 = 0.25: sqrt of 16.
+    rule = DecisionError(0.1, 0.25, 3.0, level=1.0)
+    assert rule.error(progress(0.5)) == pytest.approx(2.0 * 0.5 * 4.0, rel=1e-15)
+    assert rule.left(progress(0.5)) == pytest.approx(40.0, rel=1e-15)
+    assert rule.gradient_tolerance(9) == pytest.approx(0.1 / 2.0 / 12.0, rel=1e-14)
+    # One column, and no level to be unsure of.
+    bare = DecisionError(0.1, 0.25, 4.0, intercept=False, level=1.0)
+    assert (bare.variance, rule.variance) == (4.0, 4.0)
+    assert bare.error(progress(0.5)) == pytest.approx(2.0, rel=1e-15)
+    assert bare.gradient_tolerance(9) == pytest.approx(0.1 / 12.0, rel=1e-14)
+    # By default there is an intercept, whose level nothing is known of.
+    assert DecisionError(0.1, 0.25, 4.0) == DecisionError(0.1, 0.25, 4.0, True, 0.0)
+    assert DecisionError(0.1, 0.25, 4.0).error(progress(0.5)) == pytest.approx(4.0, rel=1e-15)
+
+
+def test_the_rule_is_met_at_its_tolerance_and_never_by_nan() -> None:
+    rule = DecisionError(0.5, 1.0, 1.0, intercept=False)
+    at = rule.check(progress(0.5))
+    assert at is not None
+    assert (at.rule, at.converged, at.message) == ("decision_error", True, "decisions within 0.5 <= 0.5")
+    assert rule.check(progress(np.nextafter(0.5, 1.0))) is None
+    assert rule.check(progress(np.nan)) is None
+    assert rule.check(progress(0.0)) is not None
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan, math.inf])
+def test_tolerances_that_make_no_sense_are_refused(tolerance: float) -> None:
+    with pytest.raises(InputError, match="the tolerance of decisions must be finite and above 0; got"):
+        DecisionError(tolerance, 1.0, 1.0)
