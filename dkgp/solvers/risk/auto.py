@@ -3,8 +3,8 @@
 They begin alike, and which one goes on is found out on the way: from the tenth iteration on the last ones' gain says
 how many products conjugate gradients would still take to the gap that is asked for. Beyond `MOST_PRODUCTS` Newton's
 method takes over where it stands, once and for all. Its factor and the algebra of its steps cost about as many, and it
-takes a tenth to a third of theirs where there are hundreds (docs/experiments.md). Counts and bounds decide, and nothing
-that is timed: a run comes to the same bits wherever it runs.
+takes a sixteenth to an eighth of theirs where there are hundreds (docs/experiments.md). Counts and bounds decide, and
+nothing that is timed: a run comes to the same bits wherever it runs.
 
 Not among the choices: majorisation (above Newton's count where lambda is large, and far above where it is small),
 gradient descent and conjugate gradients on parameters.
