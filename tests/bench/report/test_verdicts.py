@@ -155,8 +155,17 @@ def test_variances_targets_and_growth() -> None:
     targets = [{"target": "error", "ratio": 1.2, "paper_ratio": 1.05}, {"target": "target 1", "ratio": 0.9}]
     (found,) = gbcd.several_targets([table("table_5:a", targets)], "a")
     assert found.verdict == MET
-    sizes = [{"key": "bcdc", "n": n, "seconds_ratio": ratio} for n, ratio in ((10, 0.8), (20, None), (40, 0.9))]
-    assert [each.verdict for each in gbcd.growth([table("figure_4", sizes)], "")] == [MET, MISSED]
+    sizes = [
+        {"key": key, "n": n, "seconds": seconds, "column_passes": passes, "converged": n != 20}
+        for n, figures in ((10, ((5.0, 2.0), (4.0, 6.0))), (20, ((1.0, 1.0),) * 2), (40, ((10.0, 2.0), (9.0, 5.0))))
+        for key, (seconds, passes) in zip(("gbcd", "bcdc"), figures, strict=True)
+    ]
+    assert words(gbcd.growth([table("figure_4", sizes)], "")) == {
+        "seconds of BCDC over GBCD's, from 10 to 40 samples": MET,
+        "seconds of BCDC over GBCD's, 40 samples": MISSED,
+        "passes of BCDC over GBCD's, from 10 to 40 samples": MISSED,
+        "passes of BCDC over GBCD's, 40 samples": MET,
+    }
 
 
 def test_kernel_cg() -> None:

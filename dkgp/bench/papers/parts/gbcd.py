@@ -57,7 +57,10 @@ SPARSE_REASONS = (
     ("error of", "differences are smaller than what the draws differ by: a random basis may be as good"),
     ("RMSE of", "the paper does not print its hyperparameters, on which hangs how far a basis of 2,000 reaches"),
 )
-GROWTH_REASONS = (("seconds", _MACHINE),)
+GROWTH_REASONS = (
+    ("seconds", _MACHINE),
+    ("passes", "Friedman1 grows no harder as it grows: either method takes as many passes"),
+)
 
 
 def data_sets(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
