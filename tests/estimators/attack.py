@@ -74,7 +74,7 @@ class _Drawn:
             self.words.append(str(change))
         scales = [10.0 ** (rng.uniform(-300.0, 300.0) if rng.random() < 0.2 else rng.uniform(-8.0, 8.0)) for _ in "Xy"]
         with np.errstate(over="ignore"):
-            self.X, self.T, self.y = X * scales[0], np.clip(T * scales[0], -1e308, 1e308), y * scales[1]
+            self.X, self.T, self.y = (np.clip(a, -1e308, 1e308) for a in (X * scales[0], T * scales[0], y * scales[1]))
         self.scales = scales
         size = 10.0 ** (rng.uniform(-150.0, 150.0) if rng.random() < 0.2 else rng.uniform(-6.0, 6.0))
         width = 10.0 ** (rng.uniform(-150.0, 150.0) if rng.random() < 0.2 else rng.uniform(-6.0, 4.0))
