@@ -210,4 +210,8 @@ def _line(cells: Sequence[str]) -> str:
 def _said(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_said, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None:
+        return "none"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -216,12 +216,14 @@ def test_classifiers_keep_the_words_of_their_tables() -> None:
         "scdp: milliseconds of training over svm's": MET,
     }
     mended = [
-        {"method": "scdpp", "outliers": 0, "worst": 3.0, "paper_error": 9.9},
-        {"method": "scdpp,intercept=selected", "outliers": 2, "worst": 30.0},
+        {"method": "scdpp", "splits": 100, "outliers": 0, "worst": 3.0, "paper_error": 9.9},
+        {"method": "scdpp,intercept=selected", "splits": 100, "outliers": 2, "worst": 30.0},
     ]
     assert [each.verdict for each in pursuit.outliers([table("table_scdp-scdpp:a", mended)], "a")] == [BEYOND, MET]
     mended[0]["outliers"], mended[1]["outliers"] = 1, 0
     assert [each.verdict for each in pursuit.outliers([table("table_scdp-scdpp:a", mended)], "a")] == [MISSED, MISSED]
+    mended[1]["splits"] = 5
+    assert [each.verdict for each in pursuit.outliers([table("table_scdp-scdpp:a", mended)], "a")] == [MISSED, OPEN]
 
 
 def test_figures_of_the_pursuit() -> None:

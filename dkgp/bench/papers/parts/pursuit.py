@@ -32,9 +32,22 @@ TABLE_3_REASONS = (
         "of its samples, not on 1.28 %",
     ),
     (
+        "^(heart|diabetis|thyroid): .*error",
+        "the samples that can be had were prepared in another way than the paper's, and so few test samples make the "
+        "mean of few splits uncertain",
+    ),
+    (
         "^made-ringnorm: scdp-pool: error",
         "the points that are farthest from each other all lie in the outer class; a pool that is drawn at random mends "
         "it",
+    ),
+    (
+        "^made-ringnorm: .*error",
+        "generated samples, not the paper's: an LS-SVM of all of them, which chooses nothing, misses by as much",
+    ),
+    (
+        "^thyroid: spsvm: vectors",
+        "the paper's ends with so few vectors at an error of 22.78 %; here it goes on, to a fifth of that",
     ),
     (
         "milliseconds",
@@ -251,7 +264,10 @@ _table(
         "No outlier of SCDPP as dkgp has it is beyond; where the intercept is drawn like a prototype, which may be the "
         "paper's reading, there are some.",
         verdicts.outliers,
-        (("titanic", "titanic has 12 distinct inputs in a split, so that there is little to draw"),),
+        (
+            ("titanic", "titanic has 12 distinct inputs in a split, so that there is little to draw"),
+            (r"\(open\)$", "of so few splits none may be among those that suffer from it"),
+        ),
     ),
 )
 _table(

@@ -14,6 +14,8 @@ Document = dict[str, Any]
 # Words of `dkgp.bench.classify.published`, which judges errors and sizes by the paper's own spreads. Of a result that
 # the paper calls an outlier of its method: it is shown here, too, or mended.
 ACCEPTED = {"met": MET, "better": BEYOND, "shown": MET, "mended": BEYOND, "same order": MET, "fewer": BEYOND}
+# So many splits show what a tenth of them suffer from.
+MANY_SPLITS = 30
 # "A similar decrease": shares of recovered signals differ by no more.
 SIMILAR = 0.25
 # Of Figures 12 and 13, in the text.
@@ -68,14 +70,16 @@ def outliers(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
     for row in table["rows"]:
         if row["method"] == "scdpp" and row["outliers"] is not None:
             verdict = MISSED if row["outliers"] else BEYOND
-            what = "scdpp as dkgp has it: splits on which it is an outlier"
+            what = f"scdpp as dkgp has it: outliers of {row['splits']} splits"
             yield Verdict(what, f"some: {row['paper_error']:g} % on average", f"{row['outliers']}", verdict)
     random = [row for row in table["rows"] if "selected" in row["method"] and row["outliers"] is not None]
     if random:
         worst = max(random, key=lambda row: row["outliers"])
         here = f"{worst['outliers']} ({worst['method']}, worst {worst['worst']:.1f} %)"
-        what = "splits with outliers where the intercept is drawn like a prototype"
-        yield claim(what, "some", here, worst["outliers"] > 0)
+        what = f"outliers of {worst['splits']} splits where the intercept is drawn like a prototype"
+        # Of few splits none may be among them.
+        holds = True if worst["outliers"] else None if worst["splits"] < MANY_SPLITS else False
+        yield claim(what, "some", here, holds)
 
 
 def _figure_3(table: Document) -> Iterator[Verdict]:
