@@ -9,8 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dkgp.models.sparse.certificate import SparseCertificate
-from dkgp.models.sparse.evidence import Evidence
+from dkgp.cluster import LocalExecutor
+from dkgp.kernels import SquaredExponential
+from dkgp.models.sparse.certificate import SparseCertificate, _Whitened, certify
+from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.evidence import Evidence, normal_error
+from dkgp.models.sparse.fit import Basis, fit_sparse
+from dkgp.models.sparse.methods import METHODS
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
 from tests.models.exact_gp import mp
 
 U = 2.0**-53
@@ -105,3 +112,56 @@ def test_written_and_read_it_is_the_same(share: float) -> None:
     np.testing.assert_array_equal(document["gap"], certificate.gap)
     open_one = replace(CERTIFICATE, target_square=(3.4, 4.0))
     assert json.loads(json.dumps(open_one.to_json()))["gap"] == [None, open_one.gap[1]]
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_directions_and_shares_by_dense_algebra(
+    rng: np.random.Generator, one_thread: LocalExecutor, by_sample: bool
+) -> None:
+    """What the proofs by F are made of, on a basis that L says something of."""
+    n, chosen = 40, np.arange(0, 40, 4)
+    X, y = rng.standard_normal((n, 2)), rng.standard_normal((n, 2))
+    kernel, each = SquaredExponential(gamma=(2.0, 3.0), variance=1.5), np.full(n, 0.2)
+    if by_sample:
+        each = rng.uniform(0.1, 0.5, n)
+    operator = BlockedKernelOperator(kernel, each if by_sample else 0.2, ArrayInputs(X), one_thread)
+    fit = fit_sparse(operator, y, Basis(X[chosen], chosen), METHODS["dtc"])
+    certificate = certify(operator, fit, y)
+    np.testing.assert_allclose(certificate.target_square, (y**2 / each[:, None]).sum(axis=0), rtol=1e-13)
+    assert certificate.largest_noise == each.max()
+
+    assert fit.regressors is not None
+    proof = _Whitened.of(
+        operator, fit.regressors, SampleErrors.of(operator, CrossKernel(operator, X[chosen]).prototypes)
+    )
+    assert proof is not None
+    L = np.linalg.cholesky(kernel(X[chosen], X[chosen]))
+    F = np.linalg.solve(L, kernel(X[chosen], X)).T
+    left = 1.5 - np.sum(F**2, axis=1)
+    mean, m = float(each.mean()), len(chosen)
+    gram, right = F.T @ (F / each[:, None]), F.T @ (y / each[:, None])
+    directions = proof.with_more_noise()
+    for found, more in zip(directions, (math.sqrt(mean * left.sum()), left.sum()), strict=True):
+        expected = np.linalg.solve(L.T, np.linalg.solve((1.0 + more / mean) * np.eye(m) + gram, right))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    # What they prove is of their own names: of each target the bound along the residual of just these weights.
+    exact = [float(t @ np.linalg.solve(kernel(X, X) + np.diag(each), t)) / 2.0 for t in y.T]
+    for name, weights in (("residual", [fit.model.weights]), ("trace", directions)):
+        proven = np.zeros(2)
+        for beta in weights:
+            v = (y - kernel(X, X[chosen]) @ beta) / each[:, None]
+            residual, gone = F.T @ v, np.abs(v).T @ np.sqrt(np.maximum(left, 0.0))
+            length = np.sum(residual**2, axis=0) + np.sum(each[:, None] * v**2, axis=0) + gone**2
+            proven = np.maximum(proven, 0.5 * np.sum(v * y, axis=0) ** 2 / length)
+        np.testing.assert_allclose(certificate.least_risk[name], proven, rtol=1e-3)
+        assert (certificate.least_risk[name] <= np.asarray(exact)).all()
+
+    off = math.sqrt(float(np.sum(proof.row_errors**2 / each)))
+    assert 0.0 < off < 1e-9
+    assert proof.row_error == pytest.approx(off * (1.0 + (n + 8) * U), rel=1e-14, abs=0)
+    own = normal_error(fit.regressors.normal, n) + fit.regressors.off
+    length = float(np.linalg.norm(fit.regressors.normal)) * (1.0 + own)
+    assert certificate.normal_share == pytest.approx(1.01 * (own + 2.0 * length * off + off**2), rel=1e-12, abs=0)
+    if not by_sample:
+        assert certificate.evidence is not None
+        assert certificate.evidence.trace == pytest.approx(float(left.sum()) / 0.2, rel=1e-3)
