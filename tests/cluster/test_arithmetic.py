@@ -50,7 +50,7 @@ MARKED = {
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
     "contract_task", "tree_task", "tree_mean_task", "library_decision_task", "slopes_task",
     "fold_gram_task", "triangle_task",
-    "basis_risk_task",
+    "basis_risk_task", "basis_task", "row_sums_task",
     "row_project_task", "row_columns_task", "row_candidates_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task", "label_fold_task", "label_holdout_task",
     "label_evaluate_task",

@@ -112,7 +112,8 @@ def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
     given = (alpha, seen, seen, NOISE, 1.0, np.ones(4))
     certificate = Certificate.of(*given, product_error=1e-3)
     assert np.linalg.norm(true) <= certificate.proven_residual_norm[0] <= 1.0001 * np.linalg.norm(true)
-    assert Certificate.of(*given).proven_residual_norm[0] == 0.0
+    # Nothing but what the smallest numbers may lose.
+    assert Certificate.of(*given).proven_residual_norm[0] < 1e-300
     # Of a model that was saved before there were pruned sums.
     document = {key: value for key, value in certificate.to_json().items() if key != "product_error"}
     assert Certificate.from_json(document).product_error == 0.0
