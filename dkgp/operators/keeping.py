@@ -133,7 +133,7 @@ class _Rate:
 
 
 class Watch:
-    """What a worker has seen of one run: the prices of its tiles, and what keeping them has lost."""
+    """Prices of one run's tiles, as a worker has seen them, and what keeping them has lost."""
 
     def __init__(self) -> None:
         self.evaluating, self.keeping, self.reading = _Rate(), _Rate(), _Rate()
