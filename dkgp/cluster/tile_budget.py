@@ -37,7 +37,7 @@ class TileBudget:
 
     @property
     def modest_bytes(self) -> int:
-        """Bytes that may be kept where it pays at all; of dkgp's own choice there are more only where much is gained."""
+        """Bytes that may be kept where it pays at all; of dkgp's own, more only where much is gained."""
         return min(self.bytes, MODEST_BYTES) if self.measured else self.bytes
 
 

@@ -1,4 +1,4 @@
-"""Whether it pays to keep tiles of K, and how many bytes of them: what `--cache-tiles auto` is decided by.
+"""Keeping tiles of K: if it pays, and for how many bytes of them; what `--cache-tiles auto` is decided by.
 
 A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
 not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves
