@@ -85,7 +85,7 @@ def most_bytes(budget: TileBudget, wanted_bytes: int, products: float | None) ->
 
 
 def _saved_at_best(products: float) -> float:
-    """What is saved where new pages cost nothing, and reading neither."""
+    """Share that is saved where new pages cost nothing, and reading neither."""
     return saved_share(products, 1.0, 1.0, 0.0)
 
 
