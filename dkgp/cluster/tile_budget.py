@@ -37,7 +37,7 @@ class TileBudget:
 
     @property
     def modest_bytes(self) -> int:
-        """What may be kept where it pays at all; all of it only where much is gained, if that is dkgp's own choice."""
+        """Bytes that may be kept where it pays at all; of dkgp's own, more only where much is gained."""
         return min(self.bytes, MODEST_BYTES) if self.measured else self.bytes
 
 

@@ -104,7 +104,7 @@ class KernelOperator(ABC):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What was kept of K between products: bytes, and why so many or so few; empty where nothing ever is."""
+        """Bytes kept of K between products, and why so many or so few; empty where nothing ever is."""
         return {}
 
     def foresee(self, done: int, left: float) -> None:  # noqa: B027  - most operators keep nothing

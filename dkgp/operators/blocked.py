@@ -208,7 +208,7 @@ class BlockedKernelOperator(KernelOperator):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What workers kept of K, in plain JSON types."""
+        """Bytes that workers kept of K, and why, in plain JSON types."""
         return dict(self._products.kept)
 
     @property

@@ -1,4 +1,4 @@
-"""Whether it pays to keep tiles of K, and how many bytes of them: what `--cache-tiles auto` is decided by.
+"""Keeping tiles of K: if it pays, and for how many bytes of them; what `--cache-tiles auto` is decided by.
 
 A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
 not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves
@@ -85,7 +85,7 @@ def most_bytes(budget: TileBudget, wanted_bytes: int, products: float | None) ->
 
 
 def _saved_at_best(products: float) -> float:
-    """What is saved where new pages cost nothing, and reading neither."""
+    """Share that is saved where new pages cost nothing, and reading neither."""
     return saved_share(products, 1.0, 1.0, 0.0)
 
 
@@ -133,7 +133,7 @@ class _Rate:
 
 
 class Watch:
-    """What a worker has seen of one run: the prices of its tiles, and what keeping them has lost."""
+    """Prices of one run's tiles, as a worker has seen them, and what keeping them has lost."""
 
     def __init__(self) -> None:
         self.evaluating, self.keeping, self.reading = _Rate(), _Rate(), _Rate()
