@@ -66,7 +66,7 @@ class DecisionError(StoppingRule):
 
     @property
     def _sway(self) -> float:
-        """The most that ||g|| moves a decision by; a quotient of roots, for V_b / s2 may overflow where they do not."""
+        """Largest move of a decision for each unit of ||g||: a quotient of roots, for V_b / s2 may overflow."""
         return (2.0 if self.intercept else 1.0) * math.sqrt(self.variance) / math.sqrt(self.noise_variance)
 
     def check(self, progress: Progress) -> StopReason | None:
