@@ -203,7 +203,8 @@ def foresee_likelihood(
     """Foresee a classifier of a dataset's labels; `InputError` where there are none.
 
     Products of one of all samples are counted in runs on subsets, to decisions within `RISK_TOLERANCE`, and go on with
-    n as they did from the smaller of these to the larger, or up to its root.
+    n as they did from the smaller of these to the larger, or up to its root; the fewest are also those of Newton's method,
+    which all samples may be handed over to.
     """
     labels = labels_of(dataset)
     kernel, _ = fold_white(found.kernel, found.noise_variance)
@@ -212,18 +213,29 @@ def foresee_likelihood(
     if settings.on_basis() is None:
         sizes = sorted({min(size, n) for size in SUBSETS})
         counts = [_products(dataset, labels, kernel, likelihood, size, settings.seed) for size in sizes]
+        # What goes by conjugate gradients on a subset may be handed over to Newton's method on all samples.
+        newton = _products(dataset, labels, kernel, likelihood, sizes[-1], settings.seed, method="newton")
         growth = 0.0
         if len(sizes) > 1 and counts[0] > 0.0:
             growth = math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])
         ratio, last = n / sizes[-1], max(1.0, counts[-1])
         expected = last * ratio ** min(max(growth, 0.0), STEEPEST)
         high = last * ratio**STEEPEST * UNSURE
-        products = Counts("products", expected, last / UNSURE, high, 2.0)
+        products = Counts("products", expected, max(1.0, min(last, newton)) / UNSURE, high, 2.0)
     width = feature_width(kernel)
     return ForeseenLikelihood(settings, likelihood, n, dataset.n_features, blocks, width, cache_bytes, products)
 
 
-def _products(dataset: Dataset, labels: Labels, kernel: Kernel, likelihood: Likelihood, size: int, seed: int) -> float:
+def _products(
+    dataset: Dataset,
+    labels: Labels,
+    kernel: Kernel,
+    likelihood: Likelihood,
+    size: int,
+    seed: int,
+    *,
+    method: str = AUTO,
+) -> float:
     """Products that a minimisation takes on a subset, in units of its own columns."""
     chosen = draw_subset(dataset.n_samples, size, seed)
     inputs, targets = dataset.input_rows(chosen), likelihood.targets(labels.subset(chosen))
@@ -237,7 +249,7 @@ def _products(dataset: Dataset, labels: Labels, kernel: Kernel, likelihood: Like
             targets,
             loss=likelihood.loss,
             regularisation=1.0,
-            method=AUTO,
+            method=method,
             stopping=rule | MaxPasses(MOST_PRODUCTS),
             seed=seed,
         )
