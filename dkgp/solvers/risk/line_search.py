@@ -56,5 +56,6 @@ def line_minima(
         step = np.where(done, step, trial)
         first, second = slopes(step)
         low, high = np.where(first < 0.0, step, low), np.where(first >= 0.0, step, high)
-        done = done | still | (np.abs(first) <= enough) | (high - low <= NEGLIGIBLE * high) | (step >= LARGEST_STEP)
+        # A share of the lower end: where there is no upper one yet, a share of that would be as infinite as the width.
+        done = done | still | (np.abs(first) <= enough) | (high - low <= NEGLIGIBLE * low) | (step >= LARGEST_STEP)
     return step

@@ -155,7 +155,7 @@ PARTS.add(
         "cut off in the text that can be had.",
         items=("table kcg",),
         quick={"n": 400, "max_iterations": 1000, "max_seconds": 3.0},
-        full={"n": 4000, "max_iterations": 5000, "max_seconds": 40.0},
+        full={"n": 4000, "max_iterations": 50_000, "max_seconds": 600.0},
         variants=_all_or_none,
         reads=lambda variant: (*COUNTED, *COUNTED_TOO),
         run=_counts,

@@ -1,0 +1,235 @@
+"""The exact line search against a root finder, on losses written down anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+
+from dkgp.operators.base import FloatArray
+from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
+from dkgp.solvers.risk.line_search import line_minima
+from dkgp.solvers.risk.problem import Risk
+
+N, COLUMNS = 30, 3
+EPS = float(np.finfo(np.float64).eps)
+Slope = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+def softmax_slope(targets: FloatArray, values: FloatArray) -> FloatArray:
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True) - targets)
+
+
+def probit_slope(targets: FloatArray, values: FloatArray) -> FloatArray:
+    margin = targets * values
+    near = np.maximum(margin, -30.0)
+    ratio, away = scipy.stats.norm.pdf(near) / scipy.stats.norm.cdf(near), np.maximum(-margin, 30.0)
+    # Laplace's continued fraction, where densities underflow.
+    fraction = away
+    for number in range(20, 0, -1):
+        fraction = away + number / fraction
+    return np.asarray(-targets * np.where(margin < -30.0, fraction, ratio))
+
+
+LOSSES: dict[str, tuple[Any, Slope]] = {
+    "logistic": (LogisticLoss(), lambda y, f: -0.5 * y * (1.0 - np.tanh(0.5 * y * f))),
+    "probit": (ProbitLoss(), probit_slope),
+    "softmax": (SoftmaxLoss(), softmax_slope),
+    "squared hinge": (SquaredHingeLoss(), lambda y, f: np.where(y * f < 1.0, f - y, 0.0)),
+    "huber": (HuberLoss(0.3), lambda y, f: np.sign(f - y) * np.minimum(np.abs(f - y), 0.3)),
+    "squares": (SquaredLoss(), lambda y, f: f - y),
+}
+every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+class Lines:
+    """Lines of a few problems, each with a slope along it that is summed sample by sample."""
+
+    def __init__(self, name: str, seed: int, *, start: float, regularisation: float, scales: FloatArray) -> None:
+        rng = np.random.default_rng(seed)
+        self.loss, self._slope = LOSSES[name]
+        root = rng.standard_normal((N, N + 2))
+        matrix = root @ root.T / N
+        if self.loss.coupled:
+            self.targets = np.eye(COLUMNS)[rng.integers(0, COLUMNS, N)]
+        elif name in ("huber", "squares"):
+            self.targets = rng.standard_normal((N, COLUMNS)) * np.array([1e-2, 1.0, 1e2])
+        else:
+            self.targets = np.where(rng.standard_normal((N, COLUMNS)) > 0.0, 1.0, -1.0)
+        self.weights = 1.0 + rng.integers(0, 3, N)
+        self.risk = Risk(self.loss, regularisation, self.weights)
+        self.alpha = start * rng.standard_normal((N, COLUMNS))
+        self.values = matrix @ self.alpha
+        gradient = self.weights[:, None] * self._slope(self.targets, self.values) + regularisation * self.alpha
+        self.direction = -gradient * (scales[0] if self.loss.coupled else scales)
+        self.image = matrix @ self.direction
+
+    def steps(self) -> FloatArray:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            return line_minima(self.risk, self.targets, self.alpha, self.values, self.direction, self.image)
+
+    @property
+    def count(self) -> int:
+        return 1 if self.loss.coupled else COLUMNS
+
+    def slope(self, place: int, step: float) -> float:
+        """Derivative of the risk by the step, of one problem."""
+        own = slice(None) if self.loss.coupled else slice(place, place + 1)
+        at = self.values + step * self.image
+        pull = self.weights[:, None] * self._slope(self.targets, at) + self.risk.regularisation * (
+            self.alpha + step * self.direction
+        )
+        return float(np.sum((pull * self.image)[:, own]))
+
+    def noise(self, place: int) -> float:
+        """What roundings leave of the slope at the start, and so of a difference from it."""
+        own = slice(None) if self.loss.coupled else slice(place, place + 1)
+        pull = self.weights[:, None] * self._slope(self.targets, self.values) + self.risk.regularisation * self.alpha
+        return 30.0 * EPS * float(np.sum(np.abs(pull * self.image)[:, own]))
+
+    def root(self, place: int) -> float:
+        """The step where the slope changes its sign, by scipy."""
+        low = high = 1.0
+        while self.slope(place, high) < 0.0:
+            low, high = high, 2.0 * high
+        while self.slope(place, low) >= 0.0:
+            low, high = 0.5 * low, low
+        return float(
+            scipy.optimize.brentq(lambda step: self.slope(place, step), low, high, xtol=1e-300, rtol=4.0 * EPS)
+        )
+
+    def first_newton(self, place: int) -> float:
+        """Newton's first step from the start, the curvature by a difference of the true slopes."""
+        little = 1e-7 * self.root(place)
+        return -self.slope(place, 0.0) * little / (self.slope(place, little) - self.slope(place, 0.0))
+
+    def assert_least(self, place: int, step: float) -> None:
+        """At the root, or where roundings leave nothing of the slope."""
+        root, noise = self.root(place), self.noise(place)
+        if step != pytest.approx(root, rel=1e-10):
+            assert abs(self.slope(place, step)) <= noise
+            assert self.slope(place, step * (1.0 - 1e-6)) < noise
+            assert self.slope(place, step * (1.0 + 1e-6)) > -noise
+
+
+@every_loss
+@pytest.mark.parametrize("regularisation", [1e-6, 1e-2, 10.0])
+@pytest.mark.parametrize("start", [0.0, 1.0, 30.0])
+def test_steps_of_several_columns_are_those_of_a_root_finder(name: str, start: float, regularisation: float) -> None:
+    for seed in range(3):
+        lines = Lines(name, seed, start=start, regularisation=regularisation, scales=np.array([1.0, 0.01, 50.0]))
+        steps = lines.steps()
+        assert steps.shape == (lines.count,)
+        for place, step in enumerate(steps):
+            lines.assert_least(place, step)
+
+
+@every_loss
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6, 1e12])
+def test_directions_of_any_length_lead_to_one_point(name: str, scale: float) -> None:
+    plain, scaled = (
+        Lines(name, 5, start=0.3, regularisation=1e-3, scales=np.array([1.0, 2.0, 3.0]) * factor).steps()
+        for factor in (1.0, scale)
+    )
+    np.testing.assert_allclose(scaled * scale, plain, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        *((name, True) for name in ("logistic", "probit", "softmax", "squared hinge")),
+        *((name, False) for name in ("logistic", "softmax", "squared hinge", "huber")),
+    ],
+)
+def test_newtons_first_step_falls_short_or_goes_too_far(name: str, short: bool) -> None:
+    """Either happens where curvature changes, and the search ends at the least risk all the same."""
+    met = 0
+    for seed in range(40):
+        lines = Lines(
+            name, seed, start=(0.0, 0.3, 3.0)[seed % 3], regularisation=1e-4, scales=np.array([1.0, 0.1, 7.0])
+        )
+        steps = lines.steps()
+        for place, step in enumerate(steps):
+            first, root = lines.first_newton(place), lines.root(place)
+            if first < 0.99 * root if short else first > 1.01 * root:
+                met += 1
+                lines.assert_least(place, step)
+    assert met >= 5
+
+
+def test_logistic_steps_from_zero_are_not_newtons_first() -> None:
+    """Curvature falls on the way from zero, the most that there is: Newton's first step always undershoots."""
+    lines = Lines("logistic", 1, start=0.0, regularisation=1e-3, scales=np.ones(COLUMNS))
+    for place, step in enumerate(lines.steps()):
+        assert step > 1.02 * lines.first_newton(place)
+        assert step == pytest.approx(lines.root(place), rel=1e-11)
+
+
+@every_loss
+def test_values_far_out_come_back(name: str) -> None:
+    """Where every curvature but the penalty's underflows, Newton's step is longer by orders of magnitude."""
+    for start in (1e3, 1e6):
+        lines = Lines(name, 7, start=start, regularisation=1e-8, scales=np.array([1.0, 1e-3, 1e3]))
+        for place, step in enumerate(lines.steps()):
+            lines.assert_least(place, step)
+
+
+@every_loss
+def test_no_way_down_is_no_step(name: str) -> None:
+    """Uphill, along nothing, where the kernel sees nothing, and at the least itself; the other columns go on."""
+    lines = Lines(name, 3, start=0.5, regularisation=0.1, scales=np.array([1.0, 1.0, 1.0]))
+    expected = lines.steps()
+    least = lines.alpha + expected * lines.direction, lines.values + expected * lines.image
+    lines.direction, lines.image = -lines.direction, -lines.image
+    np.testing.assert_array_equal(lines.steps(), np.zeros(lines.count))
+    lines.direction[:, -1] *= -1.0
+    lines.image[:, -1] *= -1.0
+    if not lines.loss.coupled:
+        np.testing.assert_allclose(lines.steps(), [0.0, 0.0, expected[-1]], rtol=1e-9)
+    lines = Lines(name, 3, start=0.5, regularisation=0.1, scales=np.array([1.0, 1.0, 1.0]))
+    # K h = 0: the risk does not change, whatever the coefficients do.
+    columns = slice(None) if lines.loss.coupled else slice(1, 2)
+    lines.image[:, columns] = 0.0
+    steps = lines.steps()
+    assert steps[0 if lines.loss.coupled else 1] == 0.0
+    if not lines.loss.coupled:
+        np.testing.assert_allclose(steps[[0, 2]], expected[[0, 2]], rtol=1e-9)
+    lines = Lines(name, 3, start=0.5, regularisation=0.1, scales=np.array([1.0, 1.0, 1.0]))
+    lines.alpha, lines.values = least
+    further = lines.steps()
+    assert (further <= 1e-9 * expected).all()
+
+
+def test_a_flat_stretch_is_crossed() -> None:
+    """All samples beyond the hinge's margin on the way: the penalty alone has a slope there, and ends at a kink."""
+    targets, weights = np.array([[1.0], [-1.0]]), None
+    risk = Risk(SquaredHingeLoss(), 1e-3, weights)
+    alpha, matrix = np.array([[50.0], [-50.0]]), np.array([[1.0, 0.2], [0.2, 1.0]])
+    values, direction = matrix @ alpha, -alpha
+    image = matrix @ direction
+    (step,) = line_minima(risk, targets, alpha, values, direction, image)
+    # R(1 - t) = (1 - 40 u)^2 + 1e-3 * 4000 u^2 / 2 with u = 1 - t below 1 / 40.
+    assert 1.0 - step == pytest.approx(80.0 / (2.0 * 1600.0 + 4.0), rel=1e-12)
+
+
+def test_along_a_line_without_an_end_the_step_stays_finite() -> None:
+    """Labels that can be told apart and hardly any penalty: as far as the logarithm of its inverse, no further."""
+    targets, matrix = np.array([[1.0], [-1.0]]), np.array([[1.0, 0.2], [0.2, 1.0]])
+    for regularisation in (1e-12, 1e-100, 1e-300):
+        risk = Risk(LogisticLoss(), regularisation)
+        direction = targets.copy()
+        nothing = np.zeros_like(targets)
+        (step,) = line_minima(risk, targets, nothing, nothing, direction, matrix @ direction)
+
+        def slope(t: float, penalty: float = regularisation) -> float:
+            return -1.6 * float(np.exp(-np.logaddexp(0.0, 0.8 * t))) + 1.6 * penalty * t
+
+        least = scipy.optimize.brentq(slope, 1e-3, 2.0**12, rtol=4.0 * EPS)
+        # A slope of 1e-13 of the first is none.
+        assert step == pytest.approx(least, rel=1e-9) or 30.0 < step < least
+        assert abs(slope(step)) <= 1e-13 * abs(slope(0.0)) * (1.0 + 1e-9)
