@@ -37,7 +37,7 @@ from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.kept_tiles import kept_bytes_of
+from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.factor import VecchiaFactor
 
 __all__ = ["BenchProductsJob", "run_bench_products"]

@@ -64,8 +64,9 @@ class ClusterOptions:
     cache_bytes : int
         Feature cache of each worker process; at most half of `worker_memory_bytes`.
     cache_tiles : int or "auto"
-        Bytes of the kernel matrix that each worker process may keep between products; "auto": as far as it pays, up to
-        a third of the process's memory, or of what is available on this machine; 0: nothing.
+        Bytes of the kernel matrix that each worker process may keep between products; "auto": as far as it pays, 1 GiB
+        at most, or, where it saves a quarter of the run, a third of the process's memory, or of what is available on
+        this machine; 0: nothing.
     """
 
     scheduler: str | None = None

@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 
-__all__ = ["TileBudget", "budget_elsewhere", "budget_here"]
+__all__ = ["MODEST_BYTES", "TileBudget", "budget_elsewhere", "budget_here"]
 
 # Unless a user says how much: one part in so many of a worker's memory, or of what is available where workers have no
 # limit.
 SHARE = 3
+# What dkgp's own choice takes without a gain that is worth a share of the memory.
+MODEST_BYTES = 1024**3
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,19 @@ class TileBudget:
     bytes : int
         In each worker's process.
     measured : bool
-        Whether workers find out first if it pays.
+        Whether workers find out if it pays (see `dkgp.operators.keeping`): a budget of dkgp's own choice.
+    products : float, optional
+        That the run is foreseen to take with the whole matrix; a run that foresees none tells on its way.
     """
 
     bytes: int = 0
     measured: bool = False
+    products: float | None = None
+
+    @property
+    def modest_bytes(self) -> int:
+        """What may be kept where it pays at all; all of it only where much is gained, if that is dkgp's own choice."""
+        return min(self.bytes, MODEST_BYTES) if self.measured else self.bytes
 
 
 def budget_here(wanted: int | str, processes: int = 1, worker_memory_bytes: int | None = None) -> TileBudget:

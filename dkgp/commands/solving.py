@@ -71,6 +71,7 @@ def planned_solve(
     executor: BlockExecutor,
     *,
     needs_inputs: str | None = None,
+    products: float | None = None,
 ) -> MemoryPlan:
     """Project a solve's memory, tiles kept in what is left, and give workers leave to keep these.
 
@@ -82,6 +83,8 @@ def planned_solve(
         What the solver holds, a tree of the job's apart.
     needs_inputs : str, optional
         The solver's name, where it needs all inputs at the coordinator.
+    products : float, optional
+        With the whole matrix, as far as they are foreseen.
 
     Raises
     ------
@@ -106,8 +109,10 @@ def planned_solve(
         overlaps=executor.overlaps,
         cache_bytes=cache,
         width=width,
-    ).with_tiles(executor.tiles if repeats else replace(executor.tiles, bytes=0), n, budget)
-    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+    )
+    tiles = replace(executor.tiles, bytes=executor.tiles.bytes if repeats else 0, products=products)
+    plan = plan.with_tiles(tiles, n, budget)
+    executor.tiles = replace(tiles, bytes=plan.tiles_bytes)
     return plan
 
 

@@ -169,6 +169,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
                 prepared.checkpointing,
                 executor,
                 needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
+                products=None if choice is None else choice.products,
             )
             trained = _solve(job, prepared, plan, executor, reporter)
         # Worker processes are gone by now; the summary in the store tells of them too.

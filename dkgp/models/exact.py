@@ -182,6 +182,7 @@ def trained_model(
         "column_passes": progress.column_passes,
         "kernel_evaluations": progress.kernel_evaluations,
         "kept_share": operator.kept_share,
+        "kept_tiles": operator.kept,
         "refreshes": solution.refreshes,
         "seconds": progress.seconds,
         "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.operators.kept_tiles import kept_bytes_of
+from dkgp.operators.keeping import kept_bytes_of, most_bytes
 from dkgp.solvers.registry import SolverMemory
 
 __all__ = ["MemoryPlan", "kept_that_fits", "plan_training", "plan_within", "tiles_that_fit"]
@@ -74,7 +74,7 @@ class MemoryPlan:
         )
 
     def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
-        """The same with room for tiles that are kept, as much as is wanted, is of use, and fits.
+        """The same with room for tiles that are kept, as much as is wanted, may come to pay, and fits.
 
         Raises
         ------
@@ -91,7 +91,9 @@ class MemoryPlan:
 
 def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
     """Bytes that each worker's process may spend on tiles of K: more than its lower half is of no use."""
-    return kept_that_fits(wanted, kept_bytes_of(n), spare_bytes, "the kernel matrix")
+    whole = kept_bytes_of(n)
+    within = kept_that_fits(wanted, whole, spare_bytes, "the kernel matrix")
+    return most_bytes(replace(wanted, bytes=within), whole, wanted.products)
 
 
 def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | None, what: str) -> int:

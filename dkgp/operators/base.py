@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,6 +101,14 @@ class KernelOperator(ABC):
         self.single = TileEvaluator(kernel, "single", entries=self.entries, centre=centre)
         self.double = TileEvaluator(kernel, "double", entries=self.entries, centre=centre)
         self._typical_entries: dict[int, float] = {}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What was kept of K between products: bytes, and why so many or so few; empty where nothing ever is."""
+        return {}
+
+    def foresee(self, done: int, left: float) -> None:  # noqa: B027  - most operators keep nothing
+        """Say before a round how many rounds a solve has done, and how many it foresees, this one included."""
 
     @property
     def kernel_evaluations(self) -> int:

@@ -202,6 +202,15 @@ class BlockedKernelOperator(KernelOperator):
         self.kept_share = self._products.kept_share
         return result
 
+    def foresee(self, done: int, left: float) -> None:
+        """Let workers know how long tiles will be of use."""
+        self._products.foresee(done, left)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What workers kept of K, in plain JSON types."""
+        return dict(self._products.kept)
+
     @property
     def kept_bytes(self) -> int:
         """Bytes of kept tiles that the last product in single precision read."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from dkgp.errors import ClusterError
 from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.kept_tiles import Keeping, worker_tiles
+from dkgp.operators.keeping import Keeping, kept_bytes_of
+from dkgp.operators.kept_tiles import worker_tiles
 
 __all__ = ["FullProducts", "Piece", "forget_everywhere", "forget_task", "matmat_task"]
 
@@ -77,11 +79,12 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class PieceProduct:
-    """A piece's share of the product, by block, and how many entries were read for it, and how many evaluated."""
+    """A piece's share of the product, by block; entries that were read for it, and evaluated; why they are kept."""
 
     parts: dict[int, FloatArray]
     entries_read: int
     entries_evaluated: int
+    reason: str = ""
 
 
 def matmat_task(
@@ -110,7 +113,8 @@ def _piece_product(
                 parts[block] += product
             else:
                 parts[block] = np.ascontiguousarray(product)
-    return PieceProduct(parts, entries[True], entries[False])
+    reason = "" if keeping is None else worker_tiles().reason(context.run_id, keeping)
+    return PieceProduct(parts, entries[True], entries[False], reason)
 
 
 def _pair_products(
@@ -163,6 +167,8 @@ class FullProducts:
         Share of the last product's entries that were read from kept tiles.
     kept_bytes : int
         What it read of them.
+    kept : dict
+        What was kept, in plain JSON types: bytes that a product has read at most, and the last word on why.
     """
 
     def __init__(self, context: BlockContext, executor: BlockExecutor, submit: Callable[..., PendingRound]) -> None:
@@ -172,19 +178,37 @@ class FullProducts:
         self._turns = 0
         self._kept = False  # whether workers may hold tiles
         self.kept_share, self.kept_bytes = 0.0, 0
+        self.kept: dict[str, Any] = {"bytes": 0, "reason": ""}
+        self._rounds_done, self._rounds_left, self._rounds = 0, 0.0, 0
+        self._opened_at = time.perf_counter()
+        self._last: tuple[float, float] | None = None  # when the last product began, and its seconds
+
+    def foresee(self, done: int, left: float) -> None:
+        """Take in how many rounds a solve has done, and how many it foresees from where it stands."""
+        self._rounds_done, self._rounds_left, self._rounds = done, left, self._rounds + 1
 
     def _keeping(self, precision: Precision) -> Keeping | None:
         """Terms for the next product; float64 is for checks, and evaluated."""
         budget = self._executor.tiles
         if precision == "double" or budget.bytes <= 0:
             return None
+        products, share = self._products_left(budget.products or 0.0), 0.0
+        if self._last is not None:
+            now, (began, seconds) = time.perf_counter(), self._last
+            share = products * seconds / (now - self._opened_at + products * (now - began))
         self._turns += 1
         self._kept = True
-        return Keeping(budget.bytes, budget.measured, self._turns)
+        wanted = kept_bytes_of(self._context.n) // max(1, len(self._executor.workers))
+        return Keeping(budget, self._turns, wanted, products, share)
+
+    def _products_left(self, foreseen: float) -> float:
+        """Products that are left of those foreseen at the start, or that the rounds left take, whichever is more."""
+        by_rounds = self._rounds_left * max(1.0, self._turns / max(1, self._rounds - 1))
+        return max(0.0, foreseen - max(self._turns, self._rounds_done), by_rounds)
 
     def add(self, V: FloatArray, precision: Precision, result: FloatArray) -> Iterator[tuple[int, int]]:
         """Add K @ V to `result`; after each round, the number of pieces that are done and of all."""
-        keeping = self._keeping(precision)
+        keeping, began = self._keeping(precision), time.perf_counter()
         rows = self._context.block_rows
         side = self._pieces[0].rows[1] - self._pieces[0].rows[0]
         bytes_each = 16 * side * rows * V.shape[1]
@@ -203,6 +227,7 @@ class FullProducts:
                 found.update(zip(group, products, strict=True))
             for number in numbers:
                 piece = found.pop(number)
+                self.kept["reason"] = piece.reason or self.kept["reason"]
                 for block, part in piece.parts.items():
                     result[slice(*self._context.bounds(block))] += part
                 read, evaluated = read + piece.entries_read, evaluated + piece.entries_evaluated
@@ -210,6 +235,8 @@ class FullProducts:
             yield done, len(self._pieces)
         if precision == "single":
             self.kept_share, self.kept_bytes = read / max(1, read + evaluated), 4 * read
+            self.kept["bytes"] = max(self.kept["bytes"], 4 * read)
+            self._last = began, time.perf_counter() - began
 
     def _start(
         self, numbers: Sequence[int], V: FloatArray, precision: Precision, keeping: Keeping | None, entries: int

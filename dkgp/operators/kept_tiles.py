@@ -5,10 +5,8 @@ that is larger than it, each tile shortly before its turn. Here what does not fi
 make room only once a whole product has passed them by, because their blocks have moved to another worker or their run
 is over.
 
-Reading an entry takes a tenth of a nanosecond or more of memory's time, which all cores share; evaluating it takes that
-long or many times as long, by kernel and processor. Memory that is used for the first time has its price too, on
-virtual machines a high one. Where a budget is not a user's but dkgp's own choice, the first pair of blocks tells: it is
-evaluated, kept and read back by the clock. Bits do not depend on it.
+Where a budget is not a user's but dkgp's own choice, every use is timed, and the run's `Watch` says what may be kept
+(`dkgp.operators.keeping`). Bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -21,12 +19,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import psutil
+from numpy.typing import NDArray
 
-__all__ = ["Keeping", "Kept", "TileCache", "keeping_pays", "kept_bytes_of", "worker_tiles"]
+from dkgp.operators.keeping import Keeping, Watch, timed
+
+__all__ = ["Kept", "TileCache", "worker_tiles"]
 
 
 class Kept(Protocol):
     """Entries that are kept."""
+
+    @property
+    def entries(self) -> NDArray[Any]:
+        """The entries, and the memory that they lie in."""
 
     @property
     def filled(self) -> bool:
@@ -39,43 +44,10 @@ class Kept(Protocol):
 
 KeptT = TypeVar("KeptT", bound=Kept)
 
-# Reading counts for so much more than by the clock of one thread: the others read meanwhile, too.
-READ_TOGETHER = 1.5
-# Products that what keeping takes is spread over; a solve takes ten to a hundred.
-PRODUCTS = 20
 # Tiles of another run are in nobody's use after so many seconds; a coordinator that was killed frees nothing.
 FORGOTTEN_SECONDS = 300.0
 # Memory of the machine that stays free whatever the budget says.
 SPARED_SHARE = 0.08
-
-
-def kept_bytes_of(n: int) -> int:
-    """Bytes of all float32 tiles of K's lower half, at most: what lies across the diagonal is kept whole."""
-    return 2 * n * (n + 2048)
-
-
-def keeping_pays(evaluating: float, keeping: float, reading: float) -> bool:
-    """True if products are quicker with tiles kept, by the seconds of a thread for each of these."""
-    return keeping + (PRODUCTS - 1) * READ_TOGETHER * reading < PRODUCTS * evaluating
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Terms on which workers keep tiles during one product.
-
-    Attributes
-    ----------
-    budget_bytes : int
-        What tiles may take in one worker's process.
-    measured : bool
-        Whether the worker finds out first if reading pays.
-    turn : int
-        Number of the product in its run.
-    """
-
-    budget_bytes: int
-    measured: bool
-    turn: int
 
 
 @dataclass
@@ -91,7 +63,7 @@ class TileCache:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, tuple[int, int]], _Held] = {}
-        self._pays: dict[str, bool | None] = {}
+        self._watches: dict[str, Watch] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -107,9 +79,8 @@ class TileCache:
 
         `room` makes tiles for the pair; `work` with tiles that are not filled fills them.
         """
-        if keeping.measured and not self._may_keep(run_id, room, work):
-            work(None)
-            return False
+        if keeping.budget.measured:
+            return self._use_watched(run_id, pair, keeping, room, work)
         with self.lent(run_id, pair, keeping, room) as tiles:
             read = tiles is not None and tiles.filled
             work(tiles)
@@ -117,10 +88,15 @@ class TileCache:
 
     @contextmanager
     def lent(
-        self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], KeptT]
+        self,
+        run_id: str,
+        pair: tuple[int, int],
+        keeping: Keeping,
+        room: Callable[[], KeptT],
+        budget_bytes: int | None = None,
     ) -> Iterator[KeptT | None]:
-        """Tiles of a pair while the context is open: filled ones, ones to fill, or none."""
-        held = self._take(run_id, pair, keeping, room)
+        """Tiles of a pair while the context is open: filled ones, ones to fill, or none; all within the budget."""
+        held = self._take(run_id, pair, keeping, room, keeping.budget.bytes if budget_bytes is None else budget_bytes)
         if held is None or held.tiles.filled:
             yield None if held is None else held.tiles
             return
@@ -132,29 +108,98 @@ class TileCache:
             if mine:
                 held.filling.release()
 
+    def reason(self, run_id: str, keeping: Keeping) -> str:
+        """Say in a few words why tiles of a run are kept or not."""
+        return self._watch(run_id).reason() if keeping.budget.measured else "as asked for"
+
     def discard_run(self, run_id: str) -> None:
-        """Forget every tile of a run."""
+        """Forget a run, and every tile of it."""
         with self._lock:
-            self._pays.pop(run_id, None)
+            self._watches.pop(run_id, None)
+        self._discard_tiles(run_id)
+
+    def _discard_tiles(self, run_id: str) -> None:
+        with self._lock:
             for key in [key for key in self._held if key[0] == run_id]:
                 self._drop(key)
 
-    def _take(self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], Kept]) -> _Held | None:
+    def _watch(self, run_id: str) -> Watch:
+        with self._lock:
+            return self._watches.setdefault(run_id, Watch())
+
+    def _use_watched(
+        self,
+        run_id: str,
+        pair: tuple[int, int],
+        keeping: Keeping,
+        room: Callable[[], KeptT],
+        work: Callable[[KeptT | None], None],
+    ) -> bool:
+        watch, held = self._watch(run_id), self._held.get((run_id, pair))
+        if held is None or not held.tiles.filled:
+            self._keep_or_evaluate(run_id, pair, watch, keeping, room, work)
+            return False
+        tiles = held.tiles
+        with self._lock:
+            held.turn, held.used_at = max(held.turn, keeping.turn), time.monotonic()
+        if watch.doubts:
+            watch.reconsider(timed(lambda: work(None)), tiles.nbytes)
+            if watch.given_up:
+                self._discard_tiles(run_id)
+            return False
+        watch.note_read(timed(lambda: work(tiles)), tiles.nbytes, keeping)
+        return True
+
+    def _keep_or_evaluate(
+        self,
+        run_id: str,
+        pair: tuple[int, int],
+        watch: Watch,
+        keeping: Keeping,
+        room: Callable[[], KeptT],
+        work: Callable[[KeptT | None], None],
+    ) -> None:
+        """Keep a pair's tiles where that pays; forget them where their pages, or the first reading, tell otherwise."""
+        allowed = watch.bytes_to_keep(keeping)
+        if allowed:
+            with self.lent(run_id, pair, keeping, room, allowed) as tiles:
+                touched = None if tiles is None else watch.touch(tiles.entries, keeping)
+                if tiles is not None and touched is not None:
+                    filled = touched + timed(lambda: work(tiles))
+                    if watch.note_kept(filled, tiles.nbytes):
+                        watch.note_read_alone(timed(lambda: work(tiles)), tiles.nbytes)
+                        if not watch.bytes_to_keep(keeping):
+                            self._forget(run_id, pair)
+                    return
+                watch.stop_trying()
+            if tiles is not None:
+                self._forget(run_id, pair)
+        warm, count = watch.warm, room().nbytes
+        watch.note_evaluated(timed(lambda: work(None)), count, warm)
+
+    def _forget(self, run_id: str, pair: tuple[int, int]) -> None:
+        with self._lock:
+            if (run_id, pair) in self._held:
+                self._drop((run_id, pair))
+
+    def _take(
+        self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], Kept], budget_bytes: int
+    ) -> _Held | None:
         key, now = (run_id, pair), time.monotonic()
         with self._lock:
             held = self._held.get(key)
             if held is None:
                 tiles = room()  # no more than addresses yet
-                if not self._make_room(run_id, tiles.nbytes, keeping, now):
+                if not self._make_room(run_id, tiles.nbytes, keeping, now, budget_bytes):
                     return None
                 held = self._held[key] = _Held(tiles, keeping.turn, now)
                 self.nbytes += tiles.nbytes
             held.turn, held.used_at = max(held.turn, keeping.turn), now
             return held
 
-    def _make_room(self, run_id: str, wanted: int, keeping: Keeping, now: float) -> bool:
+    def _make_room(self, run_id: str, wanted: int, keeping: Keeping, now: float, budget_bytes: int) -> bool:
         def fits() -> bool:
-            return self.nbytes + wanted <= keeping.budget_bytes
+            return self.nbytes + wanted <= budget_bytes
 
         for key, held in list(self._held.items()):
             if fits():
@@ -169,29 +214,6 @@ class TileCache:
 
     def _drop(self, key: tuple[str, tuple[int, int]]) -> None:
         self.nbytes -= self._held.pop(key).tiles.nbytes
-
-    def _may_keep(self, run_id: str, room: Callable[[], KeptT], work: Callable[[KeptT | None], None]) -> bool:
-        """True where reading pays for this run; found out by the first thread that asks, while others evaluate."""
-        with self._lock:
-            if run_id in self._pays:
-                return bool(self._pays[run_id])
-            self._pays[run_id] = None
-        try:
-            tiles = room()
-            evaluating, keeping, reading = (_seconds(lambda: work(where)) for where in (None, tiles, tiles))  # noqa: B023
-            pays = keeping_pays(evaluating, keeping, reading)
-        except BaseException:
-            self._pays.pop(run_id, None)
-            raise
-        self._pays[run_id] = pays
-        return pays
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    # The thread's own time: on a busy machine the clock on the wall would tell of others.
-    began = time.thread_time()
-    work()
-    return time.thread_time() - began
 
 
 _WORKER_TILES = TileCache()

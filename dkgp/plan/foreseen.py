@@ -22,12 +22,21 @@ from dkgp.models import Hyperparameters
 from dkgp.models.memory import MemoryPlan, plan_within, tiles_that_fit
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
-from dkgp.operators.kept_tiles import keeping_pays
+from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
 from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.prices import Phase, Prices, Sizes, Work, cholesky_phases, conjugate_phases, descent_phases
+from dkgp.solvers.prices import (
+    Phase,
+    Prices,
+    Sizes,
+    Work,
+    cholesky_phases,
+    conjugate_phases,
+    core_seconds,
+    descent_phases,
+)
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
 
 __all__ = ["Counts", "Foreseen", "Tiles", "foresee"]
@@ -67,10 +76,13 @@ class Tiles:
         In each worker's process.
     share
         Of K's entries, by all workers together.
+    most_bytes
+        What they may come to where prices turn out other than foreseen.
     """
 
     bytes: int = 0
     share: float = 0.0
+    most_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,14 +186,22 @@ class Foreseen:
         """Return what so many workers keep of K, each within its budget, where the run keeps anything at all."""
         if self.sizes.double or not self.memory.repeats_products:
             return Tiles()
+        wanted = replace(wanted, products=None if self.choice is None else self.choice.products)
+        part = -(-self.tiles_bytes // workers)
+        most = min(part, tiles_that_fit(wanted, self.sizes.n, None))
+        each = most
         if wanted.measured:
             using = 4.0 * self.sizes.p  # an entry of a pair serves its row and its column
             kinds = (Work(entries=1.0), Work(filled=1.0), Work(kept=1.0))
-            if not keeping_pays(*(prices.seconds(replace(work, operations=using)) for work in kinds)):
-                return Tiles()
-        each = tiles_that_fit(wanted, self.sizes.n, None)
-        share = min(1.0, workers * each / self.tiles_bytes)
-        return Tiles(min(each, -(-self.tiles_bytes // workers)), share)
+            evaluating, keeping, reading = (prices.seconds(replace(work, operations=using)) for work in kinds)
+            saved = saved_share(self.counts.expected, evaluating, keeping, READ_TOGETHER * reading)
+            each = bytes_that_pay(replace(wanted, bytes=most), part, saved, self._share_of_products(prices))
+        return Tiles(each, min(1.0, workers * each / self.tiles_bytes), most)
+
+    def _share_of_products(self, prices: Prices) -> float:
+        """Share of the run that float32 products take, evaluated."""
+        phases = self.phases(self.counts.expected)
+        return core_seconds([each for each in phases if each.name == "products"], prices) / core_seconds(phases, prices)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -350,7 +350,7 @@ def _row(
         "limit": expected.limit,
         "spilled_share": spilled,
         "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
-        "worker_memory_bytes": replace(memory, tiles_bytes=tiles.bytes).worker_process_bytes(
+        "worker_memory_bytes": replace(memory, tiles_bytes=tiles.most_bytes).worker_process_bytes(
             cluster.worker_resident_bytes
         ),
         "coordinator_memory_bytes": memory.coordinator_bytes,

@@ -96,6 +96,8 @@ class Choice:
         "double" where float32 rounds would not do; of no matter for "cholesky".
     reason : str
         One sentence.
+    products : float or None
+        Products with the whole matrix that are foreseen.
     projected : dict
         For each solver considered its projected core seconds on a nominal machine; their ratios are what counts.
     """
@@ -107,6 +109,7 @@ class Choice:
     leaf: int | None = None
     rank: int | None = None
     precision: Literal["mixed", "double"] = "mixed"
+    products: float | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -300,7 +303,8 @@ class _Factor:
         """Conjugate gradients with this factor, in float64 throughout where `double`."""
         reason = f"{self.reason}{IN_DOUBLE if double else ''}; {others}"
         halo, leaf = (self.halo, self.leaf) if self.halo else (0, None)
-        return Choice("pcg", reason, projected, halo, leaf, self.rank, "double" if double else "mixed")
+        precision: Literal["mixed", "double"] = "double" if double else "mixed"
+        return Choice("pcg", reason, projected, halo, leaf, self.rank, precision, self.count)
 
     @property
     def reason(self) -> str:

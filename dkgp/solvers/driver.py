@@ -120,6 +120,7 @@ def run(
             state.left = rule.left(progress)
             while reason is None and not precision.is_due(state, progress, record.lefts(rule) if renews else ()):
                 interruption.heed(state)
+                operator.foresee(len(record.history), record.rounds_left(rule))
                 timings = method.advance(operator, state)
                 progress = record.measure(state, timings)
                 if precision.broke_down(state, progress):

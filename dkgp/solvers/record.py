@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,10 @@ from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StoppingRule
 
 __all__ = ["Record"]
+
+
+# Rounds that it takes to foretell how many are left, and how many more are looked at.
+LEAST_FORETOLD, MOST_FORETOLD_BY = 3, 9
 
 
 class Record:
@@ -39,6 +44,17 @@ class Record:
     def lefts(self, rule: StoppingRule, rounds: int = 4) -> list[float]:
         """By how much the gradient had to fall after each of the last rounds, the current one among them."""
         return [rule.left(progress) for progress in self.history[-rounds:]]
+
+    def rounds_left(self, rule: StoppingRule) -> float:
+        """Rounds that the fall over the last ones foretells; zero where nothing does yet.
+
+        Never more than twice those that there were: a residual that goes up and down tells little.
+        """
+        lefts = self.lefts(rule, LEAST_FORETOLD + MOST_FORETOLD_BY)
+        if len(lefts) < LEAST_FORETOLD or not all(1.0 < left < math.inf for left in (lefts[0], lefts[-1])):
+            return 0.0
+        fall, most = math.log(lefts[0] / lefts[-1]) / (len(lefts) - 1), 2.0 * len(self.history)
+        return most if fall * most <= math.log(lefts[-1]) else math.log(lefts[-1]) / fall
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, for a checkpoint."""

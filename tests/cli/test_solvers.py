@@ -55,7 +55,15 @@ def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(
     assert shares[0] == 0.0 < shares[1] < shares[2] == 1.0
     assert found["1GiB"]["kernel_evaluations"] < found["none"]["kernel_evaluations"]
     shown = [argument for argument in command("1GiB") if argument not in ("--json", "--quiet")]
-    assert "read from kept tiles" in run(*shown, "--overwrite").stdout
+    kept = {said: result["kept_tiles"] for said, result in found.items()}
+    assert kept["none"] == {"bytes": 0, "reason": ""}
+    assert kept["300KiB"] == {"bytes": kept["300KiB"]["bytes"], "reason": "as asked for"}
+    assert 0 < kept["300KiB"]["bytes"] <= 300 * 1024 < kept["1GiB"]["bytes"] == 4 * round(kept["1GiB"]["bytes"] / 4)
+    assert kept["auto"]["reason"]
+    shown_there = run(*shown, "--overwrite").stdout
+    assert "kept of the kernel matrix" in shown_there
+    assert "100%" in shown_there
+    assert ": as asked for" in shown_there
 
 
 def test_an_amount_of_tiles_that_is_none_is_refused(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.tile_budget import SHARE, TileBudget, budget_elsewhere, budget_here
+from dkgp.cluster.tile_budget import MODEST_BYTES, SHARE, TileBudget, budget_elsewhere, budget_here
 
 GIB = 2**30
 
@@ -38,3 +38,9 @@ def test_executors_bring_it(kind: str) -> None:
     with open_executor(ClusterOptions(kind=kind, workers=1), 10**6) as executor:
         assert executor.tiles.measured
         assert 0 < executor.tiles.bytes < psutil.virtual_memory().total // 2
+
+
+def test_what_is_modest_is_of_dkgps_own_choice_alone() -> None:
+    assert TileBudget(8 * GIB, measured=True).modest_bytes == GIB == MODEST_BYTES
+    assert TileBudget(GIB // 2, measured=True).modest_bytes == GIB // 2
+    assert TileBudget(8 * GIB).modest_bytes == 8 * GIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
-from dkgp.operators.kept_tiles import kept_bytes_of
+from dkgp.operators.keeping import kept_bytes_of
 from dkgp.solvers import GreedyBlockCoordinateDescent
 from dkgp.solvers.registry import SolverMemory
 
@@ -140,6 +141,11 @@ def test_tiles_take_what_is_of_use_and_half_of_what_is_left() -> None:
     assert kept(own, GIB) == GIB // 2
     assert kept(own, 0) == 0
     assert kept(TileBudget(GIB // 4, measured=True), GIB) == GIB // 4
+    # Of dkgp's own, no more than products that are foreseen may come to pay for.
+    assert kept(replace(own, products=30.0), 10 * GIB) == whole
+    assert kept(replace(own, bytes=GIB // 8, products=2.0), 10 * GIB) == GIB // 8
+    large = planned(100_000).with_tiles(replace(own, products=3.0), 100_000, 16 * GIB)
+    assert large.tiles_bytes == GIB
     # A user's own figure is taken, or refused with numbers.
     assert kept(TileBudget(GIB // 2), GIB) == GIB // 2
     assert kept(TileBudget(10**12), 10 * GIB) == whole

@@ -17,7 +17,8 @@ from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, full_products
 from dkgp.operators.full_products import pieces_of
-from dkgp.operators.kept_tiles import kept_bytes_of, worker_tiles
+from dkgp.operators.keeping import Keeping, kept_bytes_of
+from dkgp.operators.kept_tiles import worker_tiles
 
 N, D, NOISE = 2600, 3, 0.1
 KERNEL = SquaredExponential(gamma=(0.4, 0.2, 0.3), variance=1.7)
@@ -198,3 +199,44 @@ def test_rounds_are_bounded_and_overlap(
     assert told[-1] == (pieces, pieces)
     assert all(before < after for (before, _), (after, _) in itertools.pairwise(told))
     executor.close()
+
+
+class Told(LocalExecutor):
+    """Notes the terms that products go out with."""
+
+    def __init__(self, tiles: TileBudget) -> None:
+        super().__init__(2, tiles)
+        self.terms: list[Keeping] = []
+
+    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Any, owners: Any = None) -> PendingRound:
+        if name == "kpass" and len(arguments) == 4 and arguments[3] is not None:
+            self.terms.append(arguments[3])
+        return super().submit(name, task, arguments, groups, owners)
+
+
+def told(products: float | None, rounds: list[tuple[int, float] | None]) -> list[Keeping]:
+    """Terms of products, before each of which a solver may have said what it has done and foresees."""
+    executor = Told(TileBudget(kept_bytes_of(600), measured=True, products=products))
+    X = np.random.default_rng(5).standard_normal((600, D))
+    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
+        for each in rounds:
+            if each is not None:
+                operator.foresee(*each)
+            operator.matmat(np.ones((600, 1)), "single")
+    executor.close()
+    return executor.terms
+
+
+def test_products_that_are_left_are_those_foreseen_less_those_done() -> None:
+    assert [each.products for each in told(2.7, 4 * [None])] == pytest.approx([2.7, 1.7, 0.7, 0.0])
+    assert [each.products for each in told(None, 3 * [None])] == 3 * [0.0]
+    # A solver that goes on from a checkpoint has done more than this process knows.
+    assert [each.products for each in told(20.0, [(12, 0.0), (13, 0.0)])] == [8.0, 7.0]
+    # A run that takes longer than foreseen: what its residuals foretell counts then.
+    assert [each.products for each in told(3.0, [(0, 0.0), (1, 0.0), (2, 0.0), (3, 6.0)])] == [3.0, 2.0, 1.0, 6.0]
+
+
+def test_the_share_of_the_run_is_known_from_the_second_product_on() -> None:
+    shares = [each.run_share for each in told(10.0, 4 * [None])]
+    assert shares[0] == 0.0
+    assert all(0.0 < share <= 1.0 for share in shares[1:])

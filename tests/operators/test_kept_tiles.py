@@ -1,18 +1,19 @@
-"""Tiles that are kept: within the budget, out of turn first, and only where the clock says that reading pays."""
+"""Tiles that are kept: within the budget, and out of turn first."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.operators import kept_tiles
-from dkgp.operators.kept_tiles import Keeping, TileCache
+from dkgp.operators.keeping import Keeping
+from dkgp.operators.kept_tiles import TileCache
 
 ROOM = 100  # bytes of a pair
 
@@ -27,7 +28,7 @@ def fill(tiles: KeptTiles | None) -> None:
 
 
 def use(cache: TileCache, pair: tuple[int, int], turn: int, budget: int = 3 * ROOM, run: str = "run") -> bool:
-    return cache.use(run, pair, Keeping(budget, False, turn), room, fill)
+    return cache.use(run, pair, Keeping(TileBudget(budget), turn), room, fill)
 
 
 def test_what_fits_is_kept_and_stays() -> None:
@@ -90,7 +91,7 @@ def test_work_that_fails_leaves_nothing_that_looks_filled() -> None:
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        cache.use("run", (0, 0), Keeping(ROOM, False, 1), room, fail)
+        cache.use("run", (0, 0), Keeping(TileBudget(ROOM), 1), room, fail)
     assert not use(cache, (0, 0), 2)
     assert use(cache, (0, 0), 3)
 
@@ -105,33 +106,8 @@ def test_two_threads_at_one_pair_do_not_wait_for_each_other() -> None:
         fill(tiles)
 
     with ThreadPoolExecutor(2) as pool:
-        keeping = Keeping(ROOM, False, 1)
+        keeping = Keeping(TileBudget(ROOM), 1)
         tasks = [pool.submit(cache.use, "run", (0, 0), keeping, room, work) for _ in range(2)]
         assert [task.result() for task in tasks] == [False, False]
     assert sum(tiles is None for tiles in given) == 1
     assert use(cache, (0, 0), 2, ROOM)
-
-
-@pytest.mark.parametrize(
-    ("evaluating", "filling", "reading", "pays"),
-    [(2.0, 3.0, 1.0, True), (1.0, 3.0, 1.0, False), (2.0, 60.0, 0.5, False), (9.0, 60.0, 1.0, True)],
-)
-def test_the_first_pair_tells_if_reading_pays(
-    evaluating: float, filling: float, reading: float, pays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache, clock = TileCache(), [0.0]
-    monkeypatch.setattr(kept_tiles.time, "thread_time", lambda: clock[0])
-
-    def work(tiles: KeptTiles | None) -> None:
-        clock[0] += evaluating if tiles is None else reading if tiles.filled else filling
-        fill(tiles)
-
-    def at(pair: tuple[int, int], turn: int, run: str = "run") -> Any:
-        return cache.use(run, pair, Keeping(10 * ROOM, True, turn), room, work)
-
-    assert [at((0, 0), 1), at((1, 0), 1)] == [False, False]
-    assert [at((0, 0), 2), at((1, 0), 2)] == [pays, pays]
-    taken = clock[0]
-    at((0, 0), 3)
-    # Found out once, not each time.
-    assert clock[0] - taken == (reading if pays else evaluating)

@@ -20,6 +20,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.memory import RUNTIME_BYTES, plan_training
 from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER
 from dkgp.operators.kept_tiles import worker_tiles
 from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.plan.figures import MachineFigures
@@ -139,13 +140,26 @@ def test_workers_share_what_is_kept(dataset: Dataset, hyper: Hyperparameters) ->
     found = foreseen(dataset, hyper, solver="pcg", halo=0, rank=100, count=9.0)
     prices, half = Prices.nominal(10), TileBudget(found.tiles_bytes // 2)
     assert found.tiles(half, 1, prices).share == pytest.approx(0.5, abs=1e-6)
-    assert found.tiles(half, 4, prices) == Tiles(-(-found.tiles_bytes // 4), 1.0)
+    quarter = -(-found.tiles_bytes // 4)
+    assert found.tiles(half, 4, prices) == Tiles(quarter, 1.0, quarter)
     assert found.tiles(TileBudget(0), 4, prices) == Tiles()
     # dkgp's own choice keeps what pays, by the rule of the workers; a user's figure is kept in any case.
-    dear = replace(prices, kept=2.0 * prices.entries)
-    assert found.tiles(replace(half, measured=True), 1, prices).share > 0.0
-    assert found.tiles(replace(half, measured=True), 1, dear) == Tiles()
+    dear, own = replace(prices, kept=2.0 * prices.entries), replace(half, measured=True)
     assert found.tiles(half, 1, dear).share > 0.0
+    for count in (2.0, 3.0, 9.0, 100.0):
+        foretold = foreseen(dataset, hyper, solver="pcg", halo=0, rank=100, count=count)
+        for each in (prices, dear, replace(prices, kept=0.1 * prices.entries)):
+            without, kept = (
+                sum(phase.core_seconds(each) for phase in foretold.phases(count, kept=share)) for share in (0.0, 0.5)
+            )
+            # Of half of the tiles, the first time on new pages; others read meanwhile.
+            entries = 4000**2 / 2
+            kept += 0.5 * entries * (count - 1.0) * (READ_TOGETHER - 1.0) * each.kept
+            gain = 1.0 - kept / without
+            if abs(gain - LEAST_GAIN) > 0.02:
+                pays = gain > LEAST_GAIN
+                expected = Tiles(own.bytes, pytest.approx(0.5), own.bytes) if pays else Tiles(0, 0.0, own.bytes)
+                assert foretold.tiles(own, 1, each) == expected
     # Block descent takes no such products, and what is kept is float32.
     for options in ({"solver": "gbcd"}, {"solver": "pcg", "rank": 100, "precision": "double"}):
         assert foreseen(dataset, hyper, count=9.0, **options).tiles(half, 1, prices) == Tiles()

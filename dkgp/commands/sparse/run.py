@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import BlockExecutor, open_executor
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.own_work import (
     checkpointing_of,
     difference,
@@ -262,7 +261,7 @@ def _train(
     checkpointing, hyperparameters = prepared.checkpointing, prepared.hyperparameters
     if checkpointing is not None and not job.resume:
         checkpointing.store.clear()
-    executor.tiles = TileBudget(plan.kept_bytes)
+    executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
     size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
     with (
         RecordLog(job.log_json, resume=job.resume) as log,

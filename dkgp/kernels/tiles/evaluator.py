@@ -21,6 +21,7 @@ from dkgp.kernels.tiles import loops
 from dkgp.kernels.tiles.circle import cosine_and_sine
 from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
+from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
 from dkgp.kernels.tiles.stages import stage_names
 
@@ -323,7 +324,7 @@ class TileEvaluator:
         """Make room for the entries of a `pair` of rows, or of `symmetric` where there is no B."""
         columns = A.n if B is None else B.n
         entries = loops.pair_entries(A.values.shape[1], columns, self.tile_rows, B is None)
-        return KeptTiles(np.empty(entries, self.dtype))
+        return KeptTiles(fresh_array(entries, self.dtype))
 
     def entries_of(self, A: Features, B: Features | None = None) -> int:
         """Entries that a `pair` of rows looks at, or `symmetric` where there is no B."""

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.homes import Homes
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blas import blas
@@ -27,7 +28,7 @@ from dkgp.operators.cross.moments import column_moments
 from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows
 from dkgp.operators.cross.tasks import Prototypes
 from dkgp.operators.full_products import forget_everywhere
-from dkgp.operators.kept_tiles import Keeping
+from dkgp.operators.keeping import Keeping
 
 __all__ = ["CandidateSums", "GrowingBasis", "candidates_task"]
 
@@ -166,7 +167,7 @@ class GrowingBasis:
         self._turns += 1
         workers = executor.workers
         # That reading pays need not be found out: it is a fraction of evaluating a float64 entry for any kernel.
-        keeping = Keeping(executor.tiles.bytes, False, self._turns)
+        keeping = Keeping(TileBudget(executor.tiles.bytes), self._turns)
         return (self._label, keeping), self._homes.owners(workers) if len(workers) > 1 else None
 
     def close(self) -> None:

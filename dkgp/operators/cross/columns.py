@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles import loops
+from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.operators.base import FloatArray
-from dkgp.operators.kept_tiles import Keeping, worker_tiles
+from dkgp.operators.keeping import Keeping
+from dkgp.operators.kept_tiles import worker_tiles
 
 __all__ = ["SLAB_COLUMNS", "KeptSlab", "Slab", "columns_between", "plain", "scratch", "slab_bytes", "slabs"]
 
@@ -141,7 +143,7 @@ def slabs(
     """
 
     def room() -> KeptSlab:
-        return KeptSlab(np.empty((rows, SLAB_COLUMNS)))
+        return KeptSlab(fresh_array(rows * SLAB_COLUMNS, np.float64).reshape(rows, SLAB_COLUMNS))
 
     with ExitStack() as held:
         found = []

@@ -16,7 +16,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
-from dkgp.operators.kept_tiles import kept_bytes_of
+from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.leaves import OpenBundle
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
 from tests.solvers.problems import arm_problem

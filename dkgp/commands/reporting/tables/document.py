@@ -91,8 +91,11 @@ def _training_rows(document: Document) -> Rows:
 
 
 def _kept(document: Document) -> Rows:
-    share = document.get("kept_share", 0.0)
-    return [("read from kept tiles", f"{share:.0%} of the kernel matrix, product after product")] if share else []
+    kept = document.get("kept_tiles") or {}
+    if not kept.get("reason"):  # a solver that takes no such products, or was to keep nothing
+        return []
+    what = f"{document['kept_share']:.0%}, {size(kept['bytes'])}" if kept["bytes"] else "nothing"
+    return [("kept of the kernel matrix", f"{what}: {kept['reason']}")]
 
 
 def _entries(count: int, n: int) -> str:

@@ -73,12 +73,13 @@ def _kept(document: Document) -> list[RenderableType]:
     if not any(row["tiles"]["share"] for row in document["workers"]):
         return []
     table = Table()
-    for heading in ("workers", "K kept", "memory of each", "a product", "saved"):
+    for heading in ("workers", "K kept", "memory of each", "at most", "a product", "saved"):
         table.add_column(heading, justify="right")
     for row in document["workers"]:
         tiles = row["tiles"]
         seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
-        table.add_row(f"{row['workers']:,}", f"{tiles['share']:.0%}", size(tiles["bytes"]), *seconds)
+        memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
+        table.add_row(f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds)
     return [Text("Kept between products", style="bold"), table]
 
 

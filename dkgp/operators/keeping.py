@@ -1,0 +1,275 @@
+"""Whether it pays to keep tiles of K, and how many bytes of them: what `--cache-tiles auto` is decided by.
+
+A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
+not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves
+
+    1 - (keeping + (L - 1) reading) / (L evaluating)
+
+of the seconds that a tile takes, and of the run this times the share of K that fits, times the share of the run that
+those products take. All that fits is kept where the run is to get shorter by `LARGE_GAIN`, a modest amount
+(`TileBudget.modest_bytes`) where by `LEAST_GAIN`, and nothing otherwise.
+
+The seconds are each worker's own, measured in the run itself (`Watch`): the first product is evaluated, and the first
+tile that is kept after it tells the rest. New pages are touched a step at a time before a tile goes there, so that dear
+ones are noticed within a step, wherever they begin; then no more is kept. What is kept is freed where reading comes to
+save too little. Until then either loses a hundredth of what the products left would take, at most. Bits do not depend
+on any of this.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster.tile_budget import TileBudget
+
+__all__ = ["READ_TOGETHER", "Keeping", "Watch", "bytes_that_pay", "kept_bytes_of", "most_bytes", "saved_share"]
+
+# Shares of the run that must be saved: to keep a modest amount, and to keep all that fits.
+LEAST_GAIN, LARGE_GAIN = 0.05, 0.25
+# Reading counts for so much more than one thread measures that reads alone: memory is shared by all.
+READ_TOGETHER = 1.5
+# Share of what the products left would take, evaluated, that may be lost to dear pages, and to dear reading.
+SLACK = 0.01
+# Pages are touched in steps of so much.
+STEP_BYTES = 4 * 1024**2
+
+
+def kept_bytes_of(n: int) -> int:
+    """Bytes of all float32 tiles of K's lower half, at most: what lies across the diagonal is kept whole."""
+    return 2 * n * (n + 2048)
+
+
+def saved_share(products: float, evaluating: float, keeping: float, reading: float) -> float:
+    """Share of the seconds of so many products that is saved of what is kept; negative where it is lost."""
+    if products <= 1.0:
+        return 1.0 - keeping / evaluating
+    return 1.0 - (keeping + (products - 1.0) * reading) / (products * evaluating)
+
+
+def bytes_that_pay(budget: TileBudget, wanted_bytes: int, saved: float, run_share: float) -> int:
+    """Bytes of tiles that a worker should keep.
+
+    Parameters
+    ----------
+    budget : TileBudget
+    wanted_bytes : int
+        What keeping its part of K would take.
+    saved : float
+        See `saved_share`.
+    run_share : float
+        Share of the run that the products left take.
+    """
+    for count, least in ((budget.bytes, LARGE_GAIN), (budget.modest_bytes, LEAST_GAIN)):
+        if saved * run_share * min(1.0, count / max(1, wanted_bytes)) > least:
+            return count
+    return 0
+
+
+def most_bytes(budget: TileBudget, wanted_bytes: int, products: float | None) -> int:
+    """Bytes that a worker may come to keep, were evaluating all there is to a run: what memory is planned by.
+
+    `products` are those foreseen, of which the first is evaluated; None where nothing is foreseen.
+    """
+    if not budget.measured or products is None:
+        return budget.bytes
+    return max(budget.modest_bytes, bytes_that_pay(budget, wanted_bytes, _saved_at_best(products - 1.0), 1.0))
+
+
+def _saved_at_best(products: float) -> float:
+    """What is saved where new pages cost nothing, and reading neither."""
+    return saved_share(products, 1.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Terms on which workers keep tiles during one product.
+
+    Attributes
+    ----------
+    budget : TileBudget
+        What tiles may take in one worker's process, and whether the worker finds out if they pay.
+    turn : int
+        Number of the product in its run.
+    wanted_bytes : int
+        What keeping a worker's part of K would take.
+    products : float
+        That the solver foresees, this one included.
+    run_share : float
+        Share of the run that they take; zero for the first one, which is evaluated.
+    """
+
+    budget: TileBudget
+    turn: int
+    wanted_bytes: int = 0
+    products: float = 0.0
+    run_share: float = 0.0
+
+
+@dataclass
+class _Rate:
+    """Seconds of a byte, what was measured last counting most."""
+
+    seconds: float = 0.0
+    bytes: float = 0.0
+
+    def add(self, seconds: float, count: int) -> None:
+        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+
+    def fade(self) -> None:
+        self.seconds, self.bytes = self.seconds / 2.0, self.bytes / 2.0
+
+    @property
+    def value(self) -> float:
+        return self.seconds / self.bytes if self.bytes else math.nan
+
+
+class Watch:
+    """What a worker has seen of one run: the prices of its tiles, and what keeping them has lost."""
+
+    def __init__(self) -> None:
+        self.evaluating, self.keeping, self.reading = _Rate(), _Rate(), _Rate()
+        # Nothing more is kept; nothing is.
+        self.pages_are_dear = self.given_up = False
+        self._trying = self._doubts = False
+        self._overrun = 0.0
+        self._late = _Rate()  # what was read since it began to be late
+        self._turn, self._foreseen, self.warm = 0, 0.0, False
+        self._look_at = math.inf
+        self._lock = threading.Lock()
+
+    def bytes_to_keep(self, keeping: Keeping) -> int:
+        """Bytes that may be kept now; the first to ask once evaluating has a price finds out the others."""
+        with self._lock:
+            self._begin(keeping)
+            if self.pages_are_dear or self.given_up or math.isnan(self.evaluating.value):
+                return 0
+            if math.isnan(self.keeping.value):
+                if self._trying or not self._may_pay(keeping):
+                    return 0
+                self._trying = True
+                return keeping.budget.modest_bytes
+            return bytes_that_pay(keeping.budget, keeping.wanted_bytes, self.saved(keeping), keeping.run_share)
+
+    def saved(self, keeping: Keeping) -> float:
+        """See `saved_share`; by the prices seen so far."""
+        return saved_share(keeping.products, self.evaluating.value, self.keeping.value, self.reading.value)
+
+    def touch(self, entries: NDArray[Any], keeping: Keeping) -> float | None:
+        """Touch the pages of tiles to be kept and return the seconds; None once they are too dear."""
+        memory, total = entries.view(np.uint8), 0.0
+        for start in range(0, memory.nbytes, STEP_BYTES):
+            step = memory[start : start + STEP_BYTES]
+            seconds = timed(lambda: touch_pages(step))  # noqa: B023
+            total += seconds
+            with self._lock:
+                self._overrun = max(0.0, self._overrun + seconds - self._affordable(keeping) * step.nbytes)
+                self.pages_are_dear = self.pages_are_dear or self._overrun > self._slack(keeping)
+                if self.pages_are_dear:
+                    self._trying = False
+                    return None
+        return total
+
+    def note_evaluated(self, seconds: float, count: int, warm: bool) -> None:
+        """Take in what evaluating tiles of so many bytes took; `warm` unless code may have been loaded for it."""
+        with self._lock:
+            self.warm = True
+            if warm:
+                self.evaluating.add(seconds, count)
+
+    def note_kept(self, seconds: float, count: int) -> bool:
+        """Take in what touching and filling took; true if reading has no price yet."""
+        with self._lock:
+            self.keeping.add(seconds, count)
+            return math.isnan(self.reading.value)
+
+    def note_read(self, seconds: float, count: int, keeping: Keeping) -> None:
+        """Take in what reading took."""
+        with self._lock:
+            self._begin(keeping)
+            self.reading.add(seconds, count)
+            self._late.add(seconds, count)
+            lost = self._late.seconds - self.evaluating.value * self._late.bytes
+            if lost <= 0.0:
+                self._late = _Rate()
+            self._doubts = lost > self._slack(keeping)
+
+    def stop_trying(self) -> None:
+        """Let another thread find out what keeping and reading take."""
+        with self._lock:
+            self._trying = False
+
+    def note_read_alone(self, seconds: float, count: int) -> None:
+        """Take in what reading took a thread while others did not."""
+        with self._lock:
+            self.reading.add(READ_TOGETHER * seconds, count)
+            self._trying = False
+            self._look_at = self._turn + 2
+
+    @property
+    def doubts(self) -> bool:
+        """True if reading has been late, or another while has passed: evaluating needs to be looked at again."""
+        return self._doubts or self._turn >= self._look_at
+
+    def reconsider(self, seconds: float, count: int) -> None:
+        """Take in what evaluating takes now, and give up where reading saves too little."""
+        with self._lock:
+            self.evaluating = _Rate(seconds, count)
+            reading = (self._late if self._doubts else self.reading).value
+            self.given_up = self.given_up or reading > (1.0 - LEAST_GAIN) * self.evaluating.value
+            self._doubts, self._late, self._look_at = False, _Rate(), 2.0 * self._turn
+
+    def reason(self) -> str:
+        """Say in a few words why tiles are kept or not."""
+        if self.given_up:
+            reading = self.reading.value / self.evaluating.value
+            return f"given up, for reading came to take {reading:.2f} of evaluating"
+        if self.pages_are_dear:
+            return "no more, for memory that is new is dear here"
+        foreseen = f"{self._foreseen:.0f} products foreseen"
+        if math.isnan(self.reading.value):
+            return f"{foreseen}, too few for a gain"
+        return f"{foreseen}, and reading takes {self.reading.value / self.evaluating.value:.2f} of evaluating"
+
+    def _begin(self, keeping: Keeping) -> None:
+        if math.isnan(self.reading.value):  # those that are decided by
+            self._foreseen = max(self._foreseen, keeping.products)
+        if keeping.turn > self._turn:
+            self._turn = keeping.turn
+            for rate in (self.evaluating, self.keeping, self.reading):
+                rate.fade()
+
+    def _may_pay(self, keeping: Keeping) -> bool:
+        at_best = _saved_at_best(keeping.products)
+        return bool(bytes_that_pay(keeping.budget, keeping.wanted_bytes, at_best, keeping.run_share))
+
+    def _affordable(self, keeping: Keeping) -> float:
+        """Seconds that touching a byte may take so that keeping it does not lose."""
+        reading = 0.0 if math.isnan(self.reading.value) else self.reading.value
+        return max(0.0, (keeping.products - 1.0) * (self.evaluating.value - reading))
+
+    def _slack(self, keeping: Keeping) -> float:
+        return SLACK * max(1.0, keeping.products) * self.evaluating.value * keeping.wanted_bytes
+
+
+def touch_pages(memory: NDArray[np.uint8]) -> None:
+    """Touch every page of some memory."""
+    memory[:: mmap.PAGESIZE] = 0
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Seconds of its thread's own time, new pages and waiting for memory included, that some work takes.
+
+    On a busy machine the clock on the wall would tell of others, and evaluating and reading are not timed together.
+    """
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began

@@ -1,0 +1,315 @@
+"""What `auto` keeps: by the seconds of a whole run, added up one by one; and what it does where these were wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dkgp.cluster import LocalExecutor
+from dkgp.cluster.tile_budget import MODEST_BYTES, TileBudget
+from dkgp.kernels import SquaredExponential
+from dkgp.kernels.tiles.evaluator import KeptTiles
+from dkgp.kernels.tiles.pages import fresh_array
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
+from dkgp.operators.keeping import Keeping, bytes_that_pay, kept_bytes_of, most_bytes, saved_share
+from dkgp.operators.kept_tiles import TileCache, worker_tiles
+
+GIB = 2**30
+PAIRS = 40
+PAIR_BYTES = 8 * 2**20
+WANTED = PAIRS * PAIR_BYTES
+
+
+def seconds_of_a_run(
+    products: int, whole: float, kept: float, evaluating: float, keeping: float, reading: float, others: float
+) -> float:
+    """Seconds of a run, product after product, where so many of K's bytes are kept."""
+    seconds = others
+    for product in range(products):
+        seconds += (whole - kept) * evaluating + kept * (keeping if product == 0 else reading)
+    return seconds
+
+
+@given(
+    products=st.integers(1, 100),
+    fits=st.floats(0.01, 3.0),
+    modest=st.floats(0.01, 1.0),
+    keeping=st.floats(0.5, 20.0),
+    reading=st.floats(0.05, 2.0),
+    others=st.floats(0.0, 50.0),
+)
+def test_what_is_kept_is_what_a_naive_sum_over_the_run_says(
+    products: int, fits: float, modest: float, keeping: float, reading: float, others: float
+) -> None:
+    wanted = int(GIB / modest)  # of which a gibibyte is this share
+    budget = TileBudget(max(GIB, int(fits * wanted)), measured=True)
+    whole = float(wanted)
+
+    def gain(kept: float) -> float:
+        without = seconds_of_a_run(products, whole, 0.0, 1.0 / whole, 0.0, 0.0, others)
+        held = min(kept, whole)
+        return 1.0 - seconds_of_a_run(products, whole, held, 1.0 / whole, keeping / whole, reading / whole, others) / (
+            without
+        )
+
+    large, small = gain(budget.bytes), gain(MODEST_BYTES)
+    if min(abs(large - 0.25), abs(small - 0.05)) < 1e-9:
+        return
+    expected = budget.bytes if large > 0.25 else MODEST_BYTES if small > 0.05 else 0
+    saved = saved_share(float(products), 1.0, keeping, reading)
+    assert bytes_that_pay(budget, wanted, saved, products / (products + others)) == expected
+
+
+@pytest.mark.parametrize(
+    ("products", "n", "free", "expected"),
+    [
+        (3.0, 100_000, 8 * GIB, GIB),  # the demo
+        (4.5, 100_000, 8 * GIB, 8 * GIB),
+        (None, 100_000, 8 * GIB, 8 * GIB),  # however many they come to be
+        (30.0, 100_000, 2 * GIB, GIB),  # a tenth of K
+        (30.0, 30_000, 8 * GIB, 8 * GIB),
+        (30.0, 30_000, GIB // 2, GIB // 2),
+    ],
+)
+def test_most_of_it_is_foretold(products: float | None, n: int, free: int, expected: int) -> None:
+    assert most_bytes(TileBudget(free, measured=True), kept_bytes_of(n), products) == expected
+    # No price makes it more: were new pages and reading to cost nothing, and products all there is to a run.
+    if products is not None:
+        at_best = saved_share(products - 1.0, 1.0, 1.0, 0.0)
+        assert bytes_that_pay(TileBudget(free, measured=True), kept_bytes_of(n), at_best, 1.0) <= expected
+    assert most_bytes(TileBudget(free), kept_bytes_of(n), products) == free
+
+
+@dataclass
+class Machine:
+    """A machine with a clock of its own, whose prices are given: seconds of a pair."""
+
+    evaluating: float = 1.0
+    filling: float = 1.5
+    reading: float = 0.2
+    touching: float = 0.5
+    dear_from: int = 10**9  # bytes that have been touched once pages are dear
+    dear: float = 30.0
+    now: float = 0.0
+    touched: int = 0
+    cache: TileCache = field(default_factory=TileCache)
+
+    def room(self) -> KeptTiles:
+        return KeptTiles(fresh_array(PAIR_BYTES, np.uint8))
+
+    def touch(self, memory: NDArray[np.uint8]) -> None:
+        self.touched += memory.nbytes
+        price = self.dear if self.touched > self.dear_from else self.touching
+        self.now += price * memory.nbytes / PAIR_BYTES
+
+    def work(self, tiles: KeptTiles | None) -> None:
+        self.now += self.evaluating if tiles is None else self.reading if tiles.filled else self.filling
+        if tiles is not None:
+            tiles.filled = True
+
+    def product(
+        self, turn: int, products: float, budget: int = 2 * WANTED, run_share: float = 0.9
+    ) -> tuple[int, float]:
+        """Pairs that a product reads, and its seconds."""
+        began = self.now
+        terms = Keeping(TileBudget(budget, measured=True), turn, WANTED, products, run_share if turn > 1 else 0.0)
+        read = sum(self.cache.use("run", (pair, 0), terms, self.room, self.work) for pair in range(PAIRS))
+        return read, self.now - began
+
+    @property
+    def why(self) -> str:
+        return self.cache.reason("run", Keeping(TileBudget(1, measured=True), 1))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(keeping.time, "thread_time", lambda: found.now)
+    monkeypatch.setattr(keeping, "touch_pages", found.touch)
+    monkeypatch.setattr("dkgp.operators.kept_tiles.psutil.virtual_memory", plenty)
+    return found
+
+
+def plenty() -> object:
+    return PLENTY
+
+
+PLENTY = psutil.virtual_memory()._replace(available=64 * GIB, total=64 * GIB)
+
+
+def run_of(machine: Machine, products: int) -> tuple[list[int], float]:
+    """Pairs read in each product of a run that was foreseen, and its seconds by those of one without tiles."""
+    found = [machine.product(turn, products + 1.0 - turn) for turn in range(1, products + 1)]
+    return [read for read, _ in found], sum(seconds for _, seconds in found) / (products * PAIRS * 1.0)
+
+
+def test_a_long_run_keeps_from_its_second_product_on(machine: Machine) -> None:
+    reads, ratio = run_of(machine, 20)
+    # Evaluating is looked at again in products 4, 8 and 16.
+    looked_at = {3: 1, 7: 1, 15: 1}
+    assert reads == [0, 0] + [PAIRS - looked_at.get(turn, 0) for turn in range(2, 20)]
+    # 1 evaluated, 1 kept at 2 seconds, 18 read, one of the pairs twice; all over 20 seconds a pair.
+    assert ratio == pytest.approx((1.0 + 2.0 + 18 * 0.2 + (0.2 + 3 * 0.8) / PAIRS) / 20.0)
+    assert machine.cache.nbytes == WANTED
+    assert "20 products foreseen, and reading takes 0.2" in machine.why
+
+
+def test_a_short_run_keeps_nothing_and_touches_nothing(machine: Machine) -> None:
+    assert run_of(machine, 2) == ([0, 0], 1.0)
+    assert (machine.touched, machine.cache.nbytes) == (0, 0)
+    assert machine.why == "2 products foreseen, too few for a gain"
+
+
+def test_where_no_product_is_foreseen_nothing_is_kept(machine: Machine) -> None:
+    assert [machine.product(turn, 0.0)[0] for turn in range(1, 6)] == 5 * [0]
+    assert machine.touched == 0
+
+
+def test_the_price_of_reading_is_looked_at_once_and_what_tells_it_is_forgotten(machine: Machine) -> None:
+    machine.reading = 0.9  # with others at it, too, more than evaluating
+    reads, ratio = run_of(machine, 20)
+    assert reads == 20 * [0]
+    assert (machine.touched, machine.cache.nbytes) == (PAIR_BYTES, 0)
+    assert ratio < 1.005
+
+
+@pytest.mark.parametrize("dear_from", [0, PAIR_BYTES // 2, 7 * PAIR_BYTES])
+@pytest.mark.parametrize("products", [3, 10, 30])
+def test_dear_pages_are_noticed_wherever_they_begin(machine: Machine, products: int, dear_from: int) -> None:
+    machine.dear_from, machine.dear = dear_from, 3.0 * products
+    reads, ratio = run_of(machine, products)
+    kept = dear_from // PAIR_BYTES
+    assert max(reads) <= kept
+    assert machine.cache.nbytes == max(reads) * PAIR_BYTES
+    # No more than a step's worth beyond what was affordable.
+    assert machine.touched <= dear_from + PAIR_BYTES
+    assert ratio < 1.05
+    if products > 3:
+        assert "dear" in machine.why
+
+
+def test_modest_bytes_are_not_exceeded_for_a_small_gain(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.cluster.tile_budget.MODEST_BYTES", 12 * PAIR_BYTES)
+    for turn in range(1, 12):
+        machine.product(turn, 20.0 - turn, run_share=0.3)
+    assert machine.cache.nbytes == 12 * PAIR_BYTES
+    machine.product(12, 20.0, run_share=0.9)
+    assert machine.cache.nbytes == WANTED
+
+
+def test_dear_reading_is_given_up_and_freed(machine: Machine) -> None:
+    run_of(machine, 5)
+    assert machine.cache.nbytes == WANTED
+    machine.reading = 3.0
+    without = machine.evaluating * PAIRS
+    lost = sum(machine.product(turn, 26.0 - turn)[1] - without for turn in range(6, 26))
+    assert machine.cache.nbytes == 0
+    assert "given up" in machine.why
+    assert lost < 0.05 * 20 * without
+
+
+def test_reading_that_is_late_because_all_is_late_is_not_given_up(machine: Machine) -> None:
+    run_of(machine, 5)
+    machine.reading, machine.evaluating = 2.0, 10.0  # others have come to the machine
+    reads = [machine.product(turn, 26.0 - turn)[0] for turn in range(6, 12)]
+    # Evaluating is looked at again now and then.
+    assert min(reads) >= PAIRS - 1
+    assert sum(reads) < 6 * PAIRS
+    assert machine.cache.nbytes == WANTED
+
+
+def test_reading_that_others_slow_down_is_noticed_after_a_product(machine: Machine) -> None:
+    def work(tiles: KeptTiles | None) -> None:
+        slowed = tiles is not None and tiles.filled and machine.cache.nbytes > PAIR_BYTES
+        machine.now += 0.8 if slowed else 0.0  # to a second a pair, once there is more than one to read
+        Machine.work(machine, tiles)
+
+    machine.work = work  # type: ignore[method-assign]
+    reads, ratio = run_of(machine, 60)
+    assert machine.cache.nbytes == 0
+    assert sum(reads) < 3 * PAIRS
+    assert ratio < 1.05
+    assert "given up, for reading came to take" in machine.why
+
+
+def resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_memory_that_is_freed_goes_back_to_the_system() -> None:
+    cache, terms = TileCache(), Keeping(TileBudget(GIB), 1)
+
+    def fill(tiles: KeptTiles | None) -> None:
+        assert tiles is not None
+        tiles.entries[:] = 1
+        tiles.filled = True
+
+    # Of a size that an allocator would hold back.
+    before = resident_bytes()
+    for pair in range(64):
+        cache.use("run", (pair, 0), terms, lambda: KeptTiles(fresh_array(2**20, np.uint8)), fill)
+    held = resident_bytes()
+    cache.discard_run("run")
+    assert held - before > 60 * 2**20
+    assert resident_bytes() - before < 8 * 2**20
+
+
+def touched_again_and_again(memory: NDArray[np.uint8]) -> None:
+    """Touch pages that are taken away a hundred times before: each time they are new to the process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for _ in range(100):
+        memory[:: mmap.PAGESIZE] = 0
+        assert (
+            libc.madvise(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes), mmap.MADV_DONTNEED) == 0
+        )
+    memory[:: mmap.PAGESIZE] = 0
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="pages cannot be given back here")
+def test_a_run_on_dear_pages_keeps_nothing_and_has_the_same_bits(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 4000
+    X, V = rng.standard_normal((n, 3)), rng.standard_normal((n, 1))
+    budget = TileBudget(kept_bytes_of(n), measured=True, products=30.0)
+
+    def products(tiles: TileBudget, count: int) -> tuple[list[NDArray[np.float64]], int, str]:
+        executor = LocalExecutor(2, tiles)
+        with BlockedKernelOperator(SquaredExponential((0.3, 0.3, 0.3)), 0.1, ArrayInputs(X), executor) as operator:
+            found = [operator.matmat(V, "single") for _ in range(count)]
+            held, reason = worker_tiles().nbytes, operator.kept["reason"]
+        executor.close()
+        return found, held, reason
+
+    expected = products(TileBudget(), 1)[0][0]
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping, "touch_pages", touched_again_and_again)
+        dear, held, reason = products(budget, 4)
+    assert held == 0
+    assert "dear" in reason
+    cheap, _, _ = products(budget, 4)
+    for product in (*dear, *cheap):
+        np.testing.assert_array_equal(product, expected)
+
+
+def test_threads_share_what_they_see(machine: Machine) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        terms = [Keeping(TileBudget(2 * WANTED, measured=True), turn, WANTED, 20.0, 0.9) for turn in (1, 2, 3)]
+        first = replace(terms[0], run_share=0.0)
+        for each in (first, terms[1], terms[2]):
+            work = [
+                pool.submit(machine.cache.use, "run", (pair, 0), each, machine.room, machine.work)
+                for pair in range(PAIRS)
+            ]
+            read = [task.result() for task in work]
+    assert machine.cache.nbytes == PAIR_BYTES * len(machine.cache._held)
+    assert sum(read) > PAIRS // 2
