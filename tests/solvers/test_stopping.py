@@ -32,6 +32,7 @@ PROGRESS = Progress(
     objective=-50.0,
     objective_gap_bound=0.05,
     timings={"select": 0.1234567891},
+    duality_gap=0.02,
 )
 
 
@@ -41,6 +42,7 @@ PROGRESS = Progress(
         (GradientInfNorm, 1e-3, "gradient_inf_norm", True),
         (RelativeResidual, 1e-2, "relative_residual", True),
         (ObjectiveGap, 1e-3, "objective_gap", True),
+        (DualityGap, 0.02, "duality_gap", True),
         (MaxIterations, 7, "max_iterations", False),
         (MaxPasses, 2.5, "max_passes", False),
         (MaxSeconds, 12.0, "max_seconds", False),
@@ -54,6 +56,12 @@ class TestOneRule:
         assert bool(reason.advice) is not converged
         strictest = 0.99 * value if converged else 1.01 * value
         assert make(strictest).check(PROGRESS) is None
+
+    def test_stops_far_beyond_its_value_too(self, make, value, name: str, converged: bool) -> None:
+        reason = make(100 * value if converged else value / 7).check(PROGRESS)
+        assert reason is not None
+        assert (reason.rule, reason.converged) == (name, converged)
+        assert make(value / 100 if converged else 100 * value).check(PROGRESS) is None
 
     @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
     def test_values_that_make_no_sense_are_refused(self, make, value, name: str, converged: bool, bad: float) -> None:
@@ -79,6 +87,13 @@ def test_nothing_has_converged_where_the_numbers_are_not_finite(rule) -> None:
         )
         reason = rule.check(progress)
         assert reason is None or not reason.converged
+
+
+def test_tolerances_that_are_not_told_are_the_papers() -> None:
+    assert GradientInfNorm() == GradientInfNorm(1e-4)
+    assert RelativeResidual() == RelativeResidual(1e-4)
+    assert ObjectiveGap() == ObjectiveGap(1e-6)
+    assert DualityGap() == DualityGap(0.025)
 
 
 def test_objective_gap_is_relative_to_the_objective() -> None:
