@@ -251,6 +251,24 @@ def test_no_step_is_longer_than_the_longest() -> None:
         assert least <= step <= most
 
 
+class Falling(SquaredLoss):
+    """A slope of -1 / (1 + f / s): Newton's step from zero is s, and every further one is longer."""
+
+    far = 2.0**99.5
+
+    def slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        return -1.0 / (1.0 + values / self.far)
+
+    def curvature(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        return 1.0 / (self.far * (1.0 + values / self.far) ** 2)
+
+
+def test_a_step_beyond_the_longest_is_the_last() -> None:
+    nothing, one = np.zeros((1, 1)), np.ones((1, 1))
+    (step,) = line_minima(Risk(Falling(), 1e-290), nothing, nothing, nothing, one, one)
+    assert 2.0**99 <= step <= 2.0**101
+
+
 class CountedSquares(SquaredLoss):
     """Counts how often its slopes are evaluated."""
 
@@ -262,22 +280,18 @@ class CountedSquares(SquaredLoss):
 
 
 @pytest.mark.parametrize("penalty", [False, True], ids=["of the losses", "of losses and penalty"])
-def test_a_slope_of_roundings_ends_the_search(rng: np.random.Generator, penalty: bool) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slope_of_roundings_ends_the_search(seed: int, penalty: bool) -> None:
     """Large terms that cancel leave no slope to speak of, however small the first one was."""
-    image, nothing = rng.standard_normal((500, 1)), np.zeros((500, 1))
-    if penalty:  # each sample's slope is as large as the penalty's, of the other sign
-        alpha, targets = -1e8 * image * (1.0 + 4e-16), -1e8 * image
-    else:
-        alpha, targets = nothing, 1e8 * rng.standard_normal((500, 1))
-        for _ in range(3):
-            targets -= image * (targets * image).sum() / (image * image).sum()
-    risk = Risk(CountedSquares(), 1.0)
-    first = float(((nothing - targets + alpha) * image).sum())
-    if first > 0.0 and not penalty:
-        targets, first = -targets, -first
-    assert -1e-4 < first <= 0.0
+    rng = np.random.default_rng(seed)
+    image, values, across = rng.standard_normal((500, 1)), np.zeros((500, 1)), 1e8 * rng.standard_normal((500, 1))
+    for _ in range(3):
+        across -= image * (across * image).sum() / (image * image).sum()
+    # Slopes that are -y and the penalty's alpha: each a sum that cancels, or large and of opposite signs.
+    targets, alpha = (-1e8 * image, across - 1e8 * image) if penalty else (across, values)
+    targets = targets + 2e-8 * image
     CountedSquares.evaluated = 0
-    (step,) = line_minima(risk, targets, alpha, nothing, np.zeros((500, 1)), image)
+    (step,) = line_minima(Risk(CountedSquares(), 1.0), targets, alpha, values, values, image)
     assert 0.0 <= step < 1e-6
     # At the start, for the size of its terms, and at one step: there is nothing to be won by more.
     assert CountedSquares.evaluated <= 3
