@@ -149,6 +149,14 @@ def test_a_length_is_told_apart_from_its_roundings() -> None:
     assert length**2 == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_step_down_the_gradient_takes_the_values_along(rng: np.random.Generator) -> None:
+    found = CASES["another gradient"](rng).found
+    np.testing.assert_array_equal(found.stepped(0.25), found.alpha - 0.5 * found.gradient)
+    np.testing.assert_array_equal(found.stepped_values(0.25), found.values - 0.5 * found.gradient_image)
+    assert found.stepped(0.0) is found.alpha
+    assert found.stepped_values(0.0) is found.values
+
+
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
 def test_radii_as_the_proofs_add_them_up(rng: np.random.Generator, share: float, coupled: bool) -> None:
