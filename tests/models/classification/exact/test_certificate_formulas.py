@@ -211,6 +211,13 @@ def test_bounds_are_rounded_outward() -> None:
     bound = bare.decision_error_bound(np.zeros((1, 2)), None, np.ones(1), np.zeros(1))[0, 0]
     # sqrt(k(x, x)) by 8 eps, and what is made of it by 16.
     assert (bound - 1.0) / np.finfo(np.float64).eps == pytest.approx(24.0, abs=2.0)
+    # With an intercept by 16 of the square's share, 16 of the square and 8 of 1 - 2 p = 0, over two, and 16 once more.
+    bare = certificate(
+        residual=(1.0, 1.0), imbalance=(0.0, 0.0), magnitude=(0.0, 0.0), spread=(0.0, 0.0),
+        ones_residual=0.0, ones_sum=(2.0, 2.0), ones_magnitude=0.0, ones_spread=0.0,
+    )  # fmt: skip
+    bound = bare.decision_error_bound(np.zeros((1, 2)), np.array([0.5]), np.ones(1), np.zeros(1))[0, 0]
+    assert (bound - 1.0) / np.finfo(np.float64).eps == pytest.approx(36.0, abs=2.0)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
