@@ -130,15 +130,12 @@ class Results:
         return mutants
 
     def note(self, file: str, mutant: Mutant, outcome: Outcome, n_tests: int, n_of: int, reached: bool) -> None:
-        """Add an outcome; the first one stays known."""
-        mutants = self._files[file]["mutants"]
-        first = mutants.get(mutant.key, {}).get("killed_at_first", not outcome.passed)
-        mutants[mutant.key] = {
+        """Add an outcome, in the place of an earlier one."""
+        self._files[file]["mutants"][mutant.key] = {
             "line": mutant.line,
             "before": mutant.before,
             "after": mutant.after,
             "killed": not outcome.passed,
-            "killed_at_first": first,
             "by": outcome.failed or ("" if outcome.passed else f"status {outcome.status}"),
             "tests": f"{n_tests} of {n_of}",
             "reached": reached,
@@ -156,7 +153,6 @@ def summary(file: str, results: Iterable[dict[str, Any]], table: Sequence[Equiva
     return {
         "sites": n_sites,
         "run": len(rows),
-        "killed_at_first": sum(row["killed_at_first"] for row in rows),
         "killed": sum(row["killed"] for row in rows),
         "equivalent": sum(not row["killed"] for row in named),
         "survived": [

@@ -53,13 +53,14 @@ def test_what_a_whole_product_passed_by_makes_room() -> None:
     assert cache.nbytes == 3 * ROOM
 
 
-def test_tiles_of_another_run_stay_until_it_is_long_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [1.0, 800.0])
+def test_tiles_of_another_run_stay_until_it_is_long_gone(monkeypatch: pytest.MonkeyPatch, later: float) -> None:
     cache, now = TileCache(), [1000.0]
     monkeypatch.setattr(kept_tiles.time, "monotonic", lambda: now[0])
     use(cache, (0, 0), 7, ROOM, "old")
     use(cache, (0, 0), 1, ROOM, "new")
     assert not use(cache, (0, 0), 2, ROOM, "new")
-    now[0] += kept_tiles.FORGOTTEN_SECONDS + 1.0
+    now[0] += kept_tiles.FORGOTTEN_SECONDS + later
     use(cache, (0, 0), 3, ROOM, "new")
     assert use(cache, (0, 0), 4, ROOM, "new")
     assert not use(cache, (0, 0), 8, ROOM, "old")
@@ -82,6 +83,18 @@ def test_nothing_is_kept_where_the_machine_has_little_left(monkeypatch: pytest.M
     assert not use(cache, (0, 0), 1)
     assert not use(cache, (0, 0), 2)
     assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, False), (1, True)])
+def test_what_is_kept_is_not_of_the_memory_that_stays_free(
+    monkeypatch: pytest.MonkeyPatch, more: int, kept: bool
+) -> None:
+    found, total = psutil.virtual_memory(), 10**9
+    free = int(kept_tiles.SPARED_SHARE * total) + ROOM + more
+    monkeypatch.setattr(kept_tiles.psutil, "virtual_memory", lambda: found._replace(available=free, total=total))
+    cache = TileCache()
+    use(cache, (0, 0), 1)
+    assert use(cache, (0, 0), 2) is kept
 
 
 def test_work_that_fails_leaves_nothing_that_looks_filled() -> None:
