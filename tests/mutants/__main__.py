@@ -54,7 +54,7 @@ class Equivalent:
 
 def equivalents() -> list[Equivalent]:
     """The table."""
-    return [Equivalent(**row) for row in tomllib.loads(EQUIVALENT.read_text())["equivalent"]]
+    return [Equivalent(**row) for row in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])]
 
 
 def sources(room: str) -> list[str]:

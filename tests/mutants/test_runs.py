@@ -60,7 +60,7 @@ def checkout(tmp_path: Path) -> Path:
     tool.mkdir()
     for name in ("__main__.py", "copies.py", "mutations.py"):
         (tool / name).write_text((ROOT / "tests" / "mutants" / name).read_text())
-    (tool / "equivalent.toml").write_text("equivalent = []\n")
+    (tool / "equivalent.toml").write_text("")
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     return folder
 

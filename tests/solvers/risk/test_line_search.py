@@ -233,3 +233,79 @@ def test_along_a_line_without_an_end_the_step_stays_finite() -> None:
         # A slope of 1e-13 of the first is none.
         assert step == pytest.approx(least, rel=1e-9) or 30.0 < step < least
         assert abs(slope(step)) <= 1e-13 * abs(slope(0.0)) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("target", [0.75, 3.0, 700.0, 1e6])
+def test_the_end_of_a_straight_stretch_is_bracketed_by_doubling(target: float) -> None:
+    """No curvature where it begins, and next to none by the penalty: Newton's step says nothing."""
+    targets, nothing, one = np.array([[target]]), np.zeros((1, 1)), np.ones((1, 1))
+    (step,) = line_minima(Risk(HuberLoss(0.3), 1e-60), targets, nothing, nothing, one, one)
+    assert step == pytest.approx(target, rel=1e-12)
+
+
+def test_no_step_is_longer_than_the_longest() -> None:
+    """Where the least is at 2^103 the step ends on its way down; at 2^99 it is reached."""
+    targets, nothing, one = np.array([[1e60]]), np.zeros((1, 1)), np.ones((1, 1))
+    for far, least, most in ((2.0**103, 2.0**98, 2.0**100), (2.0**99, 2.0**99, 2.0**99)):
+        (step,) = line_minima(Risk(HuberLoss(0.25), 0.25 / far), targets, nothing, nothing, one, one)
+        assert least <= step <= most
+
+
+class Falling(SquaredLoss):
+    """A slope of -1 / (1 + f / s): Newton's step from zero is s, and every further one is longer."""
+
+    far = 2.0**99.5
+
+    def slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        return -1.0 / (1.0 + values / self.far)
+
+    def curvature(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        return 1.0 / (self.far * (1.0 + values / self.far) ** 2)
+
+
+def test_a_step_beyond_the_longest_is_the_last() -> None:
+    nothing, one = np.zeros((1, 1)), np.ones((1, 1))
+    (step,) = line_minima(Risk(Falling(), 1e-290), nothing, nothing, nothing, one, one)
+    assert 2.0**99 <= step <= 2.0**101
+
+
+class CountedSquares(SquaredLoss):
+    """Counts how often its slopes are evaluated."""
+
+    evaluated = 0
+
+    def slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
+        type(self).evaluated += 1
+        return super().slope(targets, values)
+
+
+@pytest.mark.parametrize("penalty", [False, True], ids=["of the losses", "of losses and penalty"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slope_of_roundings_ends_the_search(seed: int, penalty: bool) -> None:
+    """Large terms that cancel leave no slope to speak of, however small the first one was."""
+    rng = np.random.default_rng(seed)
+    image, values, across = rng.standard_normal((500, 1)), np.zeros((500, 1)), 1e8 * rng.standard_normal((500, 1))
+    for _ in range(3):
+        across -= image * (across * image).sum() / (image * image).sum()
+    # Slopes that are -y and the penalty's alpha: each a sum that cancels, or large and of opposite signs.
+    targets, alpha = (-1e8 * image, across - 1e8 * image) if penalty else (across, values)
+    targets = targets + 2e-8 * image
+    CountedSquares.evaluated = 0
+    (step,) = line_minima(Risk(CountedSquares(), 1.0), targets, alpha, values, values, image)
+    assert 0.0 <= step < 1e-6
+    # At the start, for the size of its terms, and at one step: there is nothing to be won by more.
+    assert CountedSquares.evaluated <= 3
+
+
+@every_loss
+def test_a_line_has_the_same_bits_whatever_the_others_take(name: str) -> None:
+    """Its search has ended while those along the others, which are other ones the second time, go on."""
+    if LOSSES[name][0].coupled:
+        return
+    for seed in range(10):
+        lines = Lines(name, seed, start=1.0, regularisation=1e-4, scales=np.array([1.0, 0.01, 50.0]))
+        others = Lines(name, seed + 100, start=30.0, regularisation=1e-4, scales=np.array([1e-3, 7.0, 1e3]))
+        for part in ("targets", "alpha", "values", "direction", "image"):
+            getattr(others, part)[:, 0] = getattr(lines, part)[:, 0]
+        others.risk = lines.risk
+        assert others.steps()[0] == lines.steps()[0]
