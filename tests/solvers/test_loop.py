@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import ClusterError, InterruptedRunError
+from dkgp.operators import DenseKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers import (
     Checkpointing,
@@ -41,6 +42,7 @@ class Descent(Method[SolverState]):
     precision: Any = "double"
     renewing: bool = False
     lies: float = 0.0
+    hopes_at: int = 0
     left: list[float] = field(default_factory=list)
     ended: list[SolverState] = field(default_factory=list)
     moves: list[tuple[Progress, bool]] = field(default_factory=list)
@@ -56,6 +58,8 @@ class Descent(Method[SolverState]):
         if self.lies and state.precision == "single":
             # Solved, to all appearances, and much farther than where it began.
             state.alpha, state.gradient = self.lies * np.sign(state.rhs), np.full_like(state.gradient, 1e-12)
+        if self.hopes_at == len(self.left):  # on its way, and believes to be there
+            state.gradient = np.full_like(state.gradient, 1e-12)
         state.note_step(np.zeros(1))
         state.iteration += 1
         state.columns += operator.n
@@ -112,6 +116,27 @@ def test_between_two_rounds_a_wish_to_end_is_heeded() -> None:
     with pytest.raises(InterruptedRunError, match="interrupted after 3 rounds; nothing was saved"):
         solved(method, MaxIterations(9), callback=heard.append, interrupted=lambda: len(heard) == 3)
     assert len(method.left) == 3
+
+
+def test_before_a_gradient_is_computed_anew_a_wish_to_end_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrecisionPolicy, "is_due", lambda self, state, progress, lefts: state.iteration == 2)
+    method, heard = Descent(renewing=True), []
+    with pytest.raises(InterruptedRunError, match="interrupted after 2 rounds; nothing was saved"):
+        solved(method, MaxIterations(9), callback=heard.append, interrupted=lambda: len(heard) == 2)
+    assert (len(method.left), method.moves) == (2, [])
+
+
+def test_operators_hear_how_long_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        DenseKernelOperator, "foresee", lambda self, done, left: heard.append((done, left)), raising=True
+    )
+    rule = GradientInfNorm(1e-6)
+    solution, _ = solved(Descent(), rule)
+    assert [done for done, _ in heard] == list(range(len(solution.history)))
+    # Its gradient falls by about the same factor in every round: towards the end that is foreseen.
+    assert heard[-1][1] == pytest.approx(1.0, abs=1.5)
+    assert heard[len(heard) // 2][1] > 2.0
 
 
 def saved_iterations(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -179,6 +204,23 @@ def test_lies_of_float32_begin_the_solve_again_in_float64(lies: float) -> None:
     # The round that lied counts.
     assert solution.progress.iteration == len(method.left)
     assert method.left[1] == method.left[0]
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+def test_a_recursion_that_hopes_too_soon_goes_on(precision: Any) -> None:
+    """What stops a solve as converged is the true gradient."""
+    method = Descent(precision=precision, hopes_at=3)
+    solution, _ = solved(method, GradientInfNorm(1e-6))
+    assert solution.converged
+    assert solution.refreshes == 2
+    assert len(method.left) > 3
+    assert np.abs(PROBLEM.gradient(solution.alpha)).max() <= 1e-6 * (1.0 + 1e-6)
+    # Spent and believed solved, together, is spent: what the true gradient says then is in the record.
+    solution, _ = solved(Descent(precision=precision, hopes_at=3), GradientInfNorm(1e-6) & MaxIterations(3))
+    assert (solution.converged, solution.progress.iteration) == (False, 3)
+    assert solution.progress.gradient_inf_norm == pytest.approx(
+        np.abs(PROBLEM.gradient(solution.alpha)).max(), rel=1e-9
+    )
 
 
 def test_a_start_above_the_objective_of_zero_is_no_breakdown() -> None:

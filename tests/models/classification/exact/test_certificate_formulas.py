@@ -216,6 +216,8 @@ def test_the_rule_by_its_formula() -> None:
     assert (bare.variance, rule.variance) == (4.0, 4.0)
     assert bare.error(progress(0.5)) == pytest.approx(2.0, rel=1e-15)
     assert bare.gradient_tolerance(9) == pytest.approx(0.1 / 12.0, rel=1e-14)
+    # Where every decision is zero, whatever the coefficients are, any gradient will do.
+    assert DecisionError(0.1, 0.25, 0.0, intercept=False).gradient_tolerance(9) == 0.1
     # By default there is an intercept, whose level nothing is known of.
     assert DecisionError(0.1, 0.25, 4.0) == DecisionError(0.1, 0.25, 4.0, True, 0.0)
     assert DecisionError(0.1, 0.25, 4.0).error(progress(0.5)) == pytest.approx(4.0, rel=1e-15)
