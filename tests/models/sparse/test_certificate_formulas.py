@@ -129,11 +129,13 @@ def test_directions_and_shares_by_dense_algebra(
     certificate = certify(operator, fit, y)
     np.testing.assert_allclose(certificate.target_square, (y**2 / each[:, None]).sum(axis=0), rtol=1e-13)
     assert certificate.largest_noise == each.max()
+    sizes, errors = np.abs(fit.model.weights), SampleErrors.of(operator, CrossKernel(operator, X[chosen]).prototypes)
+    np.testing.assert_allclose(certificate.magnitude, 1.01 * math.sqrt(1.5) * sizes.sum(axis=0), rtol=1e-12)
+    spread = 1.01 * math.sqrt(1.5) * (errors.prototypes.errors @ sizes)
+    np.testing.assert_allclose(certificate.spread, spread, rtol=1e-12)
 
     assert fit.regressors is not None
-    proof = _Whitened.of(
-        operator, fit.regressors, SampleErrors.of(operator, CrossKernel(operator, X[chosen]).prototypes)
-    )
+    proof = _Whitened.of(operator, fit.regressors, errors)
     assert proof is not None
     L = np.linalg.cholesky(kernel(X[chosen], X[chosen]))
     F = np.linalg.solve(L, kernel(X[chosen], X)).T

@@ -6,13 +6,14 @@ Bounds hold for whatever the roundings are; here they are neither what they are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
+from dkgp.models.variance.bounds import Queries, _landmark_quadratic, factor_interval, residual_bound
 from tests.models.variance.variance_problems import VarianceProblem, draw
 
 EPS, U = 2.0**-52, 2.0**-53
@@ -103,6 +104,14 @@ def test_bounds_of_residuals(problem: VarianceProblem, rng: np.random.Generator,
     np.testing.assert_allclose(found, norm**2 / s2 + quadratic, rtol=1e-6)
     # All columns by default.
     np.testing.assert_array_equal(residual_bound(loud, residual[:, chosen], z, rounding), found)
+
+
+def test_a_length_is_rounded_up_by_its_sum() -> None:
+    """(R + 4) u of ||L'beta||, where nothing else is added."""
+    factor: Any = SimpleNamespace(lower=np.eye(12), rank=12, largest=1.0, landmark_scale=np.zeros(12))
+    beta = np.zeros((12, 1))
+    beta[3] = 1.0
+    assert (_landmark_quadratic(factor, beta)[0] - 1.0) / U == pytest.approx(2.0 * 16.0, abs=4.0)
 
 
 def test_queries_are_taken_with_all_that_they_are(problem: VarianceProblem) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,12 +81,23 @@ class Sample:
         return self.length(r, off)
 
 
-SAMPLES = {
+SAMPLES: dict[str, Callable[[np.random.Generator], Sample]] = {
     "errors of rows": lambda rng: Sample(rng, 10.0 ** rng.uniform(0.0, 12.0, 7), 1.0, False, 0.0),
     "a step": lambda rng: Sample(rng, 10.0 ** rng.uniform(0.0, 12.0, 7), 1.0, True, 0.3),
     "roundings alone": lambda rng: Sample(rng, np.zeros(7), 0.0, False, 0.0),
     "roundings of a step alone": lambda rng: Sample(rng, np.zeros(7), 0.0, True, 0.0),
 }
+
+
+def cancelling(rng: np.random.Generator) -> Sample:
+    """A difference of gradients that is zero: what is left is what each of the two rounds."""
+    sample = Sample(rng, np.zeros(7), 1e9, False, 0.0)
+    sample.intercept = np.array([0.5, -4.0])
+    sample.gradient[:, :2] = sample.gradient[:, 2:] * sample.intercept
+    return sample
+
+
+SAMPLES["gradients that cancel"] = cancelling
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -108,9 +121,11 @@ def test_residuals_as_the_proofs_add_them_up(rng: np.random.Generator, name: str
     assert (bare.imbalance, bare.intercept, bare.ones_residual) == ((0.0, 0.0), False, 0.0)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-3])
-def test_the_sum_of_ones_lies_between_what_the_residual_leaves_open(rng: np.random.Generator, size: float) -> None:
-    sample = Sample(rng, np.zeros(7), size, False, 1e-6)
+@pytest.mark.parametrize(("size", "product"), [(0.0, 1e-6), (1e-3, 1e-6), (0.0, 0.0)])
+def test_the_sum_of_ones_lies_between_what_the_residual_leaves_open(
+    rng: np.random.Generator, size: float, product: float
+) -> None:
+    sample = Sample(rng, np.zeros(7), size, False, product)
     sample.solved[:, 2] = np.abs(sample.solved[:, 2]) + 1.0
     certificate = sample.certificate()
     ones, gradient, off = many(sample.solved[:, 2]), many(sample.gradient[:, 2]), sample.off(2, 3)
@@ -118,10 +133,13 @@ def test_the_sum_of_ones_lies_between_what_the_residual_leaves_open(rng: np.rand
     unsure = MORE * (mp.fdot([abs(value) for value in ones], off) + U * mp.fsum(abs(value) for value in products))
     low, high = certificate.ones_sum
     middle = total - mp.fsum(products)
-    # 8 roundings of each sum beside it.
-    assert float(middle) - low == pytest.approx(float(unsure), rel=1e-6)
+    unsure += 8 * U * (abs(total) + abs(mp.fsum(products)))
+    rounded = 6.0 * float(U * middle)
+    assert float(middle - mp.mpf(low)) == pytest.approx(float(unsure), rel=1e-9, abs=rounded)
     square = mp.mpf(certificate.ones_residual) ** 2
-    assert high - float(middle) == pytest.approx(float(unsure + square), rel=1e-6)
+    assert float(mp.mpf(high) - middle) == pytest.approx(float(unsure + square), rel=1e-9, abs=rounded)
+    if not product:
+        assert float(unsure) > 5.0 * rounded or float(8 * U * total) > rounded
 
 
 def test_the_sum_of_ones_is_never_below_what_any_gaussian_process_has() -> None:
@@ -186,6 +204,30 @@ def test_roundings_where_the_variance_is_next_to_nothing() -> None:
     assert bound**2 / np.finfo(np.float64).eps == pytest.approx(left, abs=4.0)
     with pytest.raises(ValueError, match="takes k_x'E, `ones`, for its bound"):
         known.decision_error_bound(zero, None, prior, np.zeros(1))
+
+
+def test_bounds_are_rounded_outward() -> None:
+    bare = certificate(intercept=False, residual=(1.0, 1.0), magnitude=(0.0, 0.0), spread=(0.0, 0.0))
+    bound = bare.decision_error_bound(np.zeros((1, 2)), None, np.ones(1), np.zeros(1))[0, 0]
+    # sqrt(k(x, x)) by 8 eps, and what is made of it by 16.
+    assert (bound - 1.0) / np.finfo(np.float64).eps == pytest.approx(24.0, abs=2.0)
+    # With an intercept by 16 of the square's share, 16 of the square and 8 of 1 - 2 p = 0, over two, and 16 once more.
+    bare = certificate(
+        residual=(1.0, 1.0), imbalance=(0.0, 0.0), magnitude=(0.0, 0.0), spread=(0.0, 0.0),
+        ones_residual=0.0, ones_sum=(2.0, 2.0), ones_magnitude=0.0, ones_spread=0.0,
+    )  # fmt: skip
+    bound = bare.decision_error_bound(np.zeros((1, 2)), np.array([0.5]), np.ones(1), np.zeros(1))[0, 0]
+    assert (bound - 1.0) / np.finfo(np.float64).eps == pytest.approx(36.0, abs=2.0)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_written_and_read_it_is_the_same(intercept: bool) -> None:
+    known = certificate(assumes="a word")
+    if not intercept:
+        known = certificate(intercept=False, ones_sum=(math.inf, math.inf))
+    document = json.loads(json.dumps(known.to_json()))
+    assert document["ones_sum"] == ([2.0, 4.0] if intercept else None)
+    assert DecisionCertificate.from_json(document) == known
 
 
 def test_labels_are_certified_where_the_leader_is_ahead_of_both_bounds() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
+from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate, _around, _Sizes
 from dkgp.models.classification.logistic.stopping import RiskError
 from dkgp.models.rounding import product_roundings
 from dkgp.solvers import Progress
@@ -53,6 +53,7 @@ class Case:
 
         self.targets, self.alpha, self.values = eighths(), eighths(), eighths()
         self.image, self.weights = eighths(), rng.integers(1, 5, n).astype(float)
+        self.weights[2] = 0.0
         self.penalty = 0.5
         # The gradient of these very values, or another.
         exact = self.weights[:, None] * (self.values - self.targets) + self.penalty * self.alpha
@@ -149,6 +150,14 @@ def test_a_length_is_told_apart_from_its_roundings() -> None:
     assert length**2 == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_step_down_the_gradient_takes_the_values_along(rng: np.random.Generator) -> None:
+    found = CASES["another gradient"](rng).found
+    np.testing.assert_array_equal(found.stepped(0.25), found.alpha - 0.5 * found.gradient)
+    np.testing.assert_array_equal(found.stepped_values(0.25), found.values - 0.5 * found.gradient_image)
+    assert found.stepped(0.0) is found.alpha
+    assert found.stepped_values(0.0) is found.values
+
+
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
 def test_radii_as_the_proofs_add_them_up(rng: np.random.Generator, share: float, coupled: bool) -> None:
@@ -194,6 +203,27 @@ def test_bounds_of_decisions_as_the_proofs_add_them_up(extra: Any) -> None:
             bound = scale * (mp.mpf(known.radius[column]) + MORE * rounding) + mp.mpf(float(more[i, column]))
             bound += MORE * U * abs(mp.mpf(float(decisions[i, column])))
             assert near(bounds[i, column], bound)
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 1e3])
+def test_coupled_decisions_share_a_radius_of_any_size(radius: float) -> None:
+    """Of two that are together within the radius, the difference is within the root of two of it, and no less."""
+    certificate = RiskCertificate(1, (radius,) * 3, (0.0,) * 3, (0.0,) * 3, coupled=True)
+    for ahead, sure in ((math.sqrt(2.0) * (1.0 - 1e-9), False), (math.sqrt(2.0) * (1.0 + 1e-9), True)):
+        decisions = np.array([[ahead * radius, 0.0, -9.0 * radius]])
+        bounds = certificate.decision_error_bound(decisions, np.ones(1), np.zeros(1))
+        assert certificate.certified(decisions, bounds, np.ones(1), np.zeros(1)).tolist() == [sure]
+
+
+def test_products_of_sizes_are_as_large_as_they_are(rng: np.random.Generator) -> None:
+    K, vectors = 1e-6 * rng.uniform(0.0, 1.0, (9, 9)), rng.normal(size=(9, 2))
+    sizes = _Sizes.of(9, 1e-6, np.zeros(9))
+    exact = K @ np.abs(vectors)
+    found = _around(vectors, sizes, 0.0, lambda v: (K @ v, 0.0))
+    assert (found > exact).all()
+    assert (found < exact + 1e-18).all()
+    # With what an approximate product is off by, and 1.01 times no more.
+    np.testing.assert_allclose(_around(vectors, sizes, 0.0, lambda v: (K @ v, 0.5)), exact + 0.5, rtol=1e-12)
 
 
 def progress(distance: float) -> Progress:
