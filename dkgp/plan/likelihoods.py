@@ -203,8 +203,8 @@ def foresee_likelihood(
     """Foresee a classifier of a dataset's labels; `InputError` where there are none.
 
     Products of one of all samples are counted in runs on subsets, to decisions within `RISK_TOLERANCE`, and go on with
-    n as they did from the smaller of these to the larger, or up to its root; the fewest are also those of Newton's method,
-    which all samples may be handed over to.
+    n as they did from the smaller of these to the larger, or up to its root; the fewest are also those of Newton's
+    method, which all samples may be handed over to.
     """
     labels = labels_of(dataset)
     kernel, _ = fold_white(found.kernel, found.noise_variance)
