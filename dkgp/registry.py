@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -23,6 +23,7 @@ from dkgp.errors import MissingExtraError, UsageError
 
 __all__ = [
     "Extra",
+    "Group",
     "Option",
     "Registry",
     "byte_budget",
@@ -54,8 +55,19 @@ class Extra:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Options that the help shows under one heading, and, of a command that has several, the methods they belong to."""
+
+    heading: str
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Option:
     """One option of a declared thing: a keyword for Python, `--name` on the command line.
+
+    Of a field of a dataclass (`dkgp.options`) name, default, choices and, where values are text, numbers or flags, the
+    type are the field's.
 
     Attributes
     ----------
@@ -66,17 +78,32 @@ class Option:
     default
         Where nothing is given; None for a flag that is neither set nor unset.
     spellings
-        On the command line; the name with dashes by default. A flag may say both ways, as in "--a/--no-a".
+        On the command line; the name with dashes by default. A flag may say both ways, as in "--a/--no-a"; one that is
+        spelled "--no-..." alone sets its value to false.
     choices
         All the values there are; `metavar` stands for them otherwise.
-    least
-        The smallest value of a number.
+    least, above
+        The smallest value of a number; or what it must exceed.
     multiple
         Whether it may be given several times; the value is a tuple.
+    group
+        Where the help shows it, and the methods of the command that it belongs to; all of them by default.
+    place
+        "read" or "write" where it names a file or store that is read or written.
+    argument
+        Whether it stands on the command line without a flag.
+    shown
+        The default, as it is typed.
+    late
+        Returns those of these attributes that are known only at run time: help and choices of what can be added to.
+    required
+        Whether there is no default.
+    nargs
+        How many texts follow it on the command line.
     """
 
-    name: str
-    help: str
+    name: str = ""
+    help: str = ""
     type: Callable[[str], Any] = str
     default: Any = None
     spellings: tuple[str, ...] = ()
@@ -84,6 +111,19 @@ class Option:
     choices: tuple[str, ...] = ()
     least: int | None = None
     multiple: bool = False
+    above: float | None = None
+    group: Group | None = None
+    place: Literal["read", "write"] | None = None
+    argument: bool = False
+    shown: str | None = None
+    late: Callable[[], Mapping[str, Any]] | None = None
+    required: bool = False
+    nargs: int = 1
+
+    @property
+    def turns_off(self) -> bool:
+        """True of a flag that sets its value to false."""
+        return len(self.spellings) == 1 and self.spellings[0].startswith("--no-")
 
 
 def whole_or_auto(text: str) -> int | Literal["auto"]:

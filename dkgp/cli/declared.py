@@ -5,14 +5,15 @@ What declares them (formats, cluster kinds, bench sections) is imported then, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import click
 
+from dkgp.options import Declared
 from dkgp.registry import Option
 
-__all__ = ["DeclaredCommand", "click_option", "click_type", "declared_options"]
+__all__ = ["DeclaredCommand", "click_option", "click_type", "declared_later", "declared_options", "job_parameter"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,6 +54,55 @@ def click_option(option: Option) -> click.Option:
     )
 
 
+class _Headed(click.Option):
+    """An option under a heading of the help."""
+
+    heading: str | None = None
+
+
+def job_parameter(declared: Declared) -> click.Parameter:
+    """Return an option of a job as click knows it.
+
+    What was not given is None: defaults are the job's. Values that are read from text stay text, which has been tried,
+    for a batch script to give again (`dkgp.options.make` reads it).
+    """
+    option = declared.option
+    if option.argument:
+        return click.Argument([option.name])
+    simple = option.type in (str, int, float, bool)
+    type_: Any = option.type if simple else _tried(option.type)
+    if option.choices:
+        type_ = click.Choice(option.choices)
+    flag = option.type is bool
+    default = option.shown if option.shown is not None else option.default
+    told = option.help
+    if not (option.required or "[default:" in told or isinstance(default, bool) or default in (None, "", ())):
+        told += f"  [default: {default}]"
+    made = _Headed(
+        [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
+        type=None if flag else type_,
+        is_flag=flag,
+        default=None,
+        required=option.required,
+        multiple=option.multiple,
+        nargs=option.nargs,
+        metavar=option.metavar,
+        help=told,
+    )
+    made.heading = None if option.group is None else option.group.heading
+    return made
+
+
+def _tried(read: Callable[[str], Any]) -> Callable[[str], str]:
+    """Return a type for click of text that can be read so, and stays text."""
+
+    def check(text: str) -> str:
+        click_type(read)(text)
+        return text
+
+    return check
+
+
 class _Declared(click.Option):
     """Stands in for options that are not made yet."""
 
@@ -61,12 +111,17 @@ class _Declared(click.Option):
         self.make = make
 
 
+def declared_later(make: Callable[[], Iterable[click.Parameter]]) -> list[click.Parameter]:
+    """Return what stands for the parameters that `make` returns, among those of a `DeclaredCommand`."""
+    return [_Declared(make)]
+
+
 def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[[F], F]:
     """Return a decorator for a `DeclaredCommand` that takes, at this place, the options that `make` returns."""
 
     def decorate(function: F) -> F:
         parameters = cast(Any, function).__dict__.setdefault("__click_params__", [])
-        parameters.append(_Declared(make))
+        parameters += declared_later(make)
         return function
 
     return decorate
@@ -75,22 +130,21 @@ def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[
 class DeclaredCommand(click.Command):
     """A command some of whose options, and some of whose help, are made when they are first asked for.
 
-    `described` returns values for the names in braces in the help's text. `groups` has headings, and the names of the
-    parameters whose options the help shows under each; the others follow under their own. `tables` returns, of the
-    parameters, what the help shows after them: headings, and pairs of texts under each.
+    `described` returns values for the names in braces in the help's text. Options that have a heading are shown under
+    it, after the others. `tables` returns, of the parameters, what the help shows after them: headings, and pairs of
+    texts under each.
     """
 
     def __init__(
         self,
         *arguments: Any,
         described: Callable[[], Mapping[str, str]] | None = None,
-        groups: Mapping[str, Collection[str]] | None = None,
         tables: Callable[[Sequence[click.Parameter]], Mapping[str, Sequence[tuple[str, str]]]] | None = None,
         **settings: Any,
     ) -> None:
         self._params: list[click.Parameter] = []
         super().__init__(*arguments, **settings)
-        self._described, self._groups, self.tables = described, groups or {}, tables
+        self._described, self.tables = described, tables
 
     @property
     def params(self) -> list[click.Parameter]:
@@ -107,16 +161,14 @@ class DeclaredCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
-        grouped = {name for names in self._groups.values() for name in names}
-        parameters = self.get_params(ctx)
-        shown = {each.name: record for each in parameters if (record := each.get_help_record(ctx)) is not None}
-        for heading, names in self._groups.items():
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(each, "heading", None) or "Options", []).append(record)
+        for heading, records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl([shown[name] for name in names if name in shown])
-        rest = [record for name, record in shown.items() if name not in grouped]
-        if rest:
-            with formatter.section("Options"):
-                formatter.write_dl(rest)
+                formatter.write_dl(records)
         for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():
             with formatter.section(heading):
                 formatter.write_dl(rows)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["execute", "output_options", "print_parts", "runs"]
+__all__ = ["execute", "output_options", "output_parameters", "print_parts", "runs"]
 
 UNEXPECTED = 1
 
@@ -98,14 +98,18 @@ def execute(
     sys.exit(failure[2])
 
 
+def output_parameters() -> list[click.Parameter]:
+    """Return `--json`, `--quiet`, `--debug`: what every command has."""
+    return [
+        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on standard output."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="No progress; warnings and errors only."),
+        click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+    ]
+
+
 def output_options(run: Callable[..., None]) -> Callable[..., None]:
-    """`--json`, `--quiet`, `--debug`: what every command has."""
-    for option in (
-        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress; warnings and errors only."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
-    ):
-        run = option(run)
+    """Add what every command has to a command's callback."""
+    vars(run).setdefault("__click_params__", []).extend(reversed(output_parameters()))
     return run
 
 

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import dask.config
 
-from dkgp.cluster.kinds import KINDS, kinds_that
+from dkgp.cluster.kinds import KINDS, cluster_kinds, kinds_that
 from dkgp.errors import InputError, UsageError
+from dkgp.registry import Group, Option, byte_budget, byte_count
 
 __all__ = ["ClusterOptions", "UnreachableSchedulerError", "nearest"]
 
@@ -24,6 +25,82 @@ _PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "sh
 
 class UnreachableSchedulerError(InputError):
     """No scheduler answered at the address given."""
+
+
+WHERE = Group("Where the work runs")
+
+
+def _kinds() -> dict[str, Any]:
+    kinds = cluster_kinds()
+    by_help: dict[str, list[str]] = {}
+    for kind in kinds:
+        by_help.setdefault(kind.help, []).append(kind.name)
+    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
+    precedence = "Precedence: `scheduler`, `scheduler_file`, `kind`, dkgp.cluster in dask's configuration."
+    return {"choices": tuple(kind.name for kind in kinds), "help": f"{told}. {precedence}"}
+
+
+def _setting(value: str) -> tuple[str, Any]:
+    """Read KEY=VALUE, the value JSON where it is, else text."""
+    name, separator, text = value.partition("=")
+    if not separator or not name.strip():
+        raise ValueError("expected KEY=VALUE, such as queue=short; there is no '='.")
+    try:
+        return name.strip(), json.loads(text)
+    except ValueError:
+        return name.strip(), text
+
+
+SCHEDULER = Option(help="Running Dask scheduler, tcp://host:port or tls://...", metavar="ADDRESS", group=WHERE)
+SCHEDULER_FILE = Option(help="File that a Dask scheduler wrote its address to.", metavar="FILE", group=WHERE)
+KIND = Option(late=_kinds, spellings=("--cluster",), group=WHERE)
+WORKERS = Option(help="Workers to start, or to wait for at a scheduler.", metavar="N", group=WHERE)
+ADAPTIVE = Option(help="As many workers as the work needs, instead.", metavar="MIN MAX", group=WHERE)
+THREADS = Option(help="Threads of each worker started here.", metavar="N", group=WHERE)
+MEMORY = Option(
+    help="Memory of each worker started here, such as 8GiB.",
+    type=byte_count,
+    spellings=("--worker-memory",),
+    metavar="SIZE",
+    group=WHERE,
+)
+TILES = Option(
+    help="What each worker's process may keep of the kernel matrix between products. auto: nothing unless the run "
+    "should take a twentieth less time for it, and then at most 1 GiB; up to a third of its memory where a quarter "
+    "less. A greedy basis' columns: the third.",
+    type=byte_budget,
+    metavar="SIZE|auto|none",
+    group=WHERE,
+)
+WAIT = Option(
+    help="How long workers may take to come.  [default: 120; 600 from a queue]",
+    spellings=("--worker-wait",),
+    metavar="SECONDS",
+    group=WHERE,
+)
+AUTHORITY = Option(help="Authority that signed the cluster's certificates (PEM).", metavar="FILE", group=WHERE)
+CERTIFICATE = Option(help="Certificate of this process and of workers started here.", metavar="FILE", group=WHERE)
+KEY = Option(help="Its key.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
+PLAIN_TEXT = Option(
+    help="Start the cluster without certificates, which are made for the run otherwise: whoever reaches its ports can "
+    "run code there.",
+    group=WHERE,
+)
+SETTINGS = Option(
+    help="For the class that starts the cluster, by its own names, such as queue=short; VALUE may be JSON. May be "
+    "repeated.",
+    type=_setting,
+    spellings=("--cluster-option",),
+    metavar="KEY=VALUE",
+    multiple=True,
+    group=WHERE,
+)
+CONFIG_FILE = Option(
+    help="YAML file with these options under dkgp.cluster, and anything else that dask's configuration knows.",
+    spellings=("--cluster-config",),
+    metavar="FILE",
+    group=WHERE,
+)
 
 
 @dataclass(frozen=True)
@@ -69,25 +146,25 @@ class ClusterOptions:
         this machine; 0: nothing.
     """
 
-    scheduler: str | None = None
-    scheduler_file: str | None = None
-    kind: str = "auto"
-    workers: int | None = None
-    threads_per_worker: int | None = None
-    adaptive: tuple[int, int] | None = None
-    worker_memory_bytes: int | None = None
-    worker_wait_seconds: float | None = None
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    plain_text: bool = False
+    scheduler: Annotated[str | None, SCHEDULER] = None
+    scheduler_file: Annotated[str | None, SCHEDULER_FILE] = None
+    kind: Annotated[str, KIND] = "auto"
+    workers: Annotated[int | None, WORKERS] = None
+    adaptive: Annotated[tuple[int, int] | None, ADAPTIVE] = None
+    threads_per_worker: Annotated[int | None, THREADS] = None
+    worker_memory_bytes: Annotated[int | None, MEMORY] = None
+    cache_tiles: Annotated[int | str, TILES] = "auto"
+    worker_wait_seconds: Annotated[float | None, WAIT] = None
+    tls_ca: Annotated[str | None, AUTHORITY] = None
+    tls_cert: Annotated[str | None, CERTIFICATE] = None
+    tls_key: Annotated[str | None, KEY] = None
+    plain_text: Annotated[bool, PLAIN_TEXT] = False
     # What goes to a cluster's class may hold a password.
-    settings: dict[str, Any] = field(default_factory=dict, repr=False)
-    config_file: str | None = None
+    settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict, repr=False)
+    config_file: Annotated[str | None, CONFIG_FILE] = None
     connect_timeout_seconds: float = 20.0
     round_deadline_seconds: float = 900.0
     cache_bytes: int = 2 * 1024**3
-    cache_tiles: int | str = "auto"
 
     def __post_init__(self) -> None:
         kind = KINDS.find(self.kind)

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
+from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.own_work import difference
 from dkgp.commands.predict import PredictJob, run_predict
 from dkgp.commands.reporting.documents import Document, dump, is_document, plain
@@ -28,6 +30,8 @@ from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
+from dkgp.options import SEED, Part
+from dkgp.registry import Option
 
 __all__ = ["DemoJob", "run_demo"]
 
@@ -37,36 +41,29 @@ QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
 VARIANCE = VarianceSettings(gap=0.1, max_passes=0.0, latent=True)
 
 
+OUT = Option(help="Folder for everything; what an earlier demo left there is replaced.", metavar="DIR", place="write")
+SAMPLES = Option(help="Training samples.", spellings=("--samples", "--n"))
+TEST_SAMPLES = Option(help="Test samples.", spellings=("--test-samples", "--n-test"))
+QUICK = Option(help="5,000 training samples: seconds instead of minutes.")
+RESUME = Option(help="Go on with a demo that was stopped or killed.")
+
+
 @dataclass(frozen=True)
 class DemoJob:
-    """The demo's sizes and place.
+    """The demo's sizes and place: a folder of its own. It tunes on `subset` samples."""
 
-    Attributes
-    ----------
-    out
-        A folder of the demo's own; what an earlier demo left there is replaced.
-    n, n_test
-        Training samples, with unit Gaussian noise, and test samples, without.
-    subset
-        Samples to tune on.
-    quick
-        Small sizes, for a look at the commands rather than at the method.
-    overwrite
-        Replace stores of the same names, whoever made them.
-    resume
-        Go on with a demo of the same settings that was stopped or killed: what is done is not done again.
-    """
-
-    out: str
-    n: int = 100_000
-    n_test: int = 5000
+    out: Annotated[str, OUT] = "demo-output"
+    n: Annotated[int, SAMPLES] = 100_000
+    n_test: Annotated[int, TEST_SAMPLES] = 5000
     subset: int = 2000
-    seed: int = 0
-    quick: bool = False
-    overwrite: bool = False
-    resume: bool = False
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    solver: SolverOptions = field(default_factory=SolverOptions)
+    quick: Annotated[bool, QUICK] = False
+    solver: Annotated[SolverOptions, Part(without=("precision", "duality_gap", "seed"))] = field(
+        default_factory=SolverOptions
+    )
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    seed: Annotated[int, SEED] = 0
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
     def sized(self) -> DemoJob:
         """Return the job with the sizes that `quick` stands for."""

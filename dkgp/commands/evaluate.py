@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.reporting.class_plot import plot_classes
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.outputs import check_side_files
@@ -17,37 +19,36 @@ from dkgp.errors import InputError
 from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
+from dkgp.registry import Option
 
 __all__ = ["EvaluateJob", "read_coverage", "read_pairs", "run_evaluate"]
 
 FloatArray = NDArray[np.float64]
 
 
+PREDICTION = Option(place="read", argument=True)
+NOISE_FREE = Option(
+    help="The targets are values of the function itself: compare them with variances without the noise."
+)
+ABSTAIN = Option(help="Of classes: leave out the samples whose labels are not certified, and say how many these are.")
+PLOT = Option(
+    help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg; of "
+    "classes the confusion, operating curves and how well probabilities are calibrated.",
+    metavar="FILE",
+    place="write",
+)
+
+
 @dataclass(frozen=True)
 class EvaluateJob:
-    """A prediction store to compare with the truth.
+    """A prediction store to compare with the truth: stores of the same samples, in the same order."""
 
-    Attributes
-    ----------
-    prediction, dataset
-        Stores of the same samples, in the same order.
-    noise_free
-        Whether the targets are values of the function itself, without noise.
-    abstain
-        Of classes: whether labels that are not certified are left out, as no labels at all.
-    plot
-        An image of predictions against the truth, and of the variances' calibration, where asked for; of classes, of
-        confusion, operating curves and the probabilities' calibration.
-    overwrite
-        Whether the image may be replaced.
-    """
-
-    prediction: str
-    dataset: str
-    noise_free: bool = False
-    abstain: bool = False
-    plot: str | None = None
-    overwrite: bool = False
+    prediction: Annotated[str, PREDICTION]
+    dataset: Annotated[str, DATASET]
+    noise_free: Annotated[bool, NOISE_FREE] = False
+    abstain: Annotated[bool, ABSTAIN] = False
+    plot: Annotated[str | None, PLOT] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
 
 
 def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
@@ -28,82 +28,53 @@ from dkgp.data import (
 )
 from dkgp.data.remote.storage import exists, normalise_url
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
-from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.predict import predict
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.operators.block_tasks import feature_width
+from dkgp.options import Part, check_ranges
+from dkgp.registry import Option
 
-__all__ = ["PredictJob", "run_predict", "variance_settings"]
+__all__ = ["PredictJob", "run_predict"]
+
+
+MODEL = Option(place="read", argument=True)
+OUT = Option(help="Where the predictions go.", metavar="STORE", place="write")
+VARIANCE = Part("variance", "Predict variances too, each with a proven interval.")
+CHUNK_ROWS = Option(help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1)
+TREE_ERROR = Option(
+    help="Take sums over all training samples by a tree that prunes what hardly contributes, each mean (in standard "
+    "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
+    "with short length scales, of many test samples.",
+    metavar="E",
+    above=0,
+)
+PLUG_IN = Option(
+    help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
+    "of the latent functions, which take longer."
+)
+RESUME = Option(help="Go on with predictions that were interrupted.")
 
 
 @dataclass(frozen=True)
 class PredictJob:
-    """A prediction to make: model, inputs, variances, and where it goes.
+    """A prediction to make: model, inputs (their targets are not needed), variances, and where it goes."""
 
-    Attributes
-    ----------
-    model, dataset, out
-        Model store, dataset store with the model's features (targets are not needed), and where the predictions go.
-    variance
-        How to compute variances beside the means; None for means alone.
-    cluster
-        Where the work runs.
-    chunk_rows
-        Rows of a chunk of the prediction store.
-    overwrite
-        Whether a prediction store that is there may be replaced.
-    resume
-        Go on with a prediction store that was interrupted.
-    tree_error
-        Take sums over the training samples by a tree, each mean or decision good to this; see
-        `dkgp.models.prediction.predict.predict`.
-    plug_in
-        Of a Gaussian process classifier: probabilities at its decisions, not averaged over their variances.
-    """
+    model: Annotated[str, MODEL]
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, OUT]
+    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+    chunk_rows: Annotated[int | None, CHUNK_ROWS] = None
+    tree_error: Annotated[float | None, TREE_ERROR] = None
+    plug_in: Annotated[bool, PLUG_IN] = False
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
-    model: str
-    dataset: str
-    out: str
-    variance: VarianceSettings | None = None
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    chunk_rows: int | None = None
-    overwrite: bool = False
-    resume: bool = False
-    tree_error: float | None = None
-    plug_in: bool = False
-
-
-def variance_settings(wanted: bool, seed: int, given: Mapping[str, Any], prefix: str = "") -> VarianceSettings | None:
-    """Return the settings that a user's options make, or None where no variances are wanted.
-
-    Parameters
-    ----------
-    wanted : bool
-        Whether variances were asked for.
-    given : mapping
-        Values by the setting's name; None or False where it was not given.
-    prefix : str
-        Of the options' names, where they are not the settings' own.
-
-    Raises
-    ------
-    UsageError
-        An option of variances, and none were asked for.
-    InputError
-        A value out of range.
-    """
-    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
-    if not wanted:
-        if chosen:
-            options = ", ".join(f"`{prefix}{name}`" for name in chosen)
-            raise UsageError(f"{options}: of use for variances only, which were not asked for; add `variance`")
-        return None
-    if seed < 0:
-        raise InputError(f"the seed must not be negative; got {seed}")
-    return VarianceSettings(**chosen, seed=seed)
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, MODEL_OUT, OVERWRITE
 from dkgp.commands.own_work import memory_budget, warn_of_labels
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
@@ -18,37 +19,31 @@ from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, open_dataset,
 from dkgp.errors import InputError
 from dkgp.models.linear.train import LinearSettings, PathOfTarget, TrainedLinear, train_linear
 from dkgp.operators.base import FloatArray
+from dkgp.options import Part, check_ranges
+from dkgp.registry import Option
 
 __all__ = ["PursueJob", "run_pursue"]
 
 
+PLOT = Option(
+    help="Draw weights and errors against their number into a .png, .pdf or .svg.", metavar="FILE", place="write"
+)
+
+
 @dataclass(frozen=True)
 class PursueJob:
-    """A linear regression to find, and where it goes.
+    """A linear regression to find, and where it goes."""
 
-    Attributes
-    ----------
-    dataset, out
-        Dataset store, and where the model goes.
-    settings
-        Method, and how many weights.
-    cluster
-        Where the rows are read.
-    memory_limit_bytes
-        What the processes on this machine may take; default: what is available.
-    plot
-        File for the plot of the paths.
-    overwrite
-        Whether outputs that are there may be replaced.
-    """
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, MODEL_OUT]
+    settings: Annotated[LinearSettings, Part()] = field(default_factory=LinearSettings)
+    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
+    plot: Annotated[str | None, PLOT] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
-    dataset: str
-    out: str
-    settings: LinearSettings = field(default_factory=LinearSettings)
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    memory_limit_bytes: int | None = None
-    plot: str | None = None
-    overwrite: bool = False
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def run_pursue(job: PursueJob, reporter: Reporter) -> Document:

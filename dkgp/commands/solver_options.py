@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
+from dkgp.commands.job_options import MAX_PASSES, MAX_SECONDS
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import Probed, choose_solver_for
+from dkgp.options import SEED
+from dkgp.registry import Option
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import (
     AUTO,
@@ -29,37 +32,42 @@ __all__ = ["SolverOptions"]
 GREEDY = "gbcd"
 
 
+def _solvers() -> dict[str, Any]:
+    told = {AUTO: "the one that a probe of the problem says is quickest"}
+    told |= {name: declaration_of(name).help for name in solver_names()}
+    return {"choices": tuple(told), "help": "; ".join(f"{name}: {text}" for name, text in told.items()) + "."}
+
+
+SOLVER = Option(late=_solvers)
+PRECISION = Option(help="mixed: float32 kernel tiles under float64 vectors, finished in float64.")
+TOLERANCE = Option(
+    help="Converged when max |gradient| is at or below this, recomputed in float64.", spellings=("--tol",), above=0
+)
+DUALITY_GAP = Option(
+    help="Converged, too, when the regularised risk is proven to be within this share of the least.",
+    metavar="SHARE",
+    above=0,
+)
+
+
 @dataclass(frozen=True, init=False)
 class SolverOptions:
     """A solver, settings of all solvers, and the options that the solver declares, as the command line says them.
 
     Those that solvers declare are keywords and attributes too: `SolverOptions("gbcd", block_size=500).block_size`.
 
-    Attributes
-    ----------
-    solver
-        The name of a solver, or "auto", the default, which looks at the problem; with options that only some solvers
-        have it is the first of these.
-    precision, seed
-        As for `GreedyBlockCoordinateDescent`.
-    tolerance
-        Converged when max |g| is at or below it.
-    max_passes, max_seconds
-        Effort after which to stop short of that.
-    duality_gap
-        Converged, too, when the risk is proven to be within this share of the least; see `DualityGap`.
-    own
-        Options that solvers declare, in pairs of name and value: those that differ from their defaults.
+    With options that only some solvers have, the solver "auto" is the first of these. `own` are the options that
+    solvers declare, in pairs of name and value: those that differ from their defaults.
     """
 
-    solver: str
-    precision: Literal["mixed", "double"]
-    seed: int
-    tolerance: float
-    max_passes: float | None
-    max_seconds: float | None
-    duality_gap: float | None
-    own: tuple[tuple[str, Any], ...]
+    solver: Annotated[str, SOLVER] = AUTO
+    precision: Annotated[Literal["mixed", "double"], PRECISION] = "mixed"
+    tolerance: Annotated[float, TOLERANCE] = 1e-4
+    duality_gap: Annotated[float | None, DUALITY_GAP] = None
+    max_passes: Annotated[float | None, MAX_PASSES] = None
+    max_seconds: Annotated[float | None, MAX_SECONDS] = None
+    seed: Annotated[int, SEED] = 0
+    own: tuple[tuple[str, Any], ...] = ()
 
     def __init__(
         self,
@@ -99,6 +107,11 @@ class SolverOptions:
         general = {name: (hints[name], getattr(plain, name)) for name in plain._general()}
         general["solver"] = (Literal[(AUTO, *solver_names())], plain.solver)
         return general | {name: (annotation(option), option.default) for name, option in own_options().items()}
+
+    @classmethod
+    def more_options(cls) -> dict[str, Option]:
+        """Return the options that solvers declare."""
+        return own_options()
 
     def _general(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "own"}

@@ -5,9 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.commands.job_options import (
+    AS_IN_THE_PAPER,
+    BY_REFERENCE,
+    CHECKPOINT,
+    CHECKPOINT_SECONDS,
+    DATASET,
+    HYPER,
+    LOG_JSON,
+    MEMORY_LIMIT,
+    MODEL_OUT,
+    OVERWRITE,
+    PLOT,
+    RESUME,
+)
 from dkgp.commands.own_work import (
     checkpointing_of,
     is_unfinished_model,
@@ -37,62 +51,54 @@ from dkgp.models.memory import MemoryPlan
 from dkgp.models.warm_up import helped
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
+from dkgp.options import Part, check_ranges
+from dkgp.registry import Option
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
 
 __all__ = ["TrainJob", "finished_training", "run_train"]
 
 
+def _tiles() -> dict[str, str]:
+    place = f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor"
+    return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
+
+
+TILES = Option(metavar="FOLDER", place="write", late=_tiles)
+TREE_ERROR = Option(
+    help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of "
+    "`tolerance` or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for "
+    "it.",
+    metavar="E",
+    above=0,
+)
+WARM_START = Option(help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read")
+
+
 @dataclass(frozen=True)
 class TrainJob:
-    """A model to train: data, hyperparameters, solver, and where everything goes.
+    """A model to train: data, hyperparameters, solver, and where everything goes."""
 
-    Attributes
-    ----------
-    dataset, hyper, out
-        Dataset store, hyperparameter file, and where the model goes.
-    solver
-        How to solve.
-    cluster
-        Where the rounds run.
-    warm_start
-        A model of the same data to start from, exact or sparse; a sparse one where that pays.
-    by_reference
-        Let the model refer to the dataset store instead of copying its inputs.
-    checkpoint, checkpoint_seconds, resume
-        Where (default: `OUT.checkpoint`) and how often to save the state; whether to go on from what is there.
-    memory_limit_bytes
-        What the processes on this machine may take; default: what is available.
-    tiles
-        Where a solver whose work outgrows memory keeps it until it is done (default: `OUT.tiles`).
-    tree_error
-        Take kernel products by a tree, each entry good to this; see `dkgp.operators.TreeKernelOperator`.
-    as_in_the_paper
-        Take the solver's settings from its paper, gbcd's by default: true for all that are at their defaults, or those
-        that it decides; see `dkgp.commands.presets`.
-    plot, log_json
-        Files for the convergence plot and the records of the rounds.
-    overwrite
-        Whether outputs that are there may be replaced.
-    """
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str, HYPER]
+    out: Annotated[str, MODEL_OUT]
+    solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    tiles: Annotated[str | None, TILES] = None
+    tree_error: Annotated[float | None, TREE_ERROR] = None
+    warm_start: Annotated[str | None, WARM_START] = None
+    by_reference: Annotated[bool, BY_REFERENCE] = False
+    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
+    resume: Annotated[bool, RESUME] = False
+    plot: Annotated[str | None, PLOT] = None
+    log_json: Annotated[str | None, LOG_JSON] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
-    dataset: str
-    hyper: str
-    out: str
-    solver: SolverOptions = field(default_factory=SolverOptions)
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    warm_start: str | None = None
-    by_reference: bool = False
-    checkpoint: str | None = None
-    checkpoint_seconds: float = 30.0
-    resume: bool = False
-    memory_limit_bytes: int | None = None
-    plot: str | None = None
-    log_json: str | None = None
-    overwrite: bool = False
-    tiles: str | None = None
-    tree_error: float | None = None
-    as_in_the_paper: bool | tuple[str, ...] = False
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def tiles_url(self) -> str | None:

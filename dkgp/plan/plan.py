@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.tile_budget import budget_here
+from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, OVERWRITE
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
@@ -22,8 +22,10 @@ from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import labels_of
+from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.options import Part, check_ranges
 from dkgp.plan.classify import ForeseenClassifier, foresee_classifier
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
@@ -34,6 +36,7 @@ from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
+from dkgp.registry import Option, byte_count, whole_numbers
 from dkgp.solvers.prices import Sizes
 
 __all__ = ["WORKERS", "PlanJob", "Validation", "run_plan"]
@@ -63,88 +66,140 @@ class Validation(Protocol):
         """Return what the plan's document says of it."""
 
 
+HYPER = Option(
+    help="Hyperparameters, as `dkgp tune` writes them.  [default: tuned on `subset` samples]",
+    metavar="FILE",
+    place="read",
+)
+SUBSET = Option(help="Samples to tune on without `hyper`.")
+COUNTS = Option(
+    help="Numbers of workers to plan for.",
+    type=whole_numbers,
+    metavar="N,N,...",
+    shown="1,2,4,8,16,32,64,128,256",
+)
+THREADS = Option(help="Threads of each of them.", least=1)
+ONE_MACHINE = Option(help="The workers share this machine with the coordinator, not one like it each.")
+PASSES = Option(
+    help="Products with the matrix, or column passes, where they are known.  [default: foreseen from a probe]", above=0
+)
+FIGURES = Option(help="Keep this machine's figures here, and use them where they are there.", metavar="FILE")
+BENCH = Option(help="A record of `dkgp bench tiles` or `dkgp bench scaling` to use instead.", metavar="FILE")
+ROUND_TRIP = Option(
+    help="Of an empty task.  [default: measured]", spellings=("--round-trip",), metavar="SECONDS", above=0
+)
+BANDWIDTH = Option(
+    help="Bytes a second between scheduler and workers, such as 100MiB.  [default: measured]",
+    type=byte_count,
+    spellings=("--bandwidth",),
+    metavar="SIZE",
+    above=0,
+)
+MEMORY = replace(MEMORY_LIMIT, help="As for train.  [default: what is available]", group=None)
+VARIANCE = Part(
+    "variance",
+    "Foresee the variances of a prediction too: factors, batches, products, time and memory.",
+    prefix="variance_",
+    without=("keep_factor", "basis"),
+)
+TEST_SAMPLES = Option(help="Samples that variances will be predicted at.", least=1)
+SPARSE = Option(
+    help="Foresee a sparse model by this method too, as `dkgp sparse` trains it: entries, time and memory.",
+    choices=tuple(METHODS),
+)
+BASIS_SIZE = Option(
+    help="Of `sparse`, or of `classify` logistic or gp: basis samples.  [default: 1000; all samples]", metavar="M"
+)
+BASIS = Option(help="How these are chosen, as for that command.  [default: the method's own]", metavar="NAME")
+CLASSIFY = Option(
+    help="Foresee a classifier of the labels too, as `dkgp classify` trains it: a fixed-size one by a search (profile, "
+    "annealing, none), or logistic or gp, on all samples or with `basis_size`.",
+)
+POOL = Option(help="Of a fixed-size one: prototypes to choose among.  [default: 2000]", metavar="M")
+VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare.")
+PLOT = Option(help="Draw seconds and worker-hours into a .png, .pdf or .svg.", metavar="FILE", place="write")
+# Of `classify`: methods, where the others are searches of a fixed-size one.
+LIKELIHOODS = ("logistic", "gp")
+
+
 @dataclass(frozen=True)
 class PlanJob:
-    """A training run to plan.
+    """A training run to plan, and what else is to be foreseen: a sparse model, a classifier, variances.
 
-    Attributes
-    ----------
-    dataset
-        Dataset store that is to be trained on.
-    hyper
-        Hyperparameter file; without one, hyperparameters are tuned on `subset` samples and thrown away.
-    solver
-        How it will be solved.
-    cluster
-        Whose messages are measured: a scheduler that runs, or a cluster that is started for it; worker processes on
-        this machine by default.
-    workers, threads_per_worker
-        Numbers of workers to plan for, and tasks that each runs at once.
-    one_machine
-        Whether they will share this machine with the coordinator. Each has a machine like this one to itself otherwise.
-    figures
-        File that this machine's figures are read from, and written to where it lacks them.
-    bench
-        Record of `dkgp bench tiles` or `scaling` that stands in for what would be measured.
-    round_trip_seconds, bytes_per_second
-        Of the network to plan for, in place of what is measured.
-    passes
-        Products with the matrix or column passes, where they are known.
-    memory_limit_bytes
-        What a run may take in the coordinator's process; default: what is available.
-    sparse, basis_size
-        A sparse model to foresee too: how, and its basis samples where they are not to be the settings'.
-    classify
-        A classifier to foresee too.
-    variance, test_samples
-        Variances to foresee too: how, and of how many samples.
-    plot, overwrite
-        File for a plot; whether it may be replaced.
+    `cluster` is what messages are measured on: a scheduler that runs, or a cluster that is started for it; worker
+    processes on this machine by default. `figures` are read, and written where there are none yet.
     """
 
-    dataset: str
-    hyper: str | None = None
-    solver: SolverOptions = field(default_factory=SolverOptions)
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    workers: tuple[int, ...] = WORKERS
-    threads_per_worker: int = 1
-    one_machine: bool = False
-    subset: int = 1000
-    figures: str | None = None
-    bench: str | None = None
-    round_trip_seconds: float | None = None
-    bytes_per_second: float | None = None
-    passes: float | None = None
-    memory_limit_bytes: int | None = None
-    sparse: SparseSettings | None = None
-    basis_size: int | None = None
-    classify: FixedSizeSettings | LikelihoodSettings | None = None
-    variance: VarianceSettings | None = None
-    test_samples: int = 1000
-    plot: str | None = None
-    overwrite: bool = False
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str | None, HYPER] = None
+    subset: Annotated[int, SUBSET] = 1000
+    workers: Annotated[tuple[int, ...], COUNTS] = WORKERS
+    threads_per_worker: Annotated[int, THREADS] = 1
+    one_machine: Annotated[bool, ONE_MACHINE] = False
+    solver: Annotated[SolverOptions, Part(without=("duality_gap", "max_passes", "max_seconds"))] = field(
+        default_factory=SolverOptions
+    )
+    passes: Annotated[float | None, PASSES] = None
+    figures: Annotated[str | None, FIGURES] = None
+    bench: Annotated[str | None, BENCH] = None
+    round_trip_seconds: Annotated[float | None, ROUND_TRIP] = None
+    bytes_per_second: Annotated[float | None, BANDWIDTH] = None
+    memory_limit_bytes: Annotated[int | None, MEMORY] = None
+    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+    test_samples: Annotated[int, TEST_SAMPLES] = 1000
+    sparse: Annotated[str | None, SPARSE] = None
+    basis_size: Annotated[int | None, BASIS_SIZE] = None
+    basis: Annotated[str | None, BASIS] = None
+    classify: Annotated[Literal["profile", "annealing", "none", "logistic", "gp"] | None, CLASSIFY] = None
+    pool: Annotated[int | None, POOL] = None
+    validate: Annotated[bool, VALIDATE] = False
+    plot: Annotated[str | None, PLOT] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    # Its numbers of workers are the plan's own.
+    cluster: Annotated[ClusterOptions, Part(without=("workers", "adaptive", "threads_per_worker"))] = field(
+        default_factory=ClusterOptions
+    )
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.workers or min(self.workers) < 1 or list(self.workers) != sorted(set(self.workers)):
             raise UsageError(
                 f"`workers` needs rising numbers of workers, each at least 1, such as 1,2,4; got {self.workers}"
             )
-        if self.threads_per_worker < 1:
-            raise UsageError(f"the number of threads per worker must be at least 1; got {self.threads_per_worker}")
         if self.workers[-1] * self.threads_per_worker > MOST_THREADS:
             raise UsageError(
                 f"{self.workers[-1]:,} workers of {self.threads_per_worker:,} threads are more than the "
                 f"{MOST_THREADS:,} threads that can be simulated; plan for fewer"
             )
-        if self.test_samples < 1:
-            raise UsageError(f"`test_samples` must be at least 1; got {self.test_samples}")
-        for name, value in (
-            ("round trip in seconds", self.round_trip_seconds),
-            ("bandwidth in bytes per second", self.bytes_per_second),
-            ("number of passes", self.passes),
-        ):
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise UsageError(f"the {name} must be finite and above zero; got {value}")
+        self.sparse_settings()
+        self.classifier_settings()
+
+    def sparse_settings(self) -> SparseSettings | None:
+        """Return the settings of the sparse model to foresee, but for its size; None where none is wanted."""
+        if self.sparse is not None:
+            return SparseSettings(self.sparse, basis=self.basis, seed=self.solver.seed)
+        if self.classify in LIKELIHOODS:
+            return None  # the basis is the classifier's
+        for name in ("basis_size", "basis"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"`{name}` belongs to a sparse model; name its method with `sparse`, or leave it out")
+        return None
+
+    def classifier_settings(self) -> FixedSizeSettings | LikelihoodSettings | None:
+        """Return the settings of the classifier to foresee; None where none is wanted."""
+        pool = {} if self.pool is None else {"pool": self.pool}
+        if self.classify == "logistic" or self.classify == "gp":
+            if pool:
+                raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
+            if self.sparse is not None and self.basis_size is not None:
+                raise UsageError("`basis_size` is of `sparse` or of `classify`; foresee one of them at a time")
+            basis = (self.basis_size, self.basis) if self.sparse is None else (None, None)
+            return LikelihoodSettings(self.classify, *basis, seed=self.solver.seed)
+        if self.classify is not None:
+            return FixedSizeSettings(search=self.classify, seed=self.solver.seed, **pool)
+        if pool:
+            raise UsageError("`pool` belongs to a classifier; name its search with `classify`, or leave it out")
+        return None
 
 
 def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = None) -> Document:
@@ -247,9 +302,10 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, found: Hyperparameters) -
 def _foresee_sparse(
     job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int
 ) -> ForeseenSparse | None:
-    if job.sparse is None:
+    settings = job.sparse_settings()
+    if settings is None:
         return None
-    asked = SparseJob(job.dataset, job.hyper or "", "", job.sparse, job.basis_size)
+    asked = SparseJob(job.dataset, job.hyper or "", "", settings, job.basis_size)
     asked.check()
     sized = asked.sized(dataset.n_samples)
     sparse = foresee_sparse(dataset, found, sized.settings, job.cluster.cache_bytes)
@@ -261,17 +317,18 @@ def _foresee_sparse(
 def _foresee_classifier(
     job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int, sizes: Sizes
 ) -> ForeseenClassifier | ForeseenLikelihood | None:
-    if job.classify is None:
+    settings = job.classifier_settings()
+    if settings is None:
         return None
-    if isinstance(job.classify, LikelihoodSettings):
+    if isinstance(settings, LikelihoodSettings):
         if job.hyper is None:  # those of a regression have another amplitude
             labels, subset = labels_of(dataset), min(job.subset, dataset.n_samples)
-            found = tune_labels(dataset, labels, subset=subset, seed=job.classify.seed, likelihood="logit")
-        likely = foresee_likelihood(dataset, found, job.classify, job.cluster.cache_bytes, sizes.blocks)
+            found = tune_labels(dataset, labels, subset=subset, seed=settings.seed, likelihood="logit")
+        likely = foresee_likelihood(dataset, found, settings, job.cluster.cache_bytes, sizes.blocks)
         budget = job.memory_limit_bytes or resident_bytes + available_bytes()
         likely.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
         return likely
-    classifier = foresee_classifier(dataset, found, job.classify, job.cluster.cache_bytes)
+    classifier = foresee_classifier(dataset, found, settings, job.cluster.cache_bytes)
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
     memory = classifier.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
     memory.require(budget, resident_bytes)

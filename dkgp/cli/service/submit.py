@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.classify.command import classify, classify_job
+from dkgp.cli.classify import classify
+from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import DeclaredCommand, declared_options
-from dkgp.cli.options import CLUSTER_NAMES, examples
-from dkgp.cli.predict import evaluate, evaluate_job, predict, predict_job
+from dkgp.cli.options import examples
+from dkgp.cli.predict import evaluate, predict
 from dkgp.cli.running import execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
-from dkgp.cli.sparse.command import sparse, sparse_job
-from dkgp.cli.train import train, train_job
-from dkgp.cli.tune import tune, tune_job
+from dkgp.cli.sparse import sparse
+from dkgp.cli.train import train
+from dkgp.cli.tune import tune
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["PATH_NAMES", "SUBMITTABLE", "submit"]
+__all__ = ["SUBMITTABLE", "submit"]
 
-# Each command that a job can be, and what makes the job of its options.
-SUBMITTABLE: dict[str, tuple[click.Command, Callable[[dict[str, Any]], Any]]] = {
-    "train": (train, train_job),
-    "sparse": (sparse, sparse_job),
-    "classify": (classify, classify_job),
-    "tune": (tune, tune_job),
-    "predict": (predict, predict_job),
-    "evaluate": (evaluate, evaluate_job),
-}
-
-# Options of theirs that name files and stores: the service's working directory is not the user's.
-PATH_NAMES = (
-    "checkpoint",
-    "dataset",
-    "given_basis",
-    "hyper",
-    "log_json",
-    "model",
-    "out",
-    "plot",
-    "prediction",
-    "start",
-    "tiles",
-    "warm_start",
-)
+# Commands that a job can be.
+SUBMITTABLE = (train, sparse, classify, tune, predict, evaluate)
 
 
 @dataclass(frozen=True)
@@ -133,19 +110,26 @@ def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, *
     )
 
 
-def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]], Any]) -> click.Command:
+def of_cluster(command: JobCommand) -> list[str]:
+    """Return the names of a command's options that say where it runs, which the service says itself."""
+    return [name for name, each in command.declared().items() if each.paths and each.paths[0][0] == "cluster"]
+
+
+def as_job(command: JobCommand) -> click.Command:
     """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
+    name = str(command.name)
 
     def parameters() -> list[Any]:
-        return [parameter for parameter in command.params if parameter.name not in CLUSTER_NAMES]
+        left_out = of_cluster(command)
+        return [parameter for parameter in command.params if parameter.name not in left_out]
 
     @click.command(
         name,
         cls=DeclaredCommand,
         help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
         short_help=f"Submit `dkgp {name}` as a job.",
-        epilog=_examples_of(name, command),
-        tables=command.tables if isinstance(command, DeclaredCommand) else None,
+        epilog=_examples_of(command),
+        tables=command.tables,
     )
     @declared_options(parameters)
     @click.pass_context
@@ -156,8 +140,8 @@ def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]
 
         def job(reporter: Reporter) -> Document:
             submission.check()
-            absolute = _absolute(options)
-            made = make_job(absolute)
+            absolute = _absolute(command, options)
+            made = command.job(absolute)
             if submission.slurm:
                 return _to_slurm(submission, command, _arguments(context, absolute), absolute)
             return _to_service(submission, name, made, reporter, quiet)
@@ -168,21 +152,20 @@ def as_job(name: str, command: click.Command, make_job: Callable[[dict[str, Any]
     return callback
 
 
-def _examples_of(name: str, command: click.Command) -> str:
-    """The command's own examples, as jobs, without those of options that are left out."""
-    # Examples name none of those whose flag is spelled otherwise.
-    left_out = {f"--{parameter.replace('_', '-')}" for parameter in CLUSTER_NAMES}
+def _examples_of(command: JobCommand) -> str:
+    """The command's own examples, as jobs, without those that name a cluster."""
     lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
-    kept = [line for line in lines if not left_out & set(line.split())]
-    return examples(*(line.replace(f"dkgp {name}", f"dkgp submit {name}", 1) for line in kept))
+    kept = [line for line in lines if "--scheduler" not in line.split() and "--cluster" not in line.split()]
+    return examples(*(line.replace(f"dkgp {command.name}", f"dkgp submit {command.name}", 1) for line in kept))
 
 
-def _absolute(options: dict[str, Any]) -> dict[str, Any]:
+def _absolute(command: JobCommand, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with absolute places: the service's working directory is not the user's."""
     from dkgp.data.remote.storage import normalise_url
 
+    places = {name for name, each in command.declared().items() if each.option.place is not None}
     return {
-        name: normalise_url(value) if name in PATH_NAMES and value is not None else value
-        for name, value in options.items()
+        name: normalise_url(value) if name in places and value is not None else value for name, value in options.items()
     }
 
 
@@ -259,5 +242,5 @@ def _show_id(document: Document) -> None:
     click.echo(document.get("id") or document["slurm_job"] or document["script"])
 
 
-for submitted, (original, maker) in SUBMITTABLE.items():
-    submit.add_command(as_job(submitted, original, maker))
+for submitted in SUBMITTABLE:
+    submit.add_command(as_job(submitted))

@@ -31,20 +31,6 @@ __all__ = ["Exact"]
 class Exact(ClassifyMethod):
     """The exact LS-SVM; see `dkgp.models.classification.exact`."""
 
-    own = frozenset(
-        {
-            "solver",
-            "tolerance",
-            "max_passes",
-            "max_seconds",
-            "by_reference",
-            "tree_error",
-            "intercept",
-            "probability",
-        }
-    )
-    said = "exact"
-
     def check(self, job: ClassifyJob) -> None:
         """Refuse an intercept that is chosen, solvers of other methods, and tree sums where they serve nothing."""
         if job.settings.intercept == "selected":

@@ -32,23 +32,6 @@ __all__ = ["FixedSize"]
 class FixedSize(ClassifyMethod):
     """A fixed-size LS-SVM; see `dkgp.models.classification.fixed_size`."""
 
-    own = frozenset(
-        {
-            "pool",
-            "prototypes",
-            "max_basis",
-            "candidates",
-            "folds",
-            "search",
-            "cardinality",
-            "noise_variances",
-            "stop",
-            "given_noise",
-            "intercept",
-            "probability",
-        }
-    )
-    said = "fixed-size"
     compiles = ("fixed-size",)
 
     def check(self, job: ClassifyJob) -> None:

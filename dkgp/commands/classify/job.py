@@ -3,104 +3,165 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.job_options import (
+    AS_IN_THE_PAPER,
+    BY_REFERENCE,
+    CHECKPOINT,
+    CHECKPOINT_SECONDS,
+    DATASET,
+    LOG_JSON,
+    MAX_PASSES,
+    MAX_SECONDS,
+    MEMORY_LIMIT,
+    MODEL_OUT,
+    OVERWRITE,
+    PLOT,
+    RESUME,
+)
 from dkgp.data.stores.classifier.classifier_store import ClassifierForm
 from dkgp.errors import InputError, UsageError
+from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
 from dkgp.models.classification.likelihoods import Link, MultiClass
-from dkgp.solvers.registry import AUTO
+from dkgp.options import Part, check_ranges
+from dkgp.registry import Group, Option
+from dkgp.solvers.registry import AUTO, solver_names
+from dkgp.solvers.risk import RISK_HELP, RISK_METHODS
 
-__all__ = ["BALANCED", "ClassifyJob"]
+__all__ = ["BALANCED", "ON_BASIS", "ClassifyJob"]
 
 BALANCED = "balanced"
+# Methods, and those of them whose model is of all samples or on a basis.
+ON_SAMPLES, ON_BASIS = ("logistic", "gp"), ("logistic on a basis", "gp on a basis")
+LIKELIHOODS = Group("Options of logistic and gp", (*ON_SAMPLES, *ON_BASIS))
+LOGISTIC = Group(LIKELIHOODS.heading, ("logistic", "logistic on a basis"))
+SAMPLES = Group("Options of exact, and of logistic and gp on all samples", ("exact", *ON_SAMPLES))
+RISKS = Group(SAMPLES.heading, ON_SAMPLES)
+TO_SOLVE = Group(SAMPLES.heading, ("exact", *ON_SAMPLES, *ON_BASIS))
+BASIS = Group("Options of logistic and gp on a basis (and --tol)", ON_BASIS)
+
+
+def _solvers() -> dict[str, Any]:
+    told = "of logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
+    return {
+        "choices": tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS))),
+        "help": f"Who solves for it. Of exact as for `dkgp train`; {told}. auto: the quickest.",
+    }
+
+
+METHOD = Option(
+    help="fixed-size: a sum over a few prototypes, chosen by sparse conjugate directions pursuit; exact: the LS-SVM of "
+    "all samples, each decision within a proven bound; logistic: kernel logistic regression, each probability within a "
+    "proven interval; gp: Gaussian process classification by Laplace's approximation, probabilities averaged over it.",
+)
+START = Option(
+    help="Hyperparameters to start from, as `dkgp tune` writes them.  [default: found from the labels]",
+    metavar="FILE",
+    place="read",
+)
+CLASS_WEIGHT = Option(
+    help="What a sample of a class counts: all classes the same together, or each by name; repeatable.",
+    metavar="balanced|NAME=W",
+)
+GIVEN_NOISE = Option(
+    help="Take the noise variance of `hyper` as it is. Without it, a fixed-size one has its own, by cross-validation.",
+    group=FIXED_SIZE,
+)
+LINK = Option(
+    help="Probability of a class by its latent function f: 1 / (1 + exp(-f)), or the normal distribution's.",
+    group=LIKELIHOODS,
+)
+MULTI_CLASS = Option(
+    help="Several classes together, or each against the rest.  [default: softmax of logistic, ovr of gp]",
+    group=LIKELIHOODS,
+)
+REGULARISATION = Option(
+    help="Of logistic: the penalty's weight; hyperparameters that are found from the labels are for 1.",
+    metavar="LAMBDA",
+    above=0,
+    group=LOGISTIC,
+)
+SOLVER = Option(late=_solvers, group=SAMPLES)
+TOLERANCE = Option(
+    help="Solve until decisions are about so near to the exact ones (of a basis, to its own best), whose margins are "
+    "at -1 and 1; a probability is then within a quarter of it.",
+    spellings=("--tol",),
+    above=0,
+    group=TO_SOLVE,
+)
+GAP = Option(
+    help="Of logistic and gp: stop where the risk is proven to be within this share of the least, instead.",
+    metavar="SHARE",
+    above=0,
+    group=RISKS,
+)
+TREE_ERROR = Option(
+    help="Take kernel products by a tree, each entry good to E, as for `dkgp train`.",
+    metavar="E",
+    above=0,
+    group=SAMPLES,
+)
+BASIS_SIZE = Option(
+    help="Train on a basis of so many samples, whose predictions take as many kernel entries.  [default: on all "
+    "samples]",
+    metavar="M",
+    least=1,
+    group=BASIS,
+)
+BASIS_CHOICE = Option(
+    help=f"How the basis is chosen among the samples.  [default: {DEFAULT_BASIS}]", choices=BASES, group=BASIS
+)
+CERTIFY = Option(
+    help="Also prove how far decisions are from those of the minimiser over all functions: a product more.",
+    group=BASIS,
+)
 
 
 @dataclass(frozen=True)
 class ClassifyJob:
     """A classifier to train: labels, method, hyperparameters, and where everything goes.
 
-    Attributes
-    ----------
-    dataset, out
-        Dataset store with labels, and where the model goes.
-    method
-        "fixed-size" (LS-SVM of a few prototypes), "exact" (LS-SVM of all samples), "logistic" (kernel logistic
-        regression) or "gp" (Gaussian process classification), of all samples or on a basis.
-    hyper
-        Hyperparameter file; None: found from the labels.
-    given_noise
-        Take the noise variance of `hyper` as it is, of a fixed-size one; otherwise the kernel alone.
-    settings
-        Of a fixed-size one; of an exact one `isotropic`, `intercept` (any but "none" is the one that it has),
-        `probability` and `seed` count.
-    class_weight
-        "balanced" alone, or "NAME=W" for classes of a weight other than one.
-    solver, tolerance, max_passes, max_seconds
-        Of one of all samples: the name of a solver of its method or "auto", how near decisions are to be to the exact
-        ones, and effort after which to stop short of that.
-    tree_error
-        Of one of all samples: take kernel products by a tree, each entry good to this.
-    by_reference
-        Let one of all samples refer to the dataset store instead of copying its inputs.
-    link, multi_class
-        Of a logistic one or a Gaussian process: "logit" or "probit"; "softmax" or "ovr" for several classes, by default
-        the first for "logistic" and the second for "gp".
-    regularisation
-        Of a logistic one: lambda.
-    gap
-        Of a logistic one or a Gaussian process of all samples: a proven relative gap of the risk to stop at instead of
-        `tolerance`.
-    basis_size, basis, certify
-        Of a logistic one or a Gaussian process on a basis: how many samples it has, which, and whether the distance to
-        the minimiser over all functions is proven.
-    cluster
-        Where the work runs.
-    checkpoint, checkpoint_seconds, resume
-        Where (default: `OUT.checkpoint`) and how often to save the state; whether to go on from what is there.
-    memory_limit_bytes
-        What the processes on this machine may take; default: what is available.
-    plot, log_json
-        Files for the plot and the records of the run.
-    overwrite
-        Whether outputs that are there may be replaced.
-    as_in_the_paper
-        Take a fixed-size one's settings from its paper: true for all that are at their defaults, or those that it
-        decides; see `dkgp.commands.presets`.
+    `settings` are of a fixed-size one; of an exact one `isotropic`, `intercept` (any but "none" is the one that it
+    has), `probability` and `seed` count, of the others `isotropic` and `seed`.
     """
 
-    dataset: str
-    out: str
-    method: ClassifierForm = "fixed-size"
-    hyper: str | None = None
-    given_noise: bool = False
-    settings: FixedSizeSettings = field(default_factory=FixedSizeSettings)
-    class_weight: tuple[str, ...] = ()
-    solver: str = AUTO
-    tolerance: float = DECISION_TOLERANCE
-    max_passes: float | None = None
-    max_seconds: float | None = None
-    by_reference: bool = False
-    tree_error: float | None = None
-    link: Link = "logit"
-    multi_class: MultiClass | None = None
-    regularisation: float = 1.0
-    gap: float | None = None
-    basis_size: int | None = None
-    basis: str | None = None
-    certify: bool = False
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    checkpoint: str | None = None
-    checkpoint_seconds: float = 30.0
-    resume: bool = False
-    memory_limit_bytes: int | None = None
-    plot: str | None = None
-    log_json: str | None = None
-    overwrite: bool = False
-    as_in_the_paper: bool | tuple[str, ...] = False
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, MODEL_OUT]
+    method: Annotated[ClassifierForm, METHOD] = "fixed-size"
+    hyper: Annotated[str | None, START] = None
+    class_weight: Annotated[tuple[str, ...], CLASS_WEIGHT] = ()
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    settings: Annotated[FixedSizeSettings, Part()] = field(default_factory=FixedSizeSettings)
+    given_noise: Annotated[bool, GIVEN_NOISE] = False
+    link: Annotated[Link, LINK] = "logit"
+    multi_class: Annotated[MultiClass | None, MULTI_CLASS] = None
+    regularisation: Annotated[float, REGULARISATION] = 1.0
+    solver: Annotated[str, SOLVER] = AUTO
+    tolerance: Annotated[float, TOLERANCE] = DECISION_TOLERANCE
+    gap: Annotated[float | None, GAP] = None
+    max_passes: Annotated[float | None, replace(MAX_PASSES, group=SAMPLES)] = None
+    max_seconds: Annotated[float | None, replace(MAX_SECONDS, group=SAMPLES)] = None
+    tree_error: Annotated[float | None, TREE_ERROR] = None
+    by_reference: Annotated[bool, replace(BY_REFERENCE, group=SAMPLES)] = False
+    basis_size: Annotated[int | None, BASIS_SIZE] = None
+    basis: Annotated[str | None, BASIS_CHOICE] = None
+    certify: Annotated[bool, CERTIFY] = False
+    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
+    resume: Annotated[bool, RESUME] = False
+    plot: Annotated[str | None, PLOT] = None
+    log_json: Annotated[str | None, LOG_JSON] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def checkpoint_url(self) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
@@ -17,13 +15,11 @@ __all__ = ["cautioned", "check_likelihood", "evidence_of", "likelihood_of"]
 
 
 def check_likelihood(job: ClassifyJob) -> None:
-    """Refuse softmax of probits, and a lambda that is not positive."""
+    """Refuse softmax of probits."""
     if job.link == "probit" and job.multi_class == "softmax":
         raise UsageError(
             "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
         )
-    if not (math.isfinite(job.regularisation) and job.regularisation > 0.0):
-        raise InputError(f"`regularisation` must be positive and finite; got {job.regularisation}")
 
 
 def likelihood_of(job: ClassifyJob, labels: Labels) -> Likelihood:

@@ -46,16 +46,10 @@ class ClassifyMethod(ABC):
 
     Attributes
     ----------
-    own
-        Options, of the job or of its `settings`, that mean something to it and not to every method.
-    said
-        What people call it in a message: what to type after `method`.
     compiles
         What of dkgp's compiled code it needs besides the kernel's; see `dkgp.models.warm_up.helped`.
     """
 
-    own: frozenset[str]
-    said: str
     compiles: tuple[str, ...] = ()
 
     @abstractmethod

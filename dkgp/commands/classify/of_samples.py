@@ -36,36 +36,17 @@ class OfSamples(ClassifyMethod):
     said : {"logistic", "gp"}
     """
 
-    own = frozenset(
-        {
-            "link",
-            "multi_class",
-            "solver",
-            "tolerance",
-            "gap",
-            "max_passes",
-            "max_seconds",
-            "by_reference",
-            "tree_error",
-        }
-    )
-
     def __init__(self, said: Literal["logistic", "gp"]) -> None:
         self.said = said
-        if said == "logistic":
-            self.own = self.own | {"regularisation"}
 
     def check(self, job: ClassifyJob) -> None:
-        """Refuse solvers of other methods, a lambda, gap or tree that make no sense, and softmax of probits."""
+        """Refuse solvers of other methods, a tree that makes no sense, and softmax of probits."""
         check_likelihood(job)
         if job.solver not in (AUTO, *RISK_METHODS):
             names = ", ".join((AUTO, *RISK_METHODS))
             raise InputError(f"`solver` must be one of {names} for `method` {self.said}; got '{job.solver}'")
-        if job.gap is not None:
-            if not (math.isfinite(job.gap) and job.gap > 0.0):
-                raise InputError(f"`gap` must be positive and finite; got {job.gap}")
-            if job.tolerance != DECISION_TOLERANCE:
-                raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
+        if job.gap is not None and job.tolerance != DECISION_TOLERANCE:
+            raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
         check_tree_error(job.tree_error, job.tolerance if job.gap is None else math.inf, job.solver)
 
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:

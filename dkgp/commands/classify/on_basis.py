@@ -15,10 +15,9 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.reporting.risk_plot import plot_newton
 from dkgp.commands.solving import solving
 from dkgp.data import ClassifierRecord
-from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.classification.basis.memory import BasisMemory
-from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.records import basis_record
 from dkgp.models.warm_up import compiling_bytes
@@ -36,20 +35,12 @@ class OnBasis(ClassifyMethod):
     said : {"logistic", "gp"}
     """
 
-    own = frozenset({"basis_size", "basis", "certify", "link", "multi_class", "tolerance"})
-
     def __init__(self, said: Literal["logistic", "gp"]) -> None:
         self.said = self.form = said
-        if said == "logistic":
-            self.own = self.own | {"regularisation"}
 
     def check(self, job: ClassifyJob) -> None:
-        """Refuse a basis of no samples, or one that nobody knows, and softmax of probits."""
+        """Refuse softmax of probits."""
         check_likelihood(job)
-        if job.basis is not None and job.basis not in BASES:
-            raise InputError(f"`basis` must be one of {', '.join(BASES)}; got '{job.basis}'")
-        if job.basis_size is not None and job.basis_size < 1:
-            raise InputError(f"`basis_size` must be at least 1; got {job.basis_size}")
 
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
         """Tell of hyperparameters for something else."""

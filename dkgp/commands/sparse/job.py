@@ -2,76 +2,105 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.job_options import (
+    AS_IN_THE_PAPER,
+    CHECKPOINT,
+    CHECKPOINT_SECONDS,
+    DATASET,
+    HYPER,
+    LOG_JSON,
+    MEMORY_LIMIT,
+    MODEL_OUT,
+    OVERWRITE,
+    PLOT,
+    RESUME,
+)
 from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.ladder import LadderTarget
 from dkgp.models.sparse.ladder.plan import LadderPlan
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.train import GREEDY, SparseSettings
+from dkgp.options import Part, check_ranges, options_of
+from dkgp.registry import Option
 
-__all__ = ["GREEDY_OPTIONS", "SparseJob"]
+__all__ = ["SparseJob"]
 
-# Settings that a greedy choice alone has.
-GREEDY_OPTIONS = ("candidates", "per_round", "exhaustive", "screen", "score_rows")
 DEFAULTS = {each.name: each.default for each in fields(SparseSettings)}
+
+
+def size_or_auto(text: str) -> int | Literal["auto"]:
+    """Read a basis size, or "auto"."""
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of basis samples, and not auto.") from None
+
+
+BASIS_SIZE = Option(
+    help="Basis samples. auto: as many as `target_distance` or `gap` takes.  [default: 1000, or all of fewer]",
+    type=size_or_auto,
+    metavar="M|auto",
+    least=1,
+)
+LARGEST_BASIS = Option(
+    help="Of `basis_size` auto: grow up to M samples, whatever the exact model costs.  [default: while it is cheaper "
+    "than the exact model]",
+    metavar="M",
+)
+GIVEN_BASIS = Option(
+    help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
+    "that `dkgp ingest` reads; a dataset store; the basis of another sparse model; or that of `hyper`'s file, where "
+    "`dkgp tune --objective bound` wrote it: the bound is this basis'.",
+    metavar="FILE",
+    place="read",
+)
+GAP = Option(
+    help="Smola and Bartlett's duality gap that a greedy basis, or `basis_size` auto, is to reach; exit code 4 where "
+    "it does not.",
+    group=GREEDY,
+)
+TARGET_DISTANCE = Option(
+    help="Root-mean-square distance to the exact mean over the training samples that is to be proven, in standard "
+    "deviations of the targets; exit code 4 where it is not.",
+    metavar="SHARE",
+    above=0,
+)
 
 
 @dataclass(frozen=True)
 class SparseJob:
     """A sparse model to train: data, hyperparameters, method and basis, and where everything goes.
 
-    Attributes
-    ----------
-    dataset, hyper, out
-        Dataset store, hyperparameter file, and where the model goes.
-    settings
-        Method and basis.
-    basis_size
-        m, which must not exceed n; "auto": grow the basis until a target is met. None: that of the settings, whose
-        default stands for all samples where there are fewer.
-    largest_basis
-        Of a basis that grows: up to here, whatever the exact model costs.
-    given_basis
-        A file or store of basis samples; see `dkgp.commands.sparse.given`.
-    gap, target_distance
-        What is to be proven: a duality gap (None: that of the settings), and the training-RMS distance to the exact
-        mean, in standard deviations of the targets.
-    cluster
-        Where the work runs.
-    checkpoint, checkpoint_seconds, resume
-        Where (default: `OUT.checkpoint`) and how often to save a greedy choice; whether to go on from what is there.
-    memory_limit_bytes
-        What the processes on this machine may take; default: what is available.
-    plot, log_json
-        Files for the plot against m and the records of the rounds.
-    overwrite
-        Whether outputs that are there may be replaced.
-    as_in_the_paper
-        Take the method's settings from its paper, sggp's by default: true for all that are at their defaults, or those
-        that it decides; see `dkgp.commands.presets`.
+    `basis_size` and `gap` are those of the settings where they are None; the settings' default size stands for all
+    samples where there are fewer.
     """
 
-    dataset: str
-    hyper: str
-    out: str
-    settings: SparseSettings = field(default_factory=SparseSettings)
-    basis_size: int | Literal["auto"] | None = None
-    largest_basis: int | None = None
-    given_basis: str | None = None
-    gap: float | None = None
-    target_distance: float | None = None
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    checkpoint: str | None = None
-    checkpoint_seconds: float = 30.0
-    resume: bool = False
-    memory_limit_bytes: int | None = None
-    plot: str | None = None
-    log_json: str | None = None
-    overwrite: bool = False
-    as_in_the_paper: bool | tuple[str, ...] = False
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str, HYPER]
+    out: Annotated[str, MODEL_OUT]
+    settings: Annotated[SparseSettings, Part()] = field(default_factory=SparseSettings)
+    basis_size: Annotated[int | Literal["auto"] | None, BASIS_SIZE] = None
+    largest_basis: Annotated[int | None, LARGEST_BASIS] = None
+    given_basis: Annotated[str | None, GIVEN_BASIS] = None
+    gap: Annotated[float | None, GAP] = None
+    target_distance: Annotated[float | None, TARGET_DISTANCE] = None
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
+    resume: Annotated[bool, RESUME] = False
+    plot: Annotated[str | None, PLOT] = None
+    log_json: Annotated[str | None, LOG_JSON] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def checkpoint_url(self) -> str:
@@ -116,10 +145,6 @@ class SparseJob:
         InputError
             A value out of range.
         """
-        if self.target_distance is not None and not (math.isfinite(self.target_distance) and self.target_distance > 0):
-            raise InputError(f"`target_distance` must be positive; got {self.target_distance}")
-        if isinstance(self.basis_size, int) and self.basis_size < 1:
-            raise InputError(f"`basis_size` must be at least 1; got {self.basis_size}")
         if self.basis_size != "auto" and self.largest_basis is not None:
             raise UsageError("`largest_basis` belongs to a basis that grows; give `basis_size` auto, or leave it out")
         if self.basis_size == "auto" and self.target_distance is None and self._gap is None:
@@ -133,8 +158,8 @@ class SparseJob:
         if self.is_greedy:
             settled.greedy()
         else:
-            for name in GREEDY_OPTIONS:
-                if getattr(self.settings, name) != DEFAULTS[name]:
+            for name, option in options_of(SparseSettings).items():
+                if option.group == GREEDY and getattr(self.settings, name) != option.default:
                     raise UsageError(f"`{name}` belongs to a greedy basis; choose `basis` greedy, or leave it out")
             if self.plot is not None and not self.grows:
                 raise UsageError("`plot` shows a basis as it grows, greedily or by `basis_size` auto; leave it out")

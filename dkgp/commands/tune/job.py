@@ -5,78 +5,113 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.errors import InputError, UsageError
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import Evidence
 from dkgp.models.tuning.priors import LogNormal, as_prior
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
+from dkgp.options import SEED, Part
+from dkgp.registry import Option
 
 __all__ = ["TuneJob", "parse_bounds", "parse_fixed", "parse_priors"]
 
 
+OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
+KERNEL = Option(
+    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\".  "
+    "[default: that of `start`, else rbf]",
+    metavar="TEXT",
+)
+SUBSET = Option(help="Samples of a subset, drawn at random.")
+SUBSETS = Option(
+    help="How many subsets; disjoint where the data suffice. Their log likelihoods are added, each computed by a task "
+    "of its own."
+)
+OBJECTIVE = Option(
+    help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
+    "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
+    "the variational bound on the marginal likelihood; fitc, FITC's likelihood.",
+)
+LIKELIHOOD = Option(
+    help="Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation; several "
+    "classes each against the rest, or coupled by softmax, which takes smaller subsets. Without it labels are tuned as "
+    "a regression on signs, for an LS-SVM."
+)
+BASIS_SIZE = Option(
+    help="Basis samples of the objectives bound and fitc; they are chosen again as the hyperparameters move.  "
+    "[default: 1000, or all]",
+    metavar="M",
+)
+RESTARTS = Option(help="Starting points; the best result is kept.")
+LEARN_VARIANCE = Option(help="Tune the amplitude of a plain kernel too, instead of fixing it at 1.")
+BOUNDS = Option(
+    help="Keep a hyperparameter between LOW and HIGH. NAME may be a pattern: gamma.lat is the gamma of the feature "
+    "lat, 'gamma*' those of all; noise_variance is the noise. May be repeated, as --fix and --prior may.",
+    metavar="NAME=LOW:HIGH",
+)
+FIXED = Option(help="Hold a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE")
+PRIORS = Option(
+    help="Add the log density of log(NAME), normal around log(MEDIAN) with deviation SIGMA, to the objective.",
+    spellings=("--prior",),
+    metavar="NAME=lognormal(MEDIAN, SIGMA)",
+)
+START = Option(help="Start from these hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
+TOLERANCE = Option(help="Of the search.", spellings=("--tol",))
+FOLDS = Option(
+    help="Score the result by F folds of each subset, each predicted from its others, without tuning again.",
+    metavar="F",
+)
+HOLDOUT = Option(
+    help="Score the result on rows that no subset holds, as many as this fraction of a subset.", metavar="FRACTION"
+)
+PLOT = Option(help="Draw the length scales by feature into a .png, .pdf or .svg.", metavar="FILE", place="write")
+RESUME = Option(
+    help="Take the file at `out` for done where this same command wrote it; otherwise a search on all samples goes on "
+    "from OUT.checkpoint, to the bit-same result, and one on subsets starts from the beginning. For batch systems that "
+    "run a command again."
+)
+REFINE = Part(
+    "refine",
+    "Go on from the subsets' result on all samples: a few steps on stochastic gradients of the full marginal "
+    "likelihood. Samples held out of it decide which values are kept.",
+    implied_by=("refine_only",),
+    prefix="refine_",
+)
+REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.")
+
+
 @dataclass(frozen=True)
 class TuneJob:
-    """Hyperparameters to tune; the rest as the parameters of `dkgp.models.tune_dataset`.
+    """Hyperparameters to tune; the parameters of `dkgp.models.tune_dataset`, and where the result goes."""
 
-    Parameters
-    ----------
-    dataset, out
-        The training store, and where the hyperparameter file goes.
-    kernel
-        An expression (`dkgp.kernels.parse_kernel`); default: the kernel of `start`, else "rbf".
-    subset, subsets, objective, restarts, learn_variance, tolerance, seed
-        As for `tune_dataset`.
-    bounds, fixed, priors
-        Texts NAME=LOW:HIGH, NAME=VALUE and NAME=lognormal(MEDIAN, SIGMA).
-    likelihood
-        Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation. Without it
-        labels are tuned as a regression on signs.
-    basis_size
-        Of the objectives "bound" and "fitc", which are of all samples: m; at most 1,000 by default.
-    start
-        A hyperparameter file to start from.
-    folds, holdout
-        How the result is scored; not at all by default.
-    refine, refine_only
-        How the result is refined on all samples, where it is; without a search on subsets, from the values of `start`.
-    plot
-        Picture of the length scales.
-    overwrite
-        Replace outputs that exist.
-    resume
-        Take the file at `out` for done where the same run has finished it. A search on all samples goes on from its
-        checkpoint, to the same bits; one on subsets begins again.
-    cluster
-        Where the subsets are evaluated.
-    """
-
-    dataset: str
-    out: str
-    kernel: str | None = None
-    subset: int = 2000
-    subsets: int = 1
-    objective: Literal["likelihood", "loo", "bound", "fitc"] = "likelihood"
-    likelihood: LabelLikelihood | None = None
-    basis_size: int | None = None
-    restarts: int = 1
-    learn_variance: bool = False
-    bounds: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    priors: tuple[str, ...] = ()
-    start: str | None = None
-    folds: int | None = None
-    holdout: float | None = None
-    tolerance: float = 1e-4
-    seed: int = 0
-    refine: RefineSettings | None = None
-    refine_only: bool = False
-    plot: str | None = None
-    overwrite: bool = False
-    resume: bool = False
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, OUT]
+    kernel: Annotated[str | None, KERNEL] = None
+    subset: Annotated[int, SUBSET] = 2000
+    subsets: Annotated[int, SUBSETS] = 1
+    objective: Annotated[Literal["likelihood", "loo", "bound", "fitc"], OBJECTIVE] = "likelihood"
+    likelihood: Annotated[LabelLikelihood | None, LIKELIHOOD] = None
+    basis_size: Annotated[int | None, BASIS_SIZE] = None
+    restarts: Annotated[int, RESTARTS] = 1
+    learn_variance: Annotated[bool, LEARN_VARIANCE] = False
+    bounds: Annotated[tuple[str, ...], BOUNDS] = ()
+    fixed: Annotated[tuple[str, ...], FIXED] = ()
+    priors: Annotated[tuple[str, ...], PRIORS] = ()
+    start: Annotated[str | None, START] = None
+    tolerance: Annotated[float, TOLERANCE] = 1e-4
+    folds: Annotated[int | None, FOLDS] = None
+    holdout: Annotated[float | None, HOLDOUT] = None
+    plot: Annotated[str | None, PLOT] = None
+    resume: Annotated[bool, RESUME] = False
+    refine: Annotated[RefineSettings | None, REFINE] = None
+    refine_only: Annotated[bool, REFINE_ONLY] = False
+    seed: Annotated[int, SEED] = 0
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
     @property
     def evidence(self) -> Evidence | None:

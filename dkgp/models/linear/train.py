@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop
+from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
 from dkgp.models.linear.paths import METHODS, LinearPath, follow
 from dkgp.models.linear.sums import RowSums, reading_bytes, sums_bytes
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.options import SEED, check_ranges
+from dkgp.registry import Option
 from dkgp.solvers.pursuit.rows import RowSystem
 from dkgp.solvers.pursuit.systems import GramSystem
 
@@ -32,51 +34,65 @@ Told = Callable[[str, int, int], None]
 """Hears what is under way, how much of it is done, and of how much"""
 
 
+RULES = tuple(CARDINALITY_RULES)
+
+
+def number_or_rule(text: str) -> int | str:
+    """Read a number of weights, or a rule that chooses it."""
+    if text in RULES:
+        return text
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of weights, and not {', '.join(RULES)}.") from None
+
+
+METHOD = Option(help="; ".join(f"{name}: {text}" for name, text in METHODS.items()) + ".", choices=tuple(METHODS))
+CARDINALITY = Option(
+    help="Nonzero weights of each target. best: those of the least error on samples that were left out; tenth: the "
+    "fewest within a tenth of the folds' standard deviation of it; one-standard-error: the fewest within that.",
+    type=number_or_rule,
+    metavar="K|" + "|".join(RULES),
+    least=1,
+)
+FOLDS = Option(help="Of cross-validation.", least=2)
+HELD_OUT = Option(help="Leave out this share of the samples once, instead, and take the least error.", metavar="SHARE")
+LONGEST_PATH = Option(help="Features of a path at most.  [default: all, or 100 of more]", metavar="K", least=1)
+STOP = Option(
+    help="A path ends where so many steps improved the error on samples that were left out by less than this share.",
+    type=stop_rule,
+    metavar="STEPS,SHARE|none",
+    shown="10,0.001",
+)
+CANDIDATES = Option(
+    help="Of scdp: look at so many features, drawn at random, in each step; 59 in the paper.  [default: all]",
+    metavar="RHO",
+    least=1,
+)
+
+
 @dataclass(frozen=True)
 class LinearSettings:
-    """Settings of a linear regression with few weights.
+    """Settings of a linear regression with few weights: the method, and how many weights.
 
-    Attributes
-    ----------
-    method : str
-        Of `METHODS`.
-    cardinality : int or {"tenth", "best", "one-standard-error"}
-        Nonzero weights of each target; or how they are chosen by scores on samples that were left out: the fewest
-        within a tenth of the folds' standard deviation of the least score (section 4.5 of the paper), those of the
-        least, the fewest within one standard error.
-    folds : int
-        Of cross-validation.
-    held_out : float, optional
-        Share of the samples that is left out, once, instead of folds.
-    longest : int, optional
-        Features of a path at most; all, or 100 of more.
-    stop : (int, float), optional
-        Rule (38): a path ends where so many steps moved the score by less than this share.
-    candidates : int, optional
-        Of scdp: look at so many features, drawn at random, in each step (SCDPP).
-    seed : int
-        Of folds and draws.
+    A rule chooses the cardinality by scores on samples that were left out (section 4.5 of the paper); `stop` is its
+    rule (38), `candidates` are SCDPP's.
     """
 
-    method: str = "scdp"
-    cardinality: int | str = "tenth"
-    folds: int = 10
-    held_out: float | None = None
-    longest: int | None = None
-    stop: tuple[int, float] | None = (10, 1e-3)
-    candidates: int | None = None
-    seed: int = 0
+    method: Annotated[str, METHOD] = "scdp"
+    cardinality: Annotated[int | str, CARDINALITY] = "tenth"
+    folds: Annotated[int, FOLDS] = 10
+    held_out: Annotated[float | None, HELD_OUT] = None
+    longest: Annotated[int | None, LONGEST_PATH] = None
+    stop: Annotated[tuple[int, float] | None, STOP] = (10, 1e-3)
+    candidates: Annotated[int | None, CANDIDATES] = None
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}")
+        check_ranges(self)
         if isinstance(self.cardinality, str) and self.cardinality not in CARDINALITY_RULES:
             known = ", ".join(CARDINALITY_RULES)
             raise InputError(f"`cardinality` must be a number or one of {known}; got {self.cardinality!r}")
-        for name, least in (("cardinality", 1), ("folds", 2), ("longest", 1), ("candidates", 1), ("seed", 0)):
-            value: Any = getattr(self, name)
-            if value is not None and not isinstance(value, str) and value < least:
-                raise InputError(f"`{name}` must be at least {least}; got {value}")
         if self.held_out is not None and not 0.0 < self.held_out < 1.0:
             raise InputError(f"`held_out` is a share between 0 and 1; got {self.held_out}")
         if self.candidates is not None and self.method != "scdp":

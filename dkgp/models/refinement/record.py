@@ -5,16 +5,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
 from dkgp.models.solver_choice import factor_for
+from dkgp.options import SEED, check_ranges
+from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
 __all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
+
+
+STEPS = Option(help="Steps at most, each a solve with all right-hand sides.", metavar="N", least=1)
+PROBES = Option(help="Random vectors behind each gradient: more, smaller errors.", metavar="S", least=2)
+TOLERANCE = Option(
+    help="Relative residual that a step's linear systems are solved to.",
+    spellings=("--refine-tol",),
+    metavar="SHARE",
+    above=0,
+)
+MAX_PASSES = Option(
+    help="Products with the whole kernel matrix that a step may take.", metavar="PASSES", above=0, shown="100"
+)
+HALO = Option(
+    help="Samples that a leaf of the preconditioner is conditioned on; 0: a low-rank factor alone.  [default: chosen]",
+    metavar="S",
+    least=0,
+)
+RANK = Option(help="Of the preconditioner's low-rank factor.  [default: chosen]", metavar="R", least=0)
+MEMORY = Option(
+    help="Of the preconditioner, in all workers together.",
+    type=byte_count,
+    spellings=("--refine-memory",),
+    metavar="SIZE",
+    least=1,
+    shown="1GiB",
+)
+HELD_OUT = Option(
+    help="Samples held out at most, of a tenth of all; 0: keep the refined values unseen.",
+    spellings=("--refine-holdout",),
+    metavar="N",
+    least=0,
+)
 
 
 @dataclass(frozen=True)
@@ -22,39 +57,25 @@ class RefineSettings:
     """Settings of a refinement of hyperparameters.
 
     Held out is a tenth of all samples where that is less; with none held out nothing is validated, and the refined
-    values are kept.
+    values are kept. Where neither halo nor rank of the preconditioner (`FactorPreconditioning`) is named, a look at the
+    problem chooses them within `memory_bytes`.
     """
 
-    steps: int = 15  # at most; each costs one solve with all right-hand sides
-    probes: int = 8  # random vectors for the trace: more, smaller errors, and longer solves
-    tolerance: float = 0.01  # relative residual of the solves
-    max_passes: float = 100.0  # products with the whole kernel matrix that one solve may take
-    # Of the preconditioner, see `FactorPreconditioning`: samples that a leaf is conditioned on, 0 for a low-rank factor
-    # alone, and the rank of that; where neither is named, chosen by a look at the problem within `memory_bytes`.
-    halo: int | None = None
-    rank: int | None = None
-    memory_bytes: int = 1024**3  # what the preconditioner may take, in all workers together
-    held_out: int = 500  # samples held out at most
-    seed: int = 0  # of probes, landmarks and held-out samples
+    steps: Annotated[int, STEPS] = 15
+    probes: Annotated[int, PROBES] = 8
+    tolerance: Annotated[float, TOLERANCE] = 0.01
+    max_passes: Annotated[float, MAX_PASSES] = 100.0
+    halo: Annotated[int | None, HALO] = None
+    rank: Annotated[int | None, RANK] = None
+    memory_bytes: Annotated[int, MEMORY] = 1024**3
+    held_out: Annotated[int, HELD_OUT] = 500
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("number of steps", self.steps, 1),
-            ("number of probes", self.probes, 2),
-            ("preconditioner's halo", self.halo or 0, 0),
-            ("preconditioner's rank", self.rank or 0, 0),
-            ("memory in bytes", self.memory_bytes, 1),
-            ("number of held-out samples", self.held_out, 0),
-            ("seed", self.seed, 0),
-        ):
-            if value < least:
-                raise InputError(f"the {name} of a refinement must be at least {least}; got {value}")
-        for name, number in (("tolerance", self.tolerance), ("number of passes", self.max_passes)):
-            if not (math.isfinite(number) and number > 0.0):
-                raise InputError(f"the {name} of a refinement must be positive and finite; got {number!r}")
+        check_ranges(self)
         self.preconditioner()
         if self.tolerance >= 1.0:
-            raise InputError(f"the tolerance of a refinement is a relative residual, below 1; got {self.tolerance!r}")
+            raise InputError(f"`tolerance` of a refinement is a relative residual, below 1; got {self.tolerance!r}")
 
     def decided(self, dataset: Dataset, start: Hyperparameters) -> RefineSettings:
         """Return the settings with halo and rank chosen for the values to start from, where neither is named."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,18 +20,20 @@ from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse, require_range
 from dkgp.models.sparse.memory import SparseMemory, plan_sparse
-from dkgp.models.sparse.methods import SparseMethod, method_named
+from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.options import SEED, check_ranges
+from dkgp.registry import Group, Option
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
+__all__ = ["GREEDY", "SparseSettings", "TrainedSparse", "noise_by_sample", "summary_of", "train_sparse"]
 
 # Unless a user says otherwise: so many rounds, whatever m, and of each draw so many that are scored after refitting.
 ROUNDS, SCREEN = 50, 2
@@ -41,46 +43,70 @@ GAP_ROUNDING = 1e-6
 KEPT = 59
 
 
+# Of a basis that is chosen greedily.
+GREEDY = Group("Options of a greedy basis")
+
+
+def _bases() -> dict[str, str]:
+    methods: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        methods.setdefault(method.basis, []).append(name)
+    told = ", ".join(f"{basis} for {', '.join(names)}" for basis, names in methods.items())
+    return {"help": f"How basis samples are chosen; greedy alone looks at the targets.  [default: {told}]"}
+
+
+METHOD = Option(
+    help="; ".join(f"{name}: {method.help}" for name, method in METHODS.items()) + ".", choices=tuple(METHODS)
+)
+BASIS = Option(late=_bases, choices=(*BLIND_BASES, "greedy"))
+CANDIDATE_COUNT = Option(help="Drawn at random for each greedy choice.", least=1, group=GREEDY)
+PER_ROUND = Option(
+    help="Choices by the same weights, before they are fitted again; 1 is the papers'.  [default: a fiftieth of the "
+    "basis]",
+    least=1,
+    group=GREEDY,
+)
+EXHAUSTIVE = Option(help="Score every sample at every choice; for small data.", group=GREEDY)
+SCREENED = Option(
+    help="Score no more than K of each draw in full, the best by a cheaper score; 0: all.  [default: 2, all of sggp "
+    "with one choice a round]",
+    metavar="K",
+    least=0,
+    group=GREEDY,
+)
+SCORE_ROWS = Option(
+    help="Screen on a fresh random sample of so many rows.  [default: all]", metavar="ROWS", least=1, group=GREEDY
+)
+CERTIFY_PASSES = Option(
+    help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
+    "`basis_size` auto, products on it at most.",
+    metavar="PASSES",
+    least=0,
+)
+
+
 @dataclass(frozen=True)
 class SparseSettings:
-    """Settings of a sparse model.
+    """Settings of a sparse model: method, basis (the method's own by default), and what is spent on its certificate.
 
-    Parameters
-    ----------
-    method : str, default "vfe"
-        See `dkgp.models.sparse.methods.METHODS`.
-    basis_size : int, default 1000
-        m, at most.
-    basis : str, optional
-        See `dkgp.models.sparse.bases`; the method's own by default.
-    gap : float, optional
-        Choose greedily until the duality gap is this.
-    candidates, per_round, exhaustive, screen, score_rows
-        Of a greedy basis; see `GreedySettings`. `per_round` is a fiftieth of the basis by default; 1 is the papers'.
-        With several choices a round, the best two of each draw are scored after refitting (`screen`) by default.
-    certify_passes : float, default 0
-        Column passes of block coordinate descent that tighten what is proven.
-    seed : int
+    With several choices a round, the best two of each draw are scored after refitting (`screen`) by default. `gap` is
+    the duality gap that a greedy choice goes on to.
     """
 
-    method: str = "vfe"
+    method: Annotated[str, METHOD] = "vfe"
     basis_size: int = 1000
-    basis: str | None = None
+    basis: Annotated[str | None, BASIS] = None
     gap: float | None = None
-    candidates: int = CANDIDATES
-    per_round: int | None = None
-    exhaustive: bool = False
-    screen: int | None = None
-    score_rows: int | None = None
-    certify_passes: float = 0.0
-    seed: int = 0
+    candidates: Annotated[int, CANDIDATE_COUNT] = CANDIDATES
+    per_round: Annotated[int | None, PER_ROUND] = None
+    exhaustive: Annotated[bool, EXHAUSTIVE] = False
+    screen: Annotated[int | None, SCREENED] = None
+    score_rows: Annotated[int | None, SCORE_ROWS] = None
+    certify_passes: Annotated[float, CERTIFY_PASSES] = 0.0
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        method_named(self.method)
-        if self.chosen_basis not in (*BLIND_BASES, "greedy"):
-            raise InputError(f"unknown basis {self.basis!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}")
-        if not (np.isfinite(self.certify_passes) and self.certify_passes >= 0.0):
-            raise InputError(f"`certify_passes` must not be negative; got {self.certify_passes}")
+        check_ranges(self)
         if self.gap is not None and self.chosen_basis != "greedy":
             raise InputError(
                 f"a duality gap is reached by a greedy basis; this one is {self.chosen_basis}. Choose `basis` greedy, "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
+from dkgp.options import SEED, check_ranges
+from dkgp.registry import Option, byte_count
 
 __all__ = ["TestRows", "VarianceSettings"]
 
@@ -25,6 +26,60 @@ class TestRows(Protocol):
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised rows start:stop."""
+
+
+GAP = Option(
+    help="How narrow a variance's interval is to be, relative to its upper end.",
+    spellings=("--variance-gap",),
+    metavar="GAP",
+    above=0,
+)
+LATENT = Option(
+    help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
+    spellings=("--latent",),
+)
+MAX_PASSES = Option(
+    help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, and "
+    "reported. 0: the factor alone.",
+    spellings=("--max-passes",),
+    least=0,
+    shown="20",
+)
+RANK = Option(
+    help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
+    spellings=("--variance-rank",),
+    metavar="R",
+    least=1,
+)
+HALO = Option(
+    help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor.  "
+    "[default: by the problem and memory]",
+    spellings=("--variance-halo",),
+    metavar="S",
+    least=0,
+)
+BATCH_SIZE = Option(
+    help="Test samples solved together.  [default: by memory]",
+    spellings=("--variance-batch",),
+    metavar="SAMPLES",
+    least=1,
+)
+MEMORY = Option(
+    help="Working memory of a worker process, such as 2GiB.  [default: 704MiB, more for more than 45,000 samples]",
+    type=byte_count,
+    spellings=("--variance-memory",),
+    metavar="SIZE",
+    least=1,
+)
+BASIS = Option(
+    help="Bound each variance by a basis of its own of up to M training samples, chosen greedily until the bounds on "
+    "what is taken off k(x, x) differ by less than --variance-gap of their mean (Smola and Bartlett). Test samples "
+    "share no work then: without it many take less.",
+    spellings=("--variance-basis",),
+    metavar="M",
+    least=1,
+)
+KEEP_FACTOR = Option(help="Keep the factor with the model, for the next prediction.", spellings=("--keep-factor",))
 
 
 @dataclass(frozen=True)
@@ -60,30 +115,19 @@ class VarianceSettings:
         Of the landmarks' choice, or the bases'.
     """
 
-    gap: float = 0.02
-    max_passes: float = 20.0
-    latent: bool = False
-    rank: int | None = None
-    halo: int | None = None
-    batch_size: int | None = None
-    memory_bytes: int | None = None
-    keep_factor: bool = False
-    basis: int | None = None
-    seed: int = 0
+    gap: Annotated[float, GAP] = 0.02
+    latent: Annotated[bool, LATENT] = False
+    max_passes: Annotated[float, MAX_PASSES] = 20.0
+    rank: Annotated[int | None, RANK] = None
+    halo: Annotated[int | None, HALO] = None
+    batch_size: Annotated[int | None, BATCH_SIZE] = None
+    memory_bytes: Annotated[int | None, MEMORY] = None
+    basis: Annotated[int | None, BASIS] = None
+    keep_factor: Annotated[bool, KEEP_FACTOR] = False
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.gap) and self.gap > 0.0):
-            raise InputError(f"the variance gap must be a positive number, such as 0.02 for 2 %; got {self.gap}")
-        if not (math.isfinite(self.max_passes) and self.max_passes >= 0.0):
-            raise InputError(f"the passes for variances must be a number that is not negative; got {self.max_passes}")
-        sizes = {"rank": self.rank, "batch size": self.batch_size, "memory": self.memory_bytes, "basis": self.basis}
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise InputError(f"the variance {name} must be at least 1; got {value}")
-        if self.halo is not None and self.halo < 0:
-            raise InputError(f"the variance halo must not be negative; got {self.halo}")
-        if self.seed < 0:
-            raise InputError(f"the seed must not be negative; got {self.seed}")
+        check_ranges(self)
         if self.basis is not None:
             default = {each.name: each.default for each in fields(VarianceSettings)}
             other = [name for name in _FACTOR_ONLY if getattr(self, name) != default[name]]

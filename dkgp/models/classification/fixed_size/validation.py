@@ -24,6 +24,7 @@ __all__ = [
     "Validation",
     "chosen_cardinality",
     "chosen_noise",
+    "stop_rule",
     "validate",
     "validate_noise",
 ]
@@ -40,6 +41,17 @@ RISING = 3
 ALIKE = 1e-3
 # Squared errors of labels -1 and 1 are differences of sums: so much of them is rounding, of either sign.
 ROUNDED = 1e-12
+
+
+def stop_rule(text: str) -> tuple[int, float] | None:
+    """Read STEPS,SHARE, or none."""
+    if text.strip().lower() == "none":
+        return None
+    steps, _, share = text.partition(",")
+    try:
+        return int(steps), float(share)
+    except ValueError:
+        raise ValueError(f"{text!r} is no pair such as 10,0.001, and not none.") from None
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""`dkgp classify` on the command line."""

@@ -1,0 +1,135 @@
+"""Commands that run a job: their options are those that the job's dataclass declares (`dkgp.options`)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkgp.cli.declared import DeclaredCommand, declared_later, job_parameter
+from dkgp.cli.flags import in_flags
+from dkgp.cli.options import examples
+from dkgp.cli.running import execute, output_parameters
+from dkgp.options import Declared, declared_options, make
+
+if TYPE_CHECKING:
+    from dkgp.commands.presets import Preset
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+
+__all__ = ["JobCommand"]
+
+
+class JobCommand(DeclaredCommand):
+    """A command NAME whose module holds its dataclass `NameJob` and the function `run_name` that runs one.
+
+    Parameters
+    ----------
+    name : str
+    help : str
+    shown : sequence of str
+        Examples.
+    module : str, optional
+        `dkgp.commands.NAME` by default.
+    must_converge : bool
+        Whether a document with `converged` false means exit code 4.
+    """
+
+    def __init__(
+        self, name: str, help: str, shown: Sequence[str], *, module: str | None = None, must_converge: bool = False
+    ) -> None:
+        self.module, self.must_converge = module or f"dkgp.commands.{name}", must_converge
+        super().__init__(
+            name,
+            help=inspect.cleandoc(help),
+            epilog=examples(*shown),
+            callback=self.run_job,
+            params=[*declared_later(self.parameters), *output_parameters()],
+            tables=self.paper_tables,
+        )
+
+    @property
+    def kind(self) -> type[Any]:
+        """The job's dataclass; what its module needs is loaded now."""
+        found: type[Any] = getattr(importlib.import_module(self.module), f"{str(self.name).capitalize()}Job")
+        return found
+
+    def declared(self) -> dict[str, Declared]:
+        """Return all options, by name."""
+        return declared_options(self.kind)
+
+    def parameters(self) -> list[click.Parameter]:
+        """Return the options as click knows them; their help names others by their flags."""
+        made = [job_parameter(each) for each in self.declared().values()]
+        for each in made:
+            if isinstance(each, click.Option):
+                each.help = in_flags(each.help or "", made)
+        return made
+
+    def run_job(self, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+        """Run the job that the options make, and leave with its exit code."""
+        execute(
+            str(self.name),
+            lambda reporter: self.run(self.job(options), reporter),
+            as_json=as_json,
+            quiet=quiet,
+            debug=debug,
+            must_converge=self.must_converge,
+        )
+
+    def run(self, job: Any, reporter: Reporter) -> Document:
+        """Run a job."""
+        document: Document = getattr(importlib.import_module(self.module), f"run_{self.name}")(job, reporter)
+        return document
+
+    def job(self, options: Mapping[str, Any]) -> Any:
+        """Return the job that options of the command that is running make; options of the cluster may be configured."""
+        from dkgp.cluster import ClusterOptions
+
+        values = dict(options)
+        if values.get("as_in_the_paper"):
+            values["as_in_the_paper"] = self._left_to_the_paper(values)
+        return make(self.kind, values, {ClusterOptions: _configured})
+
+    def _left_to_the_paper(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The options that the command line does not give, where a paper may decide them."""
+        from dkgp.commands.presets import left_open
+
+        context = click.get_current_context()
+        default = click.core.ParameterSource.DEFAULT
+        return left_open(
+            str(self.name), [name for name in options if context.get_parameter_source(name) is not default]
+        )
+
+    def paper_tables(self, parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:
+        """Return what the help has of the command's presets: a table for each method, options with their values."""
+        from dkgp.commands.presets import PRESETS
+
+        if self.name not in PRESETS:
+            return {}
+        presets = PRESETS[self.name]
+        by_preset: dict[Preset, list[str]] = {}
+        for name, preset in presets.methods.items():
+            by_preset.setdefault(preset, []).append(name)
+        tables = {}
+        for preset, names in by_preset.items():
+            methods = in_flags(f"`{presets.chooser}` {', '.join(names)}", parameters)
+            tables[f"As in the paper, {methods} ({preset.paper})"] = [
+                (in_flags(f"`{each.option}` {_typed(each.value)}", parameters), each.source) for each in preset.settings
+            ]
+        return tables
+
+
+def _configured(values: Mapping[str, Any]) -> Any:
+    """The cluster's options: what was not given may be configured."""
+    from dkgp.cluster import configured_options
+
+    return configured_options({**values, "settings": dict(values.get("settings", ()))})
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed; nothing for a flag that is set."""
+    return "" if value is True else "none" if value is None else str(value)

@@ -1,1 +1,0 @@
-"""`dkgp pursue`: its options."""

@@ -1,1 +1,0 @@
-"""`dkgp sparse` on the command line."""

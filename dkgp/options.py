@@ -1,0 +1,301 @@
+"""Options of commands, each declared once: on the field of the job's dataclass that holds its value.
+
+    pool: Annotated[int, Option(help="Prototypes to choose among.", metavar="M", least=1)] = 2000
+
+From the declaration come the flag and its help (`dkgp.cli.command`), the JSON schema (`dkgp.service.reading`), the
+check of its range (`check_ranges`), the method of a command that it belongs to (`foreign_options`), and, of a place,
+whether it is read or written. A job may hold other dataclasses, whose options are the command's as well: fields that
+are a `Part`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from dkgp.errors import DkgpError, InputError, UsageError
+from dkgp.registry import Option
+
+__all__ = [
+    "SEED",
+    "Declared",
+    "Part",
+    "check_ranges",
+    "declared_options",
+    "foreign_options",
+    "make",
+    "options_of",
+    "read_options",
+    "value_at",
+]
+
+
+# One for all parts of a job, so that all have it under this name.
+SEED = Option("seed", "Of all random draws.", least=0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Marks a field that holds a dataclass with options of its own.
+
+    Attributes
+    ----------
+    flag, help, implied_by
+        The option that asks for it, where it may be None, and other flags that do.
+    prefix
+        Of its options' names, where they are other options' otherwise.
+    without
+        Its fields that are no options of this command.
+    """
+
+    flag: str | None = None
+    help: str = ""
+    implied_by: tuple[str, ...] = ()
+    prefix: str = ""
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option of a command, and where its value goes.
+
+    Attributes
+    ----------
+    option
+        Complete; its name is unique within the command.
+    paths
+        Fields from the job down to the value; several where parts share it, as they do the seed.
+    part, implied_by
+        The name of the flag without which it means nothing, and of those that stand for it.
+    """
+
+    option: Option
+    paths: tuple[tuple[str, ...], ...]
+    part: str | None = None
+    implied_by: tuple[str, ...] = ()
+
+
+def options_of(kind: type[Any]) -> dict[str, Option]:
+    """Return the options that a dataclass declares, by field; those of its parts are theirs."""
+    hints = _hints(kind)
+    found = {}
+    for each in dataclasses.fields(kind):
+        option = _mark(hints[each.name], Option)
+        if option is not None:
+            found[each.name] = _completed(option, each, hints[each.name])
+    # Options that are declared elsewhere, such as a solver's.
+    more = getattr(kind, "more_options", None)
+    return found if more is None else found | more()
+
+
+def declared_options(kind: type[Any]) -> dict[str, Declared]:
+    """Return all options of a job, its parts' included, by their names on the command line and in messages."""
+    found: dict[str, Declared] = {}
+    _collect(kind, (), Part(), found)
+    return found
+
+
+def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:
+    """Return the job that options make; those that are None, or flags that are not set, have their defaults.
+
+    Parameters
+    ----------
+    kind : type
+        The job's dataclass.
+    values : mapping
+        By the options' names.
+    makers : mapping, optional
+        What makes the dataclasses of parts that are not made of their fields alone.
+
+    Raises
+    ------
+    UsageError
+        Options of a part that was not asked for.
+    """
+    declared = declared_options(kind)
+    given = {name: value for name, value in values.items() if _is_given(declared[name].option, value)}
+    needing: dict[str, list[str]] = {}
+    tree: dict[str, Any] = {}
+    for name, value in given.items():
+        each = declared[name]
+        if each.part is not None and not given.keys() & {each.part, *each.implied_by}:
+            needing.setdefault(each.part, []).append(name)
+        for path in each.paths:
+            *parents, last = path
+            holder = tree
+            for parent in parents:
+                holder = holder.setdefault(parent, {})
+            holder[last] = _read(each.option, value)
+    for part, names in needing.items():
+        named = ", ".join(f"`{name}`" for name in names)
+        belong = "belongs" if len(names) == 1 else "belong"
+        raise UsageError(f"{named} {belong} to `{part}`, which was not given; add it, or leave {named} out")
+    return _made(kind, tree, set(given), makers or {})
+
+
+def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that those of the command line stand for, without what was not given."""
+    return {name: _read(options[name], value) for name, value in values.items() if _is_given(options[name], value)}
+
+
+def check_ranges(values: Any) -> None:
+    """Refuse values of a dataclass that are none of the choices, or out of range, of its declared options.
+
+    Raises
+    ------
+    InputError
+        Says which, what it is and what it must be.
+    """
+    for name, option in options_of(type(values)).items():
+        value = getattr(values, name)
+        if value is None:
+            continue
+        if option.choices and not option.multiple and value not in option.choices:
+            raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if isinstance(value, float) and (option.least, option.above) != (None, None) and not math.isfinite(value):
+            raise InputError(f"`{option.name}` must be {_range(option)} and finite; got {value}")
+        if (option.least is not None and value < option.least) or (option.above is not None and value <= option.above):
+            raise InputError(f"`{option.name}` must be {_range(option)}; got {value}")
+
+
+def foreign_options(values: Any, method: str) -> list[Declared]:
+    """Return the options of a job that are of other methods than its own, and not at their defaults."""
+    return [
+        each
+        for each in declared_options(type(values)).values()
+        if each.option.group is not None
+        and each.option.group.methods
+        and method not in each.option.group.methods
+        and value_at(values, each.paths[0]) != each.option.default
+    ]
+
+
+def value_at(values: Any, path: tuple[str, ...]) -> Any:
+    """Return the value of an option of a job; None below a part that it does not have."""
+    for name in path:
+        values = None if values is None else getattr(values, name)
+    return values
+
+
+def _range(option: Option) -> str:
+    if option.above is not None:
+        return "positive" if option.above == 0 else f"above {option.above:g}"
+    return f"at least {option.least}"
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _mark(hint: Any, kind: type[Any]) -> Any:
+    """The `Option` or `Part` that a field is annotated with."""
+    marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    return next((each for each in marks if isinstance(each, kind)), None)
+
+
+def _plain(hint: Any) -> Any:
+    """The annotation without marks, and without None."""
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        kinds = [each for each in typing.get_args(hint) if each is not type(None)]
+        return kinds[0] if len(kinds) == 1 else hint
+    return hint
+
+
+def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Option:
+    """The option with what its field says."""
+    if option.late is not None:
+        option = replace(option, **option.late(), late=None)
+    plain = _plain(hint)
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    multiple = option.multiple or (origin is tuple and inner == (str, ...) and option.type is str)
+    kind: Any = option.type
+    nargs = 1
+    if kind is str and origin is tuple and ... not in inner:
+        kind, nargs = inner[0], len(inner)
+    if kind is str and plain in (int, float, bool):
+        kind = plain
+    choices = option.choices or (inner if origin is Literal and all(isinstance(each, str) for each in inner) else ())
+    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return replace(
+        option,
+        name=option.name or field.name,
+        type=kind,
+        choices=choices,
+        default=None if field.default is dataclasses.MISSING else field.default,
+        multiple=multiple,
+        required=required,
+        nargs=nargs,
+    )
+
+
+def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, found: dict[str, Declared]) -> None:
+    hints, options = _hints(kind), options_of(kind)
+    for name in (*hints, *(each for each in options if each not in hints)):
+        if name in marked.without:
+            continue
+        part = _mark(hints.get(name), Part)
+        if part is not None:
+            if part.flag is not None:
+                found[part.flag] = Declared(Option(part.flag, part.help, bool, False), ())
+            _collect(_plain(hints[name]), (*path, name), part, found)
+        elif name in options:
+            _add(options[name], (*path, name), marked, found)
+
+
+def _add(option: Option, path: tuple[str, ...], part: Part, found: dict[str, Declared]) -> None:
+    if option.name == "seed":
+        known = found.get("seed", Declared(option, ()))
+        found["seed"] = replace(known, paths=(*known.paths, path))
+        return
+    name = part.prefix + option.name
+    if name in found:
+        raise UsageError(f"two options are called '{name}': of {'.'.join(found[name].paths[0])} and {'.'.join(path)}")
+    found[name] = Declared(replace(option, name=name), (path,), part.flag, part.implied_by)
+
+
+def _is_given(option: Option, value: Any) -> bool:
+    """Whether a value of the command line is one: None is not, nor a flag that is not set or an empty list."""
+    return value is not None and value != () and not (value is False and option.default is not None)
+
+
+def _read(option: Option, value: Any) -> Any:
+    """The value that the command line's stands for."""
+    if option.turns_off:
+        return False
+    if option.type in (str, int, float, bool) or option.choices:
+        return value
+    if option.multiple:
+        return tuple(option.type(each) if isinstance(each, str) else each for each in value)
+    return option.type(value) if isinstance(value, str) else value
+
+
+def _made(kind: type[Any], tree: Mapping[str, Any], asked: set[str], makers: Mapping[type[Any], Any]) -> Any:
+    values = dict(tree)
+    for name, hint in _hints(kind).items():
+        part = _mark(hint, Part)
+        if part is None:
+            continue
+        below, inner = values.pop(name, {}), _plain(hint)
+        if part.flag is not None and not asked & {part.flag, *part.implied_by}:
+            continue
+        try:
+            values[name] = makers[inner](below) if inner in makers else _made(inner, below, asked, makers)
+        except DkgpError as error:
+            if not part.prefix:
+                raise
+            # It speaks of its own fields; here they have longer names.
+            own = "|".join(options_of(inner))
+            raise type(error)(re.sub(rf"`({own})`", rf"`{part.prefix}\1`", str(error))) from None
+    return kind(**values)
