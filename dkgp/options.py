@@ -17,7 +17,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from dkgp.errors import DkgpError, InputError, UsageError
@@ -36,6 +35,8 @@ __all__ = [
     "value_at",
 ]
 
+
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 # One for all parts of a job, so that all have it under this name.
 SEED = Option("seed", "Of all random draws.", least=0)
@@ -136,7 +137,7 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
         belong = "belongs" if len(names) == 1 else "belong"
-        raise UsageError(f"{named} {belong} to `{part}`, which was not given; add it, or leave {named} out")
+        raise UsageError(f"{named} {belong} to `{part}`, which was not given; add `{part}`, or leave {named} out")
     return _made(kind, tree, set(given), makers or {})
 
 
@@ -161,10 +162,9 @@ def check_ranges(values: Any) -> None:
             raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if isinstance(value, float) and (option.least, option.above) != (None, None) and not math.isfinite(value):
-            raise InputError(f"`{option.name}` must be {_range(option)} and finite; got {value}")
-        if (option.least is not None and value < option.least) or (option.above is not None and value <= option.above):
-            raise InputError(f"`{option.name}` must be {_range(option)}; got {value}")
+        least, above = option.least, option.above
+        if (least is not None and not value >= least) or (above is not None and not above < value < math.inf):
+            raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
 
 
 def foreign_options(values: Any, method: str) -> list[Declared]:
@@ -188,13 +188,14 @@ def value_at(values: Any, path: tuple[str, ...]) -> Any:
 
 def _range(option: Option) -> str:
     if option.above is not None:
-        return "positive" if option.above == 0 else f"above {option.above:g}"
-    return f"at least {option.least}"
+        return "be positive and finite" if option.above == 0 else f"be above {option.above:g} and finite"
+    return f"be at least {option.least}" if option.least else "not be negative"
 
 
-@cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind, include_extras=True)
+    return _HINTS[kind]
 
 
 def _mark(hint: Any, kind: type[Any]) -> Any:

@@ -108,9 +108,9 @@ class JobCommand(DeclaredCommand):
         """Return what the help has of the command's presets: a table for each method, options with their values."""
         from dkgp.commands.presets import PRESETS
 
-        if self.name not in PRESETS:
+        presets = PRESETS.get(str(self.name))
+        if presets is None:
             return {}
-        presets = PRESETS[self.name]
         by_preset: dict[Preset, list[str]] = {}
         for name, preset in presets.methods.items():
             by_preset.setdefault(preset, []).append(name)

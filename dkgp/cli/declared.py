@@ -81,8 +81,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
     made = _Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
         type=None if flag else type_,
-        is_flag=flag,
-        default=None,
+        is_flag=flag or None,
         required=option.required,
         multiple=option.multiple,
         nargs=option.nargs,

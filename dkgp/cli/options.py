@@ -54,8 +54,8 @@ def cluster_from(options: dict[str, Any]) -> ClusterOptions:
     """Take the cluster options out of a command's options; what was not given may be configured."""
     from dkgp.cluster import ClusterOptions, configured_options
 
-    names = options_of(ClusterOptions)
-    values = read_options(names, {name: options.pop(name) for name in names})
+    fields = options_of(ClusterOptions)
+    values = read_options(fields, {name: options.pop(option.name) for name, option in fields.items()})
     return configured_options({**values, "settings": dict(values.get("settings", ()))})
 
 

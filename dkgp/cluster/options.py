@@ -36,7 +36,7 @@ def _kinds() -> dict[str, Any]:
     for kind in kinds:
         by_help.setdefault(kind.help, []).append(kind.name)
     told = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
-    precedence = "Precedence: `scheduler`, `scheduler_file`, `kind`, dkgp.cluster in dask's configuration."
+    precedence = "Precedence: `scheduler`, `scheduler_file`, `cluster`, dkgp.cluster in dask's configuration."
     return {"choices": tuple(kind.name for kind in kinds), "help": f"{told}. {precedence}"}
 
 
@@ -53,7 +53,7 @@ def _setting(value: str) -> tuple[str, Any]:
 
 SCHEDULER = Option(help="Running Dask scheduler, tcp://host:port or tls://...", metavar="ADDRESS", group=WHERE)
 SCHEDULER_FILE = Option(help="File that a Dask scheduler wrote its address to.", metavar="FILE", group=WHERE)
-KIND = Option(late=_kinds, spellings=("--cluster",), group=WHERE)
+KIND = Option("cluster", late=_kinds, spellings=("--cluster",), group=WHERE)
 WORKERS = Option(help="Workers to start, or to wait for at a scheduler.", metavar="N", group=WHERE)
 ADAPTIVE = Option(help="As many workers as the work needs, instead.", metavar="MIN MAX", group=WHERE)
 THREADS = Option(help="Threads of each worker started here.", metavar="N", group=WHERE)

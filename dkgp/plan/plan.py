@@ -187,17 +187,17 @@ class PlanJob:
 
     def classifier_settings(self) -> FixedSizeSettings | LikelihoodSettings | None:
         """Return the settings of the classifier to foresee; None where none is wanted."""
-        pool = {} if self.pool is None else {"pool": self.pool}
         if self.classify == "logistic" or self.classify == "gp":
-            if pool:
+            if self.pool is not None:
                 raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
             if self.sparse is not None and self.basis_size is not None:
                 raise UsageError("`basis_size` is of `sparse` or of `classify`; foresee one of them at a time")
             basis = (self.basis_size, self.basis) if self.sparse is None else (None, None)
             return LikelihoodSettings(self.classify, *basis, seed=self.solver.seed)
         if self.classify is not None:
-            return FixedSizeSettings(search=self.classify, seed=self.solver.seed, **pool)
-        if pool:
+            settings = FixedSizeSettings(search=self.classify, seed=self.solver.seed)
+            return settings if self.pool is None else replace(settings, pool=self.pool)
+        if self.pool is not None:
             raise UsageError("`pool` belongs to a classifier; name its search with `classify`, or leave it out")
         return None
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError
+from dkgp.options import options_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -90,14 +91,18 @@ def _annotation(kind: type[Any]) -> Any:
 
     fields: dict[str, Any] = {}
     bounds = {field.name: field.metadata for field in dataclasses.fields(kind)}
+    declared = options_of(kind)
     for name, (annotation, default) in fields_of(kind).items():
         inner = _nested(annotation)
         if inner is not None:
             held = _annotation(inner)
             annotation = held | None if isinstance(annotation, types.UnionType) else held
             default = None if default is None else Field(default_factory=inner)
-        elif name in bounds:
-            default = Field(... if default is dataclasses.MISSING else default, **bounds[name])
+        else:
+            told = declared[name].help if name in declared else None
+            default = Field(
+                ... if default is dataclasses.MISSING else default, description=told or None, **bounds.get(name, {})
+            )
         fields[name] = (annotation, default)
     settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
     model = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dkgp.errors import InputError, UsageError
+from dkgp.options import options_of
 from dkgp.service.reading import adapter, fields_of, naming, read, shown
 
 if TYPE_CHECKING:
@@ -44,39 +45,6 @@ OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
 # Where ranges are checked that depend on the number of samples, they are checked for the most there could be.
 MANY_SAMPLES = 2**31
-
-_PATH_FIELDS: dict[str, dict[str, Literal["read", "write"]]] = {
-    "train": {
-        "dataset": "read",
-        "hyper": "read",
-        "warm_start": "read",
-        "out": "write",
-        "checkpoint": "write",
-        "plot": "write",
-        "log_json": "write",
-        "tiles": "write",
-    },
-    "sparse": {
-        "dataset": "read",
-        "hyper": "read",
-        "given_basis": "read",
-        "out": "write",
-        "checkpoint": "write",
-        "plot": "write",
-        "log_json": "write",
-    },
-    "classify": {
-        "dataset": "read",
-        "hyper": "read",
-        "out": "write",
-        "checkpoint": "write",
-        "plot": "write",
-        "log_json": "write",
-    },
-    "tune": {"dataset": "read", "start": "read", "out": "write", "plot": "write"},
-    "predict": {"model": "read", "dataset": "read", "out": "write"},
-    "evaluate": {"prediction": "read", "dataset": "read", "plot": "write"},
-}
 
 
 @dataclass(frozen=True)
@@ -123,7 +91,7 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     if command in PRESETS:
         with naming("as_in_the_paper"):
             job = settled(command, job)
-    for field in _PATH_FIELDS[command]:
+    for field in _places(command):
         _require_absolute(field, getattr(job, field))
     _RANGES[command](job)
     return job
@@ -142,13 +110,14 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
     from dkgp.data.remote.storage import normalise_url
 
     job: Any = job_from_options(command, options)
-    places = {field: getattr(job, field) for field in _PATH_FIELDS[command]}
+    access = _places(command)
+    places = {field: getattr(job, field) for field in access}
     if hasattr(job, "checkpoint_url"):
         places["checkpoint"] = job.checkpoint_url
     if command == "train":
         places["tiles"] = job.tiles_url
     paths = [
-        JobPath(field, normalise_url(value), _PATH_FIELDS[command].get(field, "write"))
+        JobPath(field, normalise_url(value), access.get(field, "write"))
         for field, value in places.items()
         if value is not None
     ]
@@ -177,6 +146,12 @@ def _kind(command: str) -> type[Any]:
     module = importlib.import_module(f"dkgp.commands.{command}")
     kind: type[Any] = getattr(module, f"{command.capitalize()}Job")
     return kind
+
+
+def _places(command: str) -> dict[str, Literal["read", "write"]]:
+    """The fields that name files and stores, and what is done with those."""
+    options = options_of(_kind(command))
+    return {name: option.place for name, option in options.items() if option.place is not None}
 
 
 def _difference(value: Any) -> dict[str, Any]:
@@ -238,15 +213,9 @@ def _check_classify(job: ClassifyJob) -> None:
 
 
 def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
-    """The ranges of what every run that trains a model has."""
+    """What every run that trains a model has: side files."""
     from dkgp.data.remote.storage import is_local
 
-    if job.checkpoint_seconds < 0.0:
-        raise InputError(
-            f"checkpoint_seconds: expected a number of seconds, zero or more; got {job.checkpoint_seconds}"
-        )
-    if job.memory_limit_bytes is not None and job.memory_limit_bytes < 1:
-        raise InputError(f"memory_limit_bytes: expected at least 1; got {job.memory_limit_bytes}")
     for field, path in (("plot", job.plot), ("log_json", job.log_json)):
         if path is not None and not is_local(path):
             raise InputError(f"{field}: expected a local file; got '{path}'")
@@ -273,13 +242,6 @@ def _check_tune(job: TuneJob) -> None:
     _check_plot(job.plot)
 
 
-def _check_predict(job: PredictJob) -> None:
-    if job.chunk_rows is not None and job.chunk_rows < 1:
-        raise InputError(f"chunk_rows: expected at least 1; got {job.chunk_rows}")
-    if job.tree_error is not None and not job.tree_error > 0.0:
-        raise InputError(f"tree_error: expected a number above zero; got {job.tree_error}")
-
-
 def _check_evaluate(job: EvaluateJob) -> None:
     _check_plot(job.plot)
 
@@ -297,6 +259,7 @@ _RANGES: dict[str, Callable[[Any], None]] = {
     "sparse": _check_sparse,
     "classify": _check_classify,
     "tune": _check_tune,
-    "predict": _check_predict,
+    # Values out of range are refused by the dataclass.
+    "predict": lambda job: None,
     "evaluate": _check_evaluate,
 }

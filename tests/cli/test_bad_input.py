@@ -117,7 +117,7 @@ def test_contradicting_options_are_a_usage_error(pipeline: dict[str, Any], run: 
     refused(run(*train_command(pipeline, tmp_path / "m", **{"--solver": "bcdc"}), "--exhaustive"), "gbcd", exit_code=2)
     refused(run(*train_command(pipeline, tmp_path / "m", **{"--workers": 0})), "at least 1", exit_code=2)
     refused(run(*train_command(pipeline, tmp_path / "m", **{"--block-size": "many"})), "'auto'", exit_code=2)
-    refused(run("train", pipeline["ingest"]["train"]), "--out", exit_code=2)
+    refused(run("train", pipeline["ingest"]["train"]), "Missing option '--hyper'", exit_code=2)
 
 
 def test_block_size_above_n_is_reduced_with_a_warning(

@@ -120,8 +120,8 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
 @pytest.mark.parametrize(
     ("what", "options", "words"),
     [
-        ("height", ("--tree-error", 0), "--tree-error must be finite and positive; got 0.0"),
-        ("height", ("--tree-error", "inf"), "--tree-error must be finite and positive; got inf"),
+        ("height", ("--tree-error", 0), "--tree-error must be positive and finite; got 0.0"),
+        ("height", ("--tree-error", "inf"), "--tree-error must be positive and finite; got inf"),
         (
             "height",
             ("--tree-error", 1e-3, "--variance"),
@@ -150,7 +150,7 @@ def test_the_service_takes_and_checks_it() -> None:
     options = {"model": "/m", "dataset": "/d", "out": "/p", "tree_error": 1e-3}
     job = job_from_options("predict", options)
     assert options_from_job(job) == options
-    with pytest.raises(Exception, match="tree_error: expected a number above zero"):
+    with pytest.raises(Exception, match="`tree_error` must be positive and finite"):
         job_from_options("predict", {**options, "tree_error": 0.0})
 
 

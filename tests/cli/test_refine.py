@@ -124,9 +124,9 @@ def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Pat
         (("--refine-probes", 4), 2, "--refine-probes belongs to --refine"),
         (("--refine-probes", 4, "--refine-rank", 5), 2, "belong to --refine"),
         (("--refine-only",), 2, "--start FILE"),
-        (("--refine", "--refine-probes", 1), 3, "number of probes"),
+        (("--refine", "--refine-probes", 1), 3, "--refine-probes must be at least 2"),
         (("--refine", "--refine-tol", 2.0), 3, "relative residual"),
-        (("--refine", "--refine-holdout", -1), 3, "held-out samples"),
+        (("--refine", "--refine-holdout", -1), 3, "--refine-holdout must not be negative"),
         (("--refine", "--refine-rank", 300, "--refine-memory", "1KiB"), 3, "the preconditioner may take 1,024"),
     ],
 )

@@ -100,13 +100,13 @@ def test_tables_and_warnings(folder: Path, run: Command, tmp_path: Path) -> None
 
 def test_what_does_not_go_with_it_is_refused(folder: Path, run: Command, tmp_path: Path) -> None:
     out = tmp_path / "p.zarr"
-    refused(run(*predicted(folder, "exact", out, "--variance-basis", 0)), "the variance basis must be at least 1")
+    refused(run(*predicted(folder, "exact", out, "--variance-basis", 0)), "--variance-basis must be at least 1")
     refused(
         run(*predicted(folder, "exact", out, "--variance-basis", 5, "--variance-rank", 9, "--max-passes", 3)),
         "--max-passes, --variance-rank: of the factor that test samples share",
     )
     without = ("predict", folder / "exact.zarr", folder / "test.zarr", "--out", out, "--variance-basis", 5)
-    refused(run(*without), "--variance-basis: of use for variances only", exit_code=2)
+    refused(run(*without), "--variance-basis belongs to --variance", exit_code=2)
     # A sparse model does not have its training set.
     shutil.move(folder / "train.zarr", folder / "moved.zarr")
     try:

@@ -169,7 +169,7 @@ def test_resuming_tells_of_the_whole_store(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--variance-gap", 0), ("gap", "positive", "0.02")),
+        (("--variance-gap", 0), ("--variance-gap", "positive", "got 0")),
         (("--variance-gap", -0.1), ("gap", "-0.1")),
         (("--variance-gap", "nan"), ("gap", "nan")),
         (("--max-passes", -1), ("passes", "-1")),

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from dkgp.cli.declared import DeclaredCommand
-from dkgp.cli.options import CLUSTER_NAMES, cluster_from, cluster_options
+from dkgp.cli.options import cluster_from, cluster_options
 from dkgp.cluster import ClusterOptions, configured_options
 from dkgp.cluster.configuration import CONFIGURATION_KEYS, set_config_file
 from dkgp.errors import InputError, UsageError
@@ -158,7 +158,25 @@ def test_the_command_line_knows_all_kinds_and_keys() -> None:
     @cluster_options
     def command(**options: Any) -> None: ...
 
-    assert {parameter.name for parameter in command.params} == set(CLUSTER_NAMES)
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    others = {
+        "--worker-memory",
+        "--cache-tiles",
+        "--worker-wait",
+        "--plain-text",
+        "--cluster-option",
+        "--cluster-config",
+    }
+    others |= {
+        "--cluster-config",
+        "--tls-ca",
+        "--tls-cert",
+        "--tls-key",
+        "--workers",
+        "--adaptive",
+        "--threads-per-worker",
+    }
+    assert flags == {"--scheduler", "--scheduler-file", "--cluster"} | others
     (kind,) = (parameter for parameter in command.params if parameter.name == "cluster")
     choices = ["auto", "local", "none", "processes", "gateway", "kubernetes", "lsf", "pbs", "slurm", "ssh"]
     assert list(kind.type.choices) == choices  # type: ignore[attr-defined]

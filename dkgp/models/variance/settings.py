@@ -73,7 +73,7 @@ MEMORY = Option(
 )
 BASIS = Option(
     help="Bound each variance by a basis of its own of up to M training samples, chosen greedily until the bounds on "
-    "what is taken off k(x, x) differ by less than --variance-gap of their mean (Smola and Bartlett). Test samples "
+    "what is taken off k(x, x) differ by less than `gap` of their mean (Smola and Bartlett). Test samples "
     "share no work then: without it many take less.",
     spellings=("--variance-basis",),
     metavar="M",

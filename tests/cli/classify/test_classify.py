@@ -14,8 +14,7 @@ import pytest
 import xarray as xr
 
 from dkgp.cli import main
-from dkgp.cli.classify.command import classify_job
-from dkgp.cli.options import cluster_from
+from dkgp.cli.classify import classify as classify_command
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from tests.cli.classify.conftest import labelled_csv
@@ -306,8 +305,7 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, run: Comman
         found = dict(context.params)
     for name in ("as_json", "quiet", "debug"):
         found.pop(name)
-    cluster_from(found)
-    job = classify_job(found)
+    job = classify_command.job(found)
     assert job.settings == FixedSizeSettings(stop=None, noise_variances=(0.1, 1.0), probability=False, max_basis=7)
     assert job.weights_by_class == {"run": 2.0, "sit": 3.0}
     assert job.by_reference

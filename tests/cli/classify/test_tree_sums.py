@@ -82,7 +82,7 @@ def test_a_run_goes_on_by_the_same_sums_alone(
     ("options", "words", "code"),
     [
         (("--tree-error", 1e-7), "--tree-error belongs to --method exact", 2),
-        (("--method", "exact", "--tree-error", 0), "must be finite and positive; got 0.0", 3),
+        (("--method", "exact", "--tree-error", 0), "must be positive and finite; got 0.0", 3),
         (("--method", "exact", "--tree-error", 1e-2), "--tree-error must be below --tol", 2),
         (("--method", "exact", "--tree-error", 1e-7, "--solver", "smo"), "smo evaluates the entries themselves", 2),
         (("--method", "exact", "--tree-error", 1e-4), "take a gradient within", 2),

@@ -10,8 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from dkgp.cli.options import CLUSTER_NAMES
-from dkgp.cli.service.submit import PATH_NAMES, SUBMITTABLE, submit
+from dkgp.cli.service.submit import SUBMITTABLE, of_cluster, submit
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.service import specification
@@ -38,16 +37,21 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
 # ------------------------------------------------------------------------------------------------------- what is a job
 
 
-@pytest.mark.parametrize("name", SUBMITTABLE)
+ORIGINALS = {str(command.name): command for command in SUBMITTABLE}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
 def test_the_options_are_the_commands_own_but_for_the_clusters(name: str) -> None:
-    original = SUBMITTABLE[name][0]
-    jobs = submit.commands[name]
-    assert [parameter for parameter in original.params if parameter.name not in CLUSTER_NAMES] == jobs.params
-    assert not {parameter.name for parameter in jobs.params} & set(CLUSTER_NAMES)
+    original, jobs = ORIGINALS[name], submit.commands[name]
+    names = {parameter.name for parameter in original.params}
+    assert names - {parameter.name for parameter in jobs.params} == set(of_cluster(original))
+    assert [parameter for parameter in original.params if parameter.name not in of_cluster(original)] == jobs.params
+    flags = {flag for parameter in jobs.params for flag in parameter.opts}
+    assert not flags & {"--scheduler", "--cluster", "--workers", "--worker-memory", "--cluster-option"}
 
 
 def test_every_command_that_the_service_knows_can_be_submitted() -> None:
-    assert set(SUBMITTABLE) == set(specification.COMMANDS)
+    assert set(ORIGINALS) == set(specification.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +68,8 @@ def test_every_path_is_made_absolute(command: str, options: str) -> None:
     if "tiles" in given:
         given["solver"] = {"solver": "tiled-cholesky"}
     assert {path.field for path in job_paths(command, given)} == set(options.split())
-    assert set(options.split()) <= set(PATH_NAMES)
-    names = {str(parameter.name) for parameter in submit.commands[command].params}
-    assert set(options.split()) == names & set(PATH_NAMES)
+    places = {name for name, each in ORIGINALS[command].declared().items() if each.option.place is not None}
+    assert set(options.split()) == places
 
 
 def test_what_is_sent_is_the_job_that_the_command_runs(service: FakeService, run: Command, tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_slurm_gets_the_script_that_lies_beside_the_output(
     here = str(tmp_path)
     command = command_in(script)
     assert command[:2] == ["train", f"{here}/d.zarr"]
-    original = SUBMITTABLE["train"][0]
+    original = ORIGINALS["train"]
     wanted = original.make_context("train", [str(part).replace("out/", f"{here}/out/") for part in given[1:]]).params
     wanted.update(dataset=f"{here}/d.zarr", hyper=f"{here}/h.json")
     assert original.make_context("train", command[1:]).params == wanted
@@ -278,7 +281,7 @@ def test_without_slurm_it_says_so(run: Command, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_help_keeps_the_commands_own_words() -> None:
-    for name, (original, _) in SUBMITTABLE.items():
+    for name, original in ORIGINALS.items():
         shown = submit.commands[name].get_help(click.Context(submit.commands[name]))
         first = (original.help or "").strip().splitlines()[0]
         assert " ".join(first.split())[:40] in " ".join(shown.split())

@@ -94,7 +94,7 @@ def test_the_record_for_people_names_the_bound_that_won(pipeline: dict[str, Any]
         (("--basis-size", "auto", "--gap", 0.1, "--largest-basis", 0), "the largest basis has one sample at least", 3),
         (("--gap", 0.1), "a duality gap is reached by a greedy basis; this one is pivoted. Choose --basis greedy", 3),
         (("--method", "sggp", "--gap", -1), "the duality gap must be positive; got -1", 3),
-        (("--target-distance", 0), "--target-distance must be positive; got 0", 3),
+        (("--target-distance", 0), "--target-distance must be positive and finite; got 0", 3),
         (("--per-round", 2), "--per-round belongs to a greedy basis", 2),
         (("--score-rows", 50), "--score-rows belongs to a greedy basis", 2),
         (("--plot", "p.png"), "--plot shows a basis as it grows", 2),

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from dkgp.cli.group import main
-from dkgp.cli.options import CLUSTER_NAMES
+from dkgp.cli.service.submit import of_cluster
+from dkgp.cli.train import train
 from dkgp.commands.batch.script import (
     CLUSTER_OPTIONS,
     CLUSTERED,
@@ -228,7 +229,7 @@ def test_what_it_knows_of_the_commands_is_true() -> None:
     cluster = {
         option
         for parameter in main.commands["train"].params
-        if parameter.name in CLUSTER_NAMES
+        if parameter.name in of_cluster(train)
         for option in parameter.opts
     }
     # How much workers keep goes with any cluster, the script's own too.
