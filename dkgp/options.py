@@ -27,6 +27,7 @@ __all__ = [
     "Declared",
     "Part",
     "check_ranges",
+    "deciding_values",
     "declared_options",
     "foreign_options",
     "make",
@@ -177,6 +178,19 @@ def foreign_options(values: Any, method: str) -> list[Declared]:
         and method not in each.option.group.methods
         and value_at(values, each.paths[0]) != each.option.default
     ]
+
+
+def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
+    """Return what a job's result depends on, by field: its method's options, and those of a part that all methods have.
+
+    What every run has - data, hyperparameters, limits, places - is not among it.
+    """
+    found = {}
+    for each in declared_options(type(values)).values():
+        methods = () if each.option.group is None else each.option.group.methods
+        if each.option.decides and (method in methods or any(not methods and path[0] == part for path in each.paths)):
+            found[each.paths[0][-1]] = value_at(values, each.paths[0])
+    return found
 
 
 def value_at(values: Any, path: tuple[str, ...]) -> Any:

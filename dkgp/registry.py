@@ -100,6 +100,8 @@ class Option:
         Whether there is no default.
     nargs
         How many texts follow it on the command line.
+    decides
+        Whether the result depends on it, so that a run that goes on must have the same value.
     """
 
     name: str = ""
@@ -119,6 +121,7 @@ class Option:
     late: Callable[[], Mapping[str, Any]] | None = None
     required: bool = False
     nargs: int = 1
+    decides: bool = True
 
     @property
     def turns_off(self) -> bool:

@@ -83,6 +83,8 @@ def job_parameter(declared: Declared) -> click.Parameter:
         type=None if flag else type_,
         is_flag=flag or None,
         required=option.required,
+        # Neither set nor unset: click takes a flag for unset otherwise.
+        **({"default": None} if flag and option.default is None else {}),
         multiple=option.multiple,
         nargs=option.nargs,
         metavar=option.metavar,

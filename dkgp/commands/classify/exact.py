@@ -31,6 +31,8 @@ __all__ = ["Exact"]
 class Exact(ClassifyMethod):
     """The exact LS-SVM; see `dkgp.models.classification.exact`."""
 
+    name = "exact"
+
     def check(self, job: ClassifyJob) -> None:
         """Refuse an intercept that is chosen, solvers of other methods, and tree sums where they serve nothing."""
         if job.settings.intercept == "selected":
@@ -50,17 +52,8 @@ class Exact(ClassifyMethod):
         cautioned(found, None, reporter)
 
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return the settings that count for it."""
-        settings = job.settings
-        return {
-            "isotropic": settings.isotropic,
-            "probability": settings.probability,
-            "seed": settings.seed,
-            "intercept": job.fit_intercept,
-            "tolerance": job.tolerance,
-            "solver": job.solver,
-            "tree_error": job.tree_error,
-        }
+        """Return the options of the method; an intercept is there, or it is not."""
+        return {**super().identity(job, opened), "intercept": job.fit_intercept}
 
     def takes_noise(self, job: ClassifyJob) -> bool:
         """True: s2 = 1/gamma_K is part of the problem."""

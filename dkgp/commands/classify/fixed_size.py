@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
@@ -32,6 +31,7 @@ __all__ = ["FixedSize"]
 class FixedSize(ClassifyMethod):
     """A fixed-size LS-SVM; see `dkgp.models.classification.fixed_size`."""
 
+    name = "fixed-size"
     compiles = ("fixed-size",)
 
     def check(self, job: ClassifyJob) -> None:
@@ -46,10 +46,6 @@ class FixedSize(ClassifyMethod):
         stratified_folds(opened.labels, job.settings.folds, job.settings.seed)
         if opened.hyperparameters is not None and job.given_noise:
             cautioned(opened.hyperparameters, None, reporter)
-
-    def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return all settings."""
-        return {**asdict(job.settings), "given_noise": job.given_noise}
 
     def takes_noise(self, job: ClassifyJob) -> bool:
         """True where it was asked for."""

@@ -75,10 +75,12 @@ GIVEN_NOISE = Option(
 LINK = Option(
     help="Probability of a class by its latent function f: 1 / (1 + exp(-f)), or the normal distribution's.",
     group=LIKELIHOODS,
+    decides=False,  # by the likelihood, with the classes there are
 )
 MULTI_CLASS = Option(
     help="Several classes together, or each against the rest.  [default: softmax of logistic, ovr of gp]",
     group=LIKELIHOODS,
+    decides=False,
 )
 REGULARISATION = Option(
     help="Of logistic: the penalty's weight; hyperparameters that are found from the labels are for 1.",
@@ -144,10 +146,10 @@ class ClassifyJob:
     solver: Annotated[str, SOLVER] = AUTO
     tolerance: Annotated[float, TOLERANCE] = DECISION_TOLERANCE
     gap: Annotated[float | None, GAP] = None
-    max_passes: Annotated[float | None, replace(MAX_PASSES, group=SAMPLES)] = None
-    max_seconds: Annotated[float | None, replace(MAX_SECONDS, group=SAMPLES)] = None
+    max_passes: Annotated[float | None, replace(MAX_PASSES, group=SAMPLES, decides=False)] = None
+    max_seconds: Annotated[float | None, replace(MAX_SECONDS, group=SAMPLES, decides=False)] = None
     tree_error: Annotated[float | None, TREE_ERROR] = None
-    by_reference: Annotated[bool, replace(BY_REFERENCE, group=SAMPLES)] = False
+    by_reference: Annotated[bool, replace(BY_REFERENCE, group=SAMPLES, decides=False)] = False
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS_CHOICE] = None
     certify: Annotated[bool, CERTIFY] = False

@@ -14,6 +14,7 @@ from dkgp.data import ClassifierRecord, Dataset
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.labels import Labels
 from dkgp.operators.base import FloatArray
+from dkgp.options import deciding_values
 from dkgp.solvers import Checkpointing
 
 __all__ = ["ClassifyMethod", "Opened", "Prepared"]
@@ -46,10 +47,13 @@ class ClassifyMethod(ABC):
 
     Attributes
     ----------
+    name
+        By which options say that they belong to it.
     compiles
         What of dkgp's compiled code it needs besides the kernel's; see `dkgp.models.warm_up.helped`.
     """
 
+    name: str
     compiles: tuple[str, ...] = ()
 
     @abstractmethod
@@ -60,9 +64,9 @@ class ClassifyMethod(ABC):
     def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
         """Refuse what does not go with the data, and tell what is odd; `InputError`."""
 
-    @abstractmethod
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return what determines the model beside data, hyperparameters and weights."""
+        """Return what determines the model beside data, hyperparameters and weights: options of the method."""
+        return deciding_values(job, self.name, "settings")
 
     def takes_noise(self, job: ClassifyJob) -> bool:
         """True if the noise variance of the hyperparameters determines the model too."""

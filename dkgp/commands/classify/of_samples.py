@@ -37,7 +37,7 @@ class OfSamples(ClassifyMethod):
     """
 
     def __init__(self, said: Literal["logistic", "gp"]) -> None:
-        self.said = said
+        self.name = self.said = said
 
     def check(self, job: ClassifyJob) -> None:
         """Refuse solvers of other methods, a tree that makes no sense, and softmax of probits."""
@@ -61,17 +61,9 @@ class OfSamples(ClassifyMethod):
         cautioned(found, evidence_of(likelihood_of(job, opened.labels)), reporter)
 
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return the settings that count for it."""
-        return {
-            "likelihood": likelihood_of(job, opened.labels).to_json(),
-            "regularisation": job.regularisation,
-            "isotropic": job.settings.isotropic,
-            "seed": job.settings.seed,
-            "tolerance": job.tolerance,
-            "gap": job.gap,
-            "solver": job.solver,
-            "tree_error": job.tree_error,
-        }
+        """Return the options of the method, and the likelihood."""
+        likelihood = likelihood_of(job, opened.labels).to_json()
+        return {**super().identity(job, opened), "likelihood": likelihood, "regularisation": job.regularisation}
 
     def train(
         self, job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter

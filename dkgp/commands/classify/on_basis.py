@@ -37,6 +37,7 @@ class OnBasis(ClassifyMethod):
 
     def __init__(self, said: Literal["logistic", "gp"]) -> None:
         self.said = self.form = said
+        self.name = f"{said} on a basis"
 
     def check(self, job: ClassifyJob) -> None:
         """Refuse softmax of probits."""
@@ -48,16 +49,14 @@ class OnBasis(ClassifyMethod):
             cautioned(opened.hyperparameters, evidence_of(likelihood_of(job, opened.labels)), reporter)
 
     def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return the settings that count for it."""
+        """Return the options of the method, the basis that they stand for, and the likelihood."""
+        likelihood = likelihood_of(job, opened.labels).to_json()
+        values = super().identity(job, opened)
         return {
-            "likelihood": likelihood_of(job, opened.labels).to_json(),
+            **values,
+            "likelihood": likelihood,
             "regularisation": job.regularisation,
-            "isotropic": job.settings.isotropic,
-            "seed": job.settings.seed,
-            "tolerance": job.tolerance,
-            "basis_size": job.basis_size,
             "basis": job.basis or DEFAULT_BASIS,
-            "certify": job.certify,
         }
 
     def train(

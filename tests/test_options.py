@@ -1,0 +1,298 @@
+"""One declaration of an option: flag, help, JSON schema, checks, places and what decides a result follow from it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dkgp.cli import main
+from dkgp.cli.command import JobCommand
+from dkgp.cli.declared import job_parameter
+from dkgp.errors import InputError, UsageError
+from dkgp.options import (
+    SEED,
+    Part,
+    check_ranges,
+    deciding_values,
+    declared_options,
+    foreign_options,
+    make,
+    options_of,
+    value_at,
+)
+from dkgp.registry import Group, Option
+from dkgp.service.reading import adapter, read
+
+BAKED, FRIED = Group("Options of baking", ("bake",)), Group("Options of frying", ("fry",))
+
+
+def pair(text: str) -> tuple[int, float] | None:
+    if text == "none":
+        return None
+    first, _, second = text.partition(",")
+    return int(first), float(second)
+
+
+@dataclass(frozen=True)
+class Oven:
+    heat: Annotated[float, Option(help="In degrees.", above=0, group=BAKED)] = 180.0
+    levels: Annotated[int, Option(help="Trays.", least=1, group=BAKED)] = 2
+    fan: Annotated[bool, Option(help="Without the fan.", spellings=("--no-fan",), group=BAKED)] = True
+    pause: Annotated[tuple[int, float] | None, Option(help="When.", type=pair, shown="10,0.5", group=BAKED)] = (10, 0.5)
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Glaze:
+    sugar: Annotated[float, Option(help="Grams.", least=0)] = 20.0
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class CookJob:
+    """Something to cook."""
+
+    recipe: Annotated[str, Option(place="read", argument=True)]
+    out: Annotated[str, Option(help="The plate.", metavar="PLATE", place="write")]
+    how: Annotated[Literal["bake", "fry"], Option(help="The way.")] = "bake"
+    oven: Annotated[Oven, Part()] = field(default_factory=Oven)
+    glaze: Annotated[Glaze | None, Part("glaze", "Glaze it.", prefix="glaze_")] = None
+    oil: Annotated[float | None, Option(help="Spoons.", above=0, group=FRIED)] = None
+    turned: Annotated[int, Option(help="How often.", least=0, group=FRIED, decides=False)] = 1
+    guests: Annotated[tuple[str, ...], Option(help="Who comes.")] = ()
+    slack: Annotated[bool | None, Option(help="Either.", spellings=("--slack/--no-slack",))] = None
+    size: Annotated[tuple[int, int] | None, Option(help="Both.", metavar="W H")] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+def made(*arguments: str) -> CookJob:
+    """The job of a command line."""
+    found: list[CookJob] = []
+    parameters = [job_parameter(each) for each in declared_options(CookJob).values()]
+    command = click.Command("cook", params=parameters, callback=lambda **options: found.append(make(CookJob, options)))
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return found[0]
+
+
+def test_what_is_not_given_is_the_dataclass_default() -> None:
+    assert made("r", "--out", "p") == CookJob("r", "p")
+
+
+def test_flags_reach_the_fields_they_are_declared_on() -> None:
+    job = made(
+        *(
+            "r",
+            "--out",
+            "p",
+            "--how",
+            "fry",
+            "--oil",
+            "2",
+            "--turned",
+            "0",
+            "--heat",
+            "90",
+            "--no-fan",
+            "--pause",
+            "3,1",
+        ),
+        *("--guests", "a", "--guests", "b", "--no-slack", "--size", "3", "4", "--glaze", "--glaze-sugar", "7"),
+        *("--seed", "5"),
+    )
+    assert job == CookJob(
+        *("r", "p", "fry"),
+        oven=Oven(90.0, fan=False, pause=(3, 1.0), seed=5),
+        glaze=Glaze(7.0, seed=5),
+        oil=2.0,
+        turned=0,
+        guests=("a", "b"),
+        slack=False,
+        size=(3, 4),
+    )
+    assert made("r", "--out", "p", "--pause", "none").oven.pause is None
+    assert made("r", "--out", "p", "--slack").slack is True
+
+
+def test_a_seed_alone_asks_for_no_part() -> None:
+    assert made("r", "--out", "p", "--seed", "3") == CookJob("r", "p", oven=Oven(seed=3))
+
+
+def test_options_of_a_part_need_it() -> None:
+    with pytest.raises(UsageError, match="`glaze_sugar` belongs to `glaze`, which was not given"):
+        made("r", "--out", "p", "--glaze-sugar", "7")
+
+
+def test_a_part_speaks_of_its_options_by_their_names_in_the_command() -> None:
+    with pytest.raises(InputError, match="`glaze_sugar` must not be negative; got -1.0"):
+        made("r", "--out", "p", "--glaze", "--glaze-sugar", "-1")
+
+
+@pytest.mark.parametrize("wrong", ["many", "a,b"])
+def test_text_that_cannot_be_read_is_refused_by_the_command_line(wrong: str) -> None:
+    with pytest.raises((click.BadParameter, ValueError)):
+        made("r", "--out", "p", "--size", wrong, wrong)
+
+
+def test_text_stays_text_for_a_batch_script() -> None:
+    parameter = job_parameter(declared_options(CookJob)["pause"])
+    command = click.Command("cook", params=[parameter])
+    with command.make_context("cook", ["--pause", "3,1"]) as context:
+        assert context.params == {"pause": "3,1"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"heat": 0.0}, "`heat` must be positive and finite; got 0.0"),
+        ({"heat": math.inf}, "`heat` must be positive and finite; got inf"),
+        ({"heat": math.nan}, "`heat` must be positive and finite; got nan"),
+        ({"levels": 0}, "`levels` must be at least 1; got 0"),
+        ({"seed": -1}, "`seed` must not be negative; got -1"),
+    ],
+)
+def test_ranges(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        Oven(**values)
+    assert str(refusal.value) == words
+
+
+def test_choices() -> None:
+    with pytest.raises(InputError, match="`how` must be one of bake, fry; got 'boil'"):
+        CookJob("r", "p", "boil")  # type: ignore[arg-type]
+
+
+def test_options_of_other_methods() -> None:
+    job = CookJob("r", "p", "fry", oven=Oven(90.0), oil=1.0)
+    assert [each.option.name for each in foreign_options(job, "fry")] == ["heat"]
+    assert [each.option.name for each in foreign_options(job, "bake")] == ["oil"]
+    assert foreign_options(CookJob("r", "p"), "fry") == []
+
+
+def test_what_decides_a_result() -> None:
+    job = CookJob("r", "p", "fry", oven=Oven(seed=4), oil=1.0, turned=3)
+    assert deciding_values(job, "fry", "oven") == {"oil": 1.0, "seed": 4}
+    assert set(deciding_values(job, "bake", "oven")) == {"heat", "levels", "fan", "pause", "seed"}
+
+
+def test_two_options_of_one_name_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Twice:
+        heat: Annotated[float, Option(help="Of the room.")] = 20.0
+        oven: Annotated[Oven, Part()] = field(default_factory=Oven)
+
+    # Annotations are read where the class stands.
+    Twice.__annotations__ = {"heat": Annotated[float, Option(help="Of the room.")], "oven": Annotated[Oven, Part()]}
+    with pytest.raises(UsageError, match="two options are called 'heat'"):
+        declared_options(Twice)
+
+
+def test_the_schema_tells_what_the_help_tells() -> None:
+    schema = adapter(CookJob).json_schema()
+    assert schema["properties"]["oil"]["description"] == "Spoons."
+    oven = schema["$defs"]["Oven"]["properties"]
+    assert oven["heat"]["description"] == "In degrees."
+    assert read(CookJob, {"recipe": "r", "out": "p", "oven": {"heat": 3.0}}, "cook").oven == Oven(3.0)
+    with pytest.raises(InputError, match="oven: `levels` must be at least 1; got 0"):
+        read(CookJob, {"recipe": "r", "out": "p", "oven": {"levels": 0}}, "cook")
+
+
+# --------------------------------------------------------------------------------------------------- dkgp's own jobs
+
+COMMANDS = {name: command for name, command in main.commands.items() if isinstance(command, JobCommand)}
+# Fields that no user sets by an option: what others fill in, or sizes that an option with the same meaning settles.
+WITHOUT = {
+    "demo": {"subset"},
+    "SparseSettings": {"basis_size", "gap"},
+    "SolverOptions": {"own"},
+    "ClusterOptions": {"connect_timeout_seconds", "round_deadline_seconds", "cache_bytes"},
+}
+
+
+def test_jobs_are_run_by_commands_that_declare_them() -> None:
+    assert set(COMMANDS) == {
+        *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "plan", "demo"),
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_field_of_a_job_is_an_option_or_a_part(name: str) -> None:
+    kind = COMMANDS[name].kind
+    reached = {path[0] for each in COMMANDS[name].declared().values() for path in each.paths}
+    assert {each.name for each in fields(kind)} - reached == WITHOUT.get(name, set())
+    parts = {type(each) for each in (part.default_factory() for part in fields(kind) if callable(part.default_factory))}
+    for part in parts:
+        missing = {each.name for each in fields(part)} - options_of(part).keys()
+        assert missing == WITHOUT.get(part.__name__, set())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_help_and_defaults_are_the_declared(name: str) -> None:
+    command = COMMANDS[name]
+    parameters = {str(parameter.name): parameter for parameter in command.params}
+    declared = command.declared()
+    assert parameters.keys() - declared.keys() == {"as_json", "quiet", "debug"}
+    shown = " ".join(command.get_help(click.Context(command)).split())
+    for each in declared.values():
+        parameter = parameters[each.option.name]
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{each.option.name} has no help"
+            assert max(parameter.opts, key=len) in shown
+
+
+@pytest.mark.parametrize("name", ["train", "sparse", "classify", "tune", "predict", "evaluate"])
+def test_the_service_takes_the_same_fields_and_says_the_same(name: str) -> None:
+    kind = COMMANDS[name].kind
+    schema = adapter(kind).json_schema()
+    assert set(schema["properties"]) == {each.name for each in fields(kind)} - {"cluster"}
+    for field_name, option in options_of(kind).items():
+        assert schema["properties"][field_name].get("description", "") == option.help
+
+
+def test_places_are_declared() -> None:
+    places = {
+        name: {each.option.name for each in command.declared().values() if each.option.place == "write"}
+        for name, command in COMMANDS.items()
+    }
+    trained = {"out", "checkpoint", "plot", "log_json"}
+    assert places["train"] == trained | {"tiles"}
+    assert places["sparse"] == places["classify"] == trained
+    assert (places["tune"], places["predict"], places["evaluate"]) == ({"out", "plot"}, {"out"}, {"plot"})
+
+
+def test_a_new_option_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("dkgp.commands.classify")
+    group = Group("Options of fixed-size", ("fixed-size",))
+
+    @dataclass(frozen=True)
+    class ClassifyJob(module.ClassifyJob):  # type: ignore[name-defined,misc]
+        patience: int = 3
+
+    ClassifyJob.__annotations__ = {"patience": Annotated[int, Option(help="Looks.", least=1, group=group)]}
+    monkeypatch.setattr(module, "ClassifyJob", ClassifyJob)
+    command = JobCommand("classify", "Train.", ("dkgp classify d --out m",))
+    assert "--patience INTEGER" in command.get_help(click.Context(command))
+    with command.make_context("classify", ["d", "--out", "m", "--patience", "5"]) as context:
+        options = {name: value for name, value in context.params.items() if name in command.declared()}
+        job = command.job(options)
+    assert value_at(job, ("patience",)) == 5
+    assert deciding_values(job, "fixed-size", "settings")["patience"] == 5
+    assert [each.option.name for each in foreign_options(job, "exact")] == ["patience"]
+    assert adapter(ClassifyJob).json_schema()["properties"]["patience"]["description"] == "Looks."
+    with pytest.raises(InputError, match="`patience` must be at least 1"):
+        ClassifyJob("d", "m", patience=0)
