@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -11,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import dkgp
 from dkgp.cli import main
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import job_parameter
@@ -296,3 +299,38 @@ def test_a_new_option_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert adapter(ClassifyJob).json_schema()["properties"]["patience"]["description"] == "Looks."
     with pytest.raises(InputError, match="`patience` must be at least 1"):
         ClassifyJob("d", "m", patience=0)
+
+
+# ------------------------------------------------------------------------------------------------------- estimators
+
+# scikit-learn's words for options of the command line.
+WORDS = {"tol": "tolerance", "random_state": "seed", "n_basis": "basis_size"}
+ESTIMATORS = {
+    "GPRegressor": "train",
+    "SparseGPRegressor": "sparse",
+    "FixedSizeLSSVC": "classify",
+    "LSSVC": "classify",
+    "KernelLogisticClassifier": "classify",
+    "GPClassifier": "classify",
+}
+# What None stands for there, by the method.
+SETTLED = {"basis": ("pivoted",), "multi_class": ("softmax", "ovr")}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimators_defaults_are_those_of_the_option_of_the_same_meaning(name: str) -> None:
+    estimator = getattr(dkgp, name)
+    declared = COMMANDS[ESTIMATORS[name]].declared()
+    shared = 0
+    for parameter in inspect.signature(estimator).parameters.values():
+        option = declared.get(WORDS.get(parameter.name, parameter.name))
+        if option is None or parameter.name in ("kernel", "class_weight"):
+            continue
+        shared += 1
+        default = option.option.default
+        if default is None and parameter.name in SETTLED:
+            assert parameter.default is None or parameter.default in SETTLED[parameter.name]
+        else:
+            assert parameter.default == default, parameter.name
+        assert re.search(rf"[ ,]{parameter.name}\b", estimator.__doc__), f"{parameter.name} is not documented"
+    assert shared >= 4

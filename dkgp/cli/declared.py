@@ -78,13 +78,14 @@ def job_parameter(declared: Declared) -> click.Parameter:
     told = option.help
     if not (option.required or "[default:" in told or isinstance(default, bool) or default in (None, "", ())):
         told += f"  [default: {default}]"
+    # Of a flag that may be neither set nor unset: click takes it for unset otherwise.
+    neither: dict[str, Any] = {"default": None} if flag and option.default is None else {}
     made = _Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
         type=None if flag else type_,
         is_flag=flag or None,
         required=option.required,
-        # Neither set nor unset: click takes a flag for unset otherwise.
-        **({"default": None} if flag and option.default is None else {}),
+        **neither,
         multiple=option.multiple,
         nargs=option.nargs,
         metavar=option.metavar,
