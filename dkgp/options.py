@@ -281,7 +281,7 @@ def _add(option: Option, path: tuple[str, ...], part: Part, found: dict[str, Dec
 
 
 def _is_given(option: Option, value: Any) -> bool:
-    """Whether a value of the command line is one: None is not, nor a flag that is not set or an empty list."""
+    """True of a value of the command line that is one: not None, a flag that is not set, or an empty list."""
     return value is not None and value != () and not (value is False and option.default is not None)
 
 

@@ -6,20 +6,13 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
-from dkgp.cli.classify import classify
-from dkgp.cli.demo import demo
 from dkgp.cli.info import info
 from dkgp.cli.ingest import ingest
+from dkgp.cli.job_commands import classify, demo, evaluate, plan, predict, pursue, sparse, train, tune
 from dkgp.cli.options import examples
-from dkgp.cli.plan import plan
-from dkgp.cli.predict import evaluate, predict
-from dkgp.cli.pursue import pursue
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
-from dkgp.cli.sparse import sparse
-from dkgp.cli.train import train
-from dkgp.cli.tune import tune
 from dkgp.cli.warm_up import warm_up
 
 __all__ = ["main"]

@@ -12,7 +12,7 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.signals import interruptible
-from dkgp.commands.tree_sums import check_tree_kernel, require_tree_room
+from dkgp.commands.solving import check_tree_kernel, require_tree_room
 from dkgp.data import (
     LINEAR_MODEL_KIND,
     AnyModel,

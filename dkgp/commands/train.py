@@ -38,8 +38,7 @@ from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.solving import going_on, input_bytes, planned_solve, solving
-from dkgp.commands.tree_sums import check_tree_error, check_tree_kernel
+from dkgp.commands.solving import check_tree_error, check_tree_kernel, going_on, input_bytes, planned_solve, solving
 from dkgp.data import CheckpointStore, Dataset, ensure_writable, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.model_store import MODEL_KIND

@@ -185,7 +185,7 @@ def _require_absolute(field: str, location: str | None) -> None:
 
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
-    from dkgp.commands.tree_sums import check_tree_error
+    from dkgp.commands.solving import check_tree_error
     from dkgp.solvers.registry import AUTO
 
     with naming("solver"):
@@ -213,7 +213,7 @@ def _check_classify(job: ClassifyJob) -> None:
 
 
 def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
-    """What every run that trains a model has: side files."""
+    """Check what every run that trains a model has: side files."""
     from dkgp.data.remote.storage import is_local
 
     for field, path in (("plot", job.plot), ("log_json", job.log_json)):

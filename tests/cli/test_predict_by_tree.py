@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_tree_that_workers_could_not_keep_is_refused(
     terrain: dict[str, Any], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.commands.tree_sums.tree_bytes", lambda n, width: n * 10**12)
+    monkeypatch.setattr("dkgp.commands.solving.tree_bytes", lambda n, width: n * 10**12)
     refused(run(*predict(terrain, "height", tmp_path / "p", "--tree-error", 1e-3)), "takes 700,000,000,000,000 bytes")
     assert not list(tmp_path.iterdir())
 

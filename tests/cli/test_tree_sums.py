@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.tree_sums import add_tree_memory
+from dkgp.commands.solving import add_tree_memory
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.classify import classify
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import DeclaredCommand, declared_options
+from dkgp.cli.job_commands import classify, evaluate, predict, sparse, train, tune
 from dkgp.cli.options import examples
-from dkgp.cli.predict import evaluate, predict
 from dkgp.cli.running import execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
-from dkgp.cli.sparse import sparse
-from dkgp.cli.train import train
-from dkgp.cli.tune import tune
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document

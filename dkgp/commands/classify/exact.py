@@ -13,8 +13,15 @@ from dkgp.commands.classify.tuned import found_or_tuned
 from dkgp.commands.own_work import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving
-from dkgp.commands.tree_sums import check_tree_error, check_tree_gradient, check_tree_kernel
+from dkgp.commands.solving import (
+    check_tree_error,
+    check_tree_gradient,
+    check_tree_kernel,
+    effort_limits,
+    input_bytes,
+    planned_solve,
+    solving,
+)
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel, fold_white

@@ -13,8 +13,14 @@ from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
 from dkgp.commands.classify.tuned import found_or_tuned
 from dkgp.commands.reporting.progress import Measure, Reporter
 from dkgp.commands.reporting.risk_plot import plot_risk
-from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving
-from dkgp.commands.tree_sums import check_tree_error, check_tree_kernel
+from dkgp.commands.solving import (
+    check_tree_error,
+    check_tree_kernel,
+    effort_limits,
+    input_bytes,
+    planned_solve,
+    solving,
+)
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white

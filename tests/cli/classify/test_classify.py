@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 from dkgp.cli import main
-from dkgp.cli.classify import classify as classify_command
+from dkgp.cli.job_commands import classify as classify_command
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from tests.cli.classify.conftest import labelled_csv

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from dkgp.cli.group import main
+from dkgp.cli.job_commands import train
 from dkgp.cli.service.submit import of_cluster
-from dkgp.cli.train import train
 from dkgp.commands.batch.script import (
     CLUSTER_OPTIONS,
     CLUSTERED,

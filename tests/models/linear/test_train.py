@@ -221,7 +221,7 @@ def test_fewer_samples_than_features(executor: LocalExecutor, tmp_path: Path) ->
         ({"held_out": 0.001}, "leaves out 0 of 400 samples"),
         ({"method": "mp", "candidates": 3}, "drawn by `method` scdp alone"),
         ({"stop": (0, 0.1)}, "a window of at least 1"),
-        ({"seed": -1}, "`seed` must be at least 0"),
+        ({"seed": -1}, "`seed` must not be negative"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], words: str, dataset: Dataset, executor: LocalExecutor) -> None:

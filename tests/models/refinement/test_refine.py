@@ -251,7 +251,7 @@ def test_what_no_longer_holds_is_not_carried_over(data: ArrayDataset, executor: 
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="refinement"):
+    with pytest.raises(InputError, match=f"`{next(iter(wrong))}`"):
         RefineSettings(**wrong)
 
 

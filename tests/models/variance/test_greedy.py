@@ -212,7 +212,7 @@ def test_other_settings_and_other_ways_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"`rank`, `halo`: of the factor that test samples share"):
         VarianceSettings(basis=10, rank=5, halo=0)
-    with pytest.raises(InputError, match="basis must be at least 1"):
+    with pytest.raises(InputError, match="`basis` must be at least 1"):
         VarianceSettings(basis=0)
     little = VarianceSettings(basis=N, memory_bytes=100_000)
     with pytest.raises(MemoryBudgetError, match=r"a basis of 400 samples takes .* Lower `basis`, or raise"):
