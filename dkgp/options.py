@@ -11,13 +11,15 @@ are a `Part`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from dkgp.errors import DkgpError, InputError, UsageError
 from dkgp.registry import Option
@@ -29,6 +31,7 @@ __all__ = [
     "check_ranges",
     "deciding_values",
     "declared_options",
+    "documented",
     "foreign_options",
     "make",
     "options_of",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 # One for all parts of a job, so that all have it under this name.
@@ -82,6 +86,18 @@ class Declared:
     paths: tuple[tuple[str, ...], ...]
     part: str | None = None
     implied_by: tuple[str, ...] = ()
+
+
+def documented(kind: type[T]) -> type[T]:
+    """Add what a dataclass's options mean to its docstring, field by field; a decorator."""
+    lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes", "----------"]
+    for name, option in options_of(kind).items():
+        plain = _plain(_hints(kind)[name])
+        told = " or ".join(f'"{choice}"' for choice in option.choices) or getattr(plain, "__name__", str(plain))
+        standard = "optional" if option.default is None else f"default {option.default!r}"
+        lines += [f"{name} : {told}, {standard}", *(f"    {line}" for line in textwrap.wrap(option.help, 110))]
+    kind.__doc__ = "\n".join(lines)
+    return kind
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:

@@ -18,6 +18,7 @@ from dkgp.cli import main
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import job_parameter
 from dkgp.errors import InputError, UsageError
+from dkgp.models import SparseSettings
 from dkgp.options import (
     SEED,
     Part,
@@ -334,3 +335,9 @@ def test_an_estimators_defaults_are_those_of_the_option_of_the_same_meaning(name
             assert parameter.default == default, parameter.name
         assert re.search(rf"[ ,]{parameter.name}\b", estimator.__doc__), f"{parameter.name} is not documented"
     assert shared >= 4
+
+
+def test_settings_document_their_options() -> None:
+    for name, option in options_of(SparseSettings).items():
+        assert f"\n{name} : " in str(SparseSettings.__doc__)
+        assert " ".join(option.help.split()) in " ".join(str(SparseSettings.__doc__).split())

@@ -20,7 +20,7 @@ from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, 
 from dkgp.models.linear.paths import METHODS, LinearPath, follow
 from dkgp.models.linear.sums import RowSums, reading_bytes, sums_bytes
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.options import SEED, check_ranges
+from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option
 from dkgp.solvers.pursuit.rows import RowSystem
 from dkgp.solvers.pursuit.systems import GramSystem
@@ -71,6 +71,7 @@ CANDIDATES = Option(
 )
 
 
+@documented
 @dataclass(frozen=True)
 class LinearSettings:
     """Settings of a linear regression with few weights: the method, and how many weights.

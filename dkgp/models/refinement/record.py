@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
 from dkgp.models.solver_choice import factor_for
-from dkgp.options import SEED, check_ranges
+from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
@@ -52,6 +52,7 @@ HELD_OUT = Option(
 )
 
 
+@documented
 @dataclass(frozen=True)
 class RefineSettings:
     """Settings of a refinement of hyperparameters.

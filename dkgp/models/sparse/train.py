@@ -26,7 +26,7 @@ from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray, Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.options import SEED, check_ranges
+from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.greedy_basis.engine import choose_greedily
@@ -47,18 +47,17 @@ KEPT = 59
 GREEDY = Group("Options of a greedy basis")
 
 
-def _bases() -> dict[str, str]:
-    methods: dict[str, list[str]] = {}
-    for name, method in METHODS.items():
-        methods.setdefault(method.basis, []).append(name)
-    told = ", ".join(f"{basis} for {', '.join(names)}" for basis, names in methods.items())
-    return {"help": f"How basis samples are chosen; greedy alone looks at the targets.  [default: {told}]"}
-
-
+BY_METHOD = ", ".join(
+    f"{basis} for {', '.join(name for name, method in METHODS.items() if method.basis == basis)}"
+    for basis in dict.fromkeys(method.basis for method in METHODS.values())
+)
 METHOD = Option(
     help="; ".join(f"{name}: {method.help}" for name, method in METHODS.items()) + ".", choices=tuple(METHODS)
 )
-BASIS = Option(late=_bases, choices=(*BLIND_BASES, "greedy"))
+BASIS = Option(
+    help=f"How basis samples are chosen; greedy alone looks at the targets.  [default: {BY_METHOD}]",
+    choices=(*BLIND_BASES, "greedy"),
+)
 CANDIDATE_COUNT = Option(help="Drawn at random for each greedy choice.", least=1, group=GREEDY)
 PER_ROUND = Option(
     help="Choices by the same weights, before they are fitted again; 1 is the papers'.  [default: a fiftieth of the "
@@ -85,12 +84,13 @@ CERTIFY_PASSES = Option(
 )
 
 
+@documented
 @dataclass(frozen=True)
 class SparseSettings:
     """Settings of a sparse model: method, basis (the method's own by default), and what is spent on its certificate.
 
-    With several choices a round, the best two of each draw are scored after refitting (`screen`) by default. `gap` is
-    the duality gap that a greedy choice goes on to.
+    The basis has `basis_size` samples at most, 1,000 by default; a greedy choice ends at the duality gap `gap`, where
+    that is given. With several choices a round, the best two of each draw are scored after refitting by default.
     """
 
     method: Annotated[str, METHOD] = "vfe"

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
-from dkgp.options import SEED, check_ranges
+from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 
 __all__ = ["TestRows", "VarianceSettings"]
@@ -82,37 +82,14 @@ BASIS = Option(
 KEEP_FACTOR = Option(help="Keep the factor with the model, for the next prediction.", spellings=("--keep-factor",))
 
 
+@documented
 @dataclass(frozen=True)
 class VarianceSettings:
     """Settings of variances: how they are computed, and how tight their intervals are to be.
 
-    Attributes
-    ----------
-    gap : float
-        Relative gap, (upper - lower) / upper, at which a sample is done.
-    max_passes : float
-        Products with the whole kernel matrix that a batch may spend; with 0 the factor alone has to do.
-    latent : bool
-        False: the variance of a new observation at x, noise included. True: of the function itself, without it.
-    rank : int, optional
-        Landmarks of the partial Cholesky factor; chosen from smoothness, time and memory by default.
-    halo : int, optional
-        Samples that a leaf of the block-Vecchia factor is conditioned on, twice those of a leaf; 0 for none, which
-        leaves preconditioning to the partial Cholesky factor. Chosen like the rank by default.
-    batch_size : int, optional
-        Samples of a task; chosen from memory by default.
-    memory_bytes : int, optional
-        Working memory of one worker process: half of it at most for the partial Cholesky factor while it is made, half
-        for the block-Vecchia factor, the rest for the batches under way. By default 704 MiB, more for more than 45,000
-        training samples, up to a third of what is free.
-    keep_factor : bool
-        Keep the factor with the model, and use it next time.
-    basis : int, optional
-        Bound each variance by a basis of its own of up to so many training samples, chosen until the bounds on what is
-        taken off k(x, x) differ by less than `gap` of their mean; see `dkgp.models.variance.greedy`. Of the other
-        settings latent, batch_size, memory_bytes and seed go with it.
-    seed : int
-        Of the landmarks' choice, or the bases'.
+    The gap of an interval is (upper - lower) / upper. Half of a worker's memory at most is for the partial Cholesky
+    factor while it is made, half for the block-Vecchia factor, the rest for the batches under way. With a `basis` for
+    each sample (`dkgp.models.variance.greedy`), latent, batch_size, memory_bytes and seed alone go.
     """
 
     gap: Annotated[float, GAP] = 0.02

@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.memory import FixedSizeMemory, plan_fixed_size
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
-from dkgp.options import SEED, check_ranges
+from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
 
 __all__ = ["FIXED_SIZE", "INTERCEPTS", "SEARCHES", "FixedSizeSettings"]
@@ -84,6 +84,7 @@ PROBABILITY = Option(
 )
 
 
+@documented
 @dataclass(frozen=True)
 class FixedSizeSettings:
     """Settings of a fixed-size LS-SVM (Table 2 of the paper, and the search).
