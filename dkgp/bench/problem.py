@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.commands.reporting.measurements import check_record_file
+from dkgp.commands.reporting.processes import WARM_UP_SAMPLES, write_warm_up
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
@@ -29,14 +30,12 @@ __all__ = [
     "prepare_problem",
     "prepare_test",
     "write_rows",
-    "write_warm_up",
 ]
 
 # Hyperparameters of a data set, without a search.
 Untuned = Callable[[Dataset], Hyperparameters]
 
 FRIEDMAN1 = "friedman1"
-WARM_UP_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -138,19 +137,6 @@ def prepare_problem(
     write_warm_up(train, warm_url)
     test_url = None if test is None else test.url
     return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
-
-
-def write_warm_up(train: Dataset, url: str) -> None:
-    """Write the first training samples to a store of their own, to load compiled code with."""
-    rows = min(WARM_UP_SAMPLES, train.n_samples)
-    dataset_from_arrays(
-        url,
-        train.raw_inputs(0, rows),
-        train.targets(0, rows, standardised=False),
-        feature_names=train.raw_feature_names,
-        target_names=train.target_names,
-        standardisation=train.standardisation,
-    )
 
 
 def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:

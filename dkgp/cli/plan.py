@@ -163,12 +163,7 @@ def plan(reporter: Reporter, **options: Any) -> Document:
     }
     rest = {name: options[name] for name in names} | {"variance": variance_given(options, "variance_")}
     rest |= {"sparse": _sparse_given(options), "classify": _classifier_given(options)}
-    planned_job = PlanJob(**planned, **rest, solver=solver, cluster=cluster)
-    if not options["validate"]:
-        return run_plan(planned_job, reporter)
-    from dkgp.bench.scaling.validate import validate
-
-    return run_plan(planned_job, reporter, validate)
+    return run_plan(PlanJob(**planned, **rest, solver=solver, cluster=cluster), reporter)
 
 
 def _sparse_given(options: dict[str, Any]) -> SparseSettings | None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.tile_budget import budget_here
@@ -33,10 +33,11 @@ from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
+from dkgp.plan.validation.validate import validate
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Sizes
 
-__all__ = ["WORKERS", "PlanJob", "Validation", "run_plan"]
+__all__ = ["WORKERS", "PlanJob", "run_plan"]
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_THREADS = 65_536
@@ -46,21 +47,6 @@ LIMITS = {
     "messages": "messages take longer than the work they bring",
     "reading": "reading the data is the limit",
 }
-
-
-class Validation(Protocol):
-    """Trains what was planned and sets that beside the plan."""
-
-    def __call__(
-        self,
-        dataset: Dataset,
-        found: Hyperparameters,
-        foreseen: Foreseen,
-        machine: MachineFigures,
-        reporter: Reporter,
-        /,
-    ) -> Document:
-        """Return what the plan's document says of it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +84,8 @@ class PlanJob:
         A classifier to foresee too.
     variance, test_samples
         Variances to foresee too: how, and of how many samples.
+    validate
+        Whether to train with 1 and 2 workers on this machine too, and to compare.
     plot, overwrite
         File for a plot; whether it may be replaced.
     """
@@ -121,6 +109,7 @@ class PlanJob:
     classify: FixedSizeSettings | LikelihoodSettings | None = None
     variance: VarianceSettings | None = None
     test_samples: int = 1000
+    validate: bool = False
     plot: str | None = None
     overwrite: bool = False
 
@@ -147,13 +136,8 @@ class PlanJob:
                 raise UsageError(f"the {name} must be finite and above zero; got {value}")
 
 
-def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = None) -> Document:
+def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     """Measure, foresee, lay out; return seconds by phase, memory and worker-hours by number of workers.
-
-    Parameters
-    ----------
-    validate : Validation, optional
-        Trains and compares; `dkgp.bench.scaling.validate.validate` does, on this machine.
 
     Raises
     ------
@@ -212,7 +196,7 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "validation": None,
         "plot": job.plot,
     }
-    if validate is not None:
+    if job.validate:
         document["validation"] = plain(validate(dataset, found, foreseen, machine, reporter))
     if job.plot is not None:
         counts = foreseen.counts

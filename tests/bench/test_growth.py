@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from dkgp.bench.entries import entry_seconds
 from dkgp.bench.growth.study import BenchGrowthJob, run_bench_growth
 from dkgp.bench.problem import BenchProblem
 from dkgp.commands.reporting.progress import SilentReporter
@@ -22,6 +21,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import DkgpError, InputError, InterruptedRunError, UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.plan.validation.entries import entry_seconds
 
 
 @pytest.fixture(scope="module")

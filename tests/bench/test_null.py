@@ -12,8 +12,7 @@ from rich.console import Console
 
 from dkgp.bench.contenders import copy_of, ratio, take_turns
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
-from dkgp.bench.problem import BenchProblem, PreparedProblem
-from dkgp.bench.scaling.study import measure_scaling
+from dkgp.bench.problem import BenchProblem
 from dkgp.bench.solve import BenchSolveJob, run_bench_solve
 from dkgp.bench.solvers import BenchSolversJob, run_bench_solvers
 from dkgp.bench.tiles import BenchTilesJob, run_bench_tiles
@@ -23,6 +22,7 @@ from dkgp.commands.reporting.measurements import Column, median_ratio, report
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.plan.validation.scaling import measure_scaling
 
 
 @pytest.fixture
@@ -156,12 +156,12 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(
         asked.append(description["workers"])
         return {"seconds": next(seconds)}
 
-    monkeypatch.setattr("dkgp.bench.scaling.study.run_contender", run)
-    monkeypatch.setattr("dkgp.bench.scaling.study.entry_seconds", lambda kernel, precision, count: next(spans))
+    monkeypatch.setattr("dkgp.plan.validation.scaling.run_contender", run)
+    monkeypatch.setattr("dkgp.plan.validation.scaling.entry_seconds", lambda kernel, precision, count: next(spans))
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05]}, "noise_variance": 0.04}))
-    prepared = PreparedProblem("", None, "", str(hyper), 10, 1)
-    scaling = measure_scaling(prepared, SolverOptions(), (1, 2), 1, SilentReporter(), null=True)
+    problem = {"train": "", "warm": "", "hyper": str(hyper)}
+    scaling = measure_scaling(problem, SolverOptions(), (1, 2), 1, SilentReporter(), null=True)
     assert asked == [1, 2, 1]
     speedup, ceiling = scaling.ratio(2, 1, "seconds"), scaling.ceiling(2, 1)
     assert (speedup, speedup.null) == (10.0 / 6.0, (1.1, 1.1))

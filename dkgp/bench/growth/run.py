@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from dkgp.bench.entries import entry_seconds
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import plain
@@ -26,6 +25,7 @@ from dkgp.errors import DkgpError
 from dkgp.kernels import kernel_from_json
 from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
+from dkgp.plan.validation.entries import entry_seconds
 
 __all__ = ["MODULE", "train_size"]
 

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dkgp.bench.contenders import found_environment
 from dkgp.bench.growth.plot import plot_growth
 from dkgp.bench.growth.run import MODULE
 from dkgp.bench.problem import PreparedProblem, ProblemJob, prepare_problem
@@ -31,6 +30,7 @@ from dkgp.commands.reporting.documents import Document, dump, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
 from dkgp.commands.reporting.outputs import write_text
 from dkgp.commands.reporting.plots import check_plot_file
+from dkgp.commands.reporting.processes import found_environment
 from dkgp.commands.reporting.progress import Reporter, SolveProgress, WorkProgress
 from dkgp.errors import DkgpError, ExitCode, InputError, InterruptedRunError, NotConvergedError, UsageError
 
@@ -200,7 +200,7 @@ def _run(description: dict[str, Any], label: str, tolerance: float, reporter: Re
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=found_environment(),
+            env=found_environment(MODULE),
             start_new_session=True,
         )
         assert child.stdin is not None

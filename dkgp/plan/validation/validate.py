@@ -6,15 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dkgp.bench.problem import PreparedProblem, write_warm_up
-from dkgp.bench.scaling.study import compare_with_model, measure_scaling
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.commands.reporting.processes import write_warm_up
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen
 from dkgp.plan.network import measure_cluster
+from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 
 __all__ = ["validate"]
 
@@ -33,8 +33,8 @@ def validate(
         warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
         write_warm_up(dataset, warm)
         write_hyperparameters(hyper, found)
-        prepared = PreparedProblem(dataset.url, None, warm, hyper, dataset.n_samples, dataset.n_features)
-        scaling = measure_scaling(prepared, foreseen.options, WORKERS, 1, reporter)
+        problem = {"train": dataset.url, "warm": warm, "hyper": hyper}
+        scaling = measure_scaling(problem, foreseen.options, WORKERS, 1, reporter)
     # The plan may be for another cluster; these runs were on worker processes here.
     with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
         cluster = measure_cluster(executor)

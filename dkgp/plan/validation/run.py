@@ -1,6 +1,6 @@
-"""One run of `dkgp bench scaling` in a process of its own: a solve on worker processes.
+"""A solve on worker processes, and products alone, from a process of its own.
 
-`python -m dkgp.bench.scaling.run` reads a description from standard input and prints figures, both JSON.
+`python -m dkgp.plan.validation.run` reads a description from standard input and prints figures, both JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dkgp.solvers import GreedyBlockCoordinateDescent
 
 __all__ = ["MODULE", "solve_on_workers"]
 
-MODULE = "dkgp.bench.scaling.run"
+MODULE = "dkgp.plan.validation.run"
 WARM_ROUNDS = 1
 PRODUCTS = 5
 

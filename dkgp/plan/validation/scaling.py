@@ -1,4 +1,4 @@
-"""`dkgp bench scaling`: products and whole solves on 1, 2, ... worker processes, and what the cost model says of them.
+"""Runs on growing numbers of worker processes, and what the cost model says of them.
 
 Each worker has one thread. A product alone is timed with nothing else going on; beside its speed-up stands the
 machine's own ceiling: as many threads that evaluate entries and do nothing else, against one.
@@ -6,68 +6,24 @@ machine's own ceiling: as many threads that evaluate entries and do nothing else
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dkgp.bench.contenders import run_contender
-from dkgp.bench.entries import entry_seconds
-from dkgp.bench.problem import BenchProblem, PreparedProblem, ProblemJob
-from dkgp.bench.scaling.run import MODULE
-from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
-from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
+from dkgp.cluster import ClusterOptions
+from dkgp.commands.reporting.measurements import median, median_ratio
+from dkgp.commands.reporting.processes import run_contender
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import open_dataset
-from dkgp.errors import UsageError
 from dkgp.models import read_hyperparameters
-from dkgp.plan.figures import MachineFigures, measure_machine
+from dkgp.plan.figures import MachineFigures
 from dkgp.plan.fleet import Fleet, product_seconds, project
-from dkgp.plan.foreseen import Foreseen, foresee
-from dkgp.plan.network import ClusterFigures, measure_cluster
+from dkgp.plan.foreseen import Foreseen
+from dkgp.plan.network import ClusterFigures
+from dkgp.plan.validation.entries import entry_seconds
+from dkgp.plan.validation.run import MODULE
 
-__all__ = ["BenchScalingJob", "Scaling", "compare_with_model", "measure_scaling", "run_bench_scaling"]
-
-COLUMNS = (
-    Column("workers", "workers", "d"),
-    Column("product_seconds", "product, s", ".4f"),
-    Column("product_speedup", "speed-up", ".2f"),
-    Column("ceiling", "machine's ceiling", ".2f"),
-    Column("share_of_ceiling", "of the ceiling", ".2f"),
-    Column("product_to_model", "measured / model", ".2f"),
-    Column("seconds", "whole solve, s", ".2f"),
-    Column("speedup", "speed-up", ".2f"),
-    Column("seconds_to_model", "measured / model", ".2f"),
-    Column("worker_peak_bytes", "a worker's peak", "bytes"),
-    Column("worker_memory_to_model", "measured / planned", ".2f"),
-)
-
-
-@dataclass(frozen=True)
-class BenchScalingJob(ProblemJob):
-    """A study of one solve on growing numbers of workers.
-
-    Attributes
-    ----------
-    workers
-        Numbers of worker processes; the first is what speed-ups refer to.
-    repeats
-        Turns that every number takes; medians are reported.
-    null
-        Whether the first number takes another turn in each repeat, for the noise of the speed-ups.
-    """
-
-    problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))
-    workers: tuple[int, ...] = (1, 2)
-    repeats: int = 3
-    null: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.workers or min(self.workers) < 1 or len(set(self.workers)) != len(self.workers):
-            raise UsageError(
-                f"--workers needs different numbers of workers, each at least 1, such as 1,2; got {self.workers}"
-            )
+__all__ = ["Scaling", "compare_with_model", "measure_scaling"]
 
 
 @dataclass(frozen=True)
@@ -98,41 +54,8 @@ class Scaling:
         return median_ratio(self.ceilings[workers], first, (self.ceilings_again, first) if self.again else None)
 
 
-def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
-    """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
-    with job.prepared(reporter) as (prepared, _):
-        dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
-        solver, _ = job.solver.decided(dataset, found)
-        scaling = measure_scaling(prepared, solver, job.workers, job.repeats, reporter, null=job.null)
-        reporter.note("measuring this machine and its cluster for the cost model")
-        with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
-            cluster = measure_cluster(executor)
-            machine = measure_machine(dataset, found.kernel, found.noise_variance)
-        foreseen = foresee(dataset, found, solver, SilentReporter())
-    rows = compare_with_model(scaling, foreseen, machine, cluster)
-    last = rows[-1]
-    figures = {
-        "product_speedup": last["product_speedup"],
-        "ceiling": last["ceiling"],
-        "speedup": last["speedup"],
-        "column_passes": scaling.runs[job.workers[0]][0]["column_passes"],
-        "iterations": scaling.runs[job.workers[0]][0]["iterations"],
-    }
-    title = job.title("Worker processes", prepared, f"median of {job.repeats}")
-    settings = {
-        **job.settings(prepared),
-        "repeats": job.repeats,
-        "runs": scaling.runs,
-        "runs_again": scaling.again,
-        "entries_per_second": scaling.ceilings,
-        "machine_figures": machine.to_json(),
-        "network": asdict(cluster.network),
-    }
-    return write_record(report("scaling", title, COLUMNS, rows, figures, **settings), job.out)
-
-
 def measure_scaling(
-    prepared: PreparedProblem,
+    problem: Mapping[str, Any],
     solver: SolverOptions,
     workers: Sequence[int],
     repeats: int,
@@ -140,19 +63,22 @@ def measure_scaling(
     *,
     null: bool = False,
 ) -> Scaling:
-    """Run everything, each number of workers taking its turn in every repeat, with `null` the first of them twice."""
+    """Run everything, each number of workers taking its turn in every repeat, with `null` the first of them twice.
+
+    `problem` names the stores `train` and `warm`, its first samples, and the hyperparameter file `hyper`.
+    """
     scaling = Scaling({count: [] for count in workers}, {count: [] for count in workers})
     turns = [(count, scaling.runs[count], scaling.ceilings[count]) for count in workers]
     turns += [(workers[0], scaling.again, scaling.ceilings_again)] * null
     total, done = 2 * repeats * len(turns), 0
-    kernel = read_hyperparameters(prepared.hyper).kernel
+    kernel = read_hyperparameters(problem["hyper"]).kernel
     with reporter.work("worker processes") as show:
         for _ in range(repeats):
             for count, runs, _ceilings in turns:
                 show(WorkProgress(f"{count} workers", done, total, "runs"))
                 description = {
                     "contender": "solve",
-                    **prepared.to_json(),
+                    **problem,
                     "solver": solver.to_json(),
                     "workers": count,
                     "threads_per_worker": 1,
