@@ -1,4 +1,4 @@
-"""What dkgp is judged by: the experiments of the papers it follows, its rivals, and its own proofs held against others.
+"""Evidence for dkgp: the experiments of the papers it follows, its rivals, and its proofs held against dense solutions.
 
 Each chapter is a room, and one or two sections of `dkgp bench`, which `sections` declares:
 

@@ -19,13 +19,13 @@ from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.measurements import Ratio, median_ratio
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
-from dkgp.commands.reporting.processes import run_contender
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import NotConvergedError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
+from dkgp.plan.validation.processes import run_contender
 from dkgp.solvers import Solution
 
 __all__ = [

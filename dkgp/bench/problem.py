@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.commands.reporting.measurements import check_record_file
-from dkgp.commands.reporting.processes import WARM_UP_SAMPLES, write_warm_up
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, open_dataset, recognise, write_friedman1
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
+from dkgp.plan.validation.processes import WARM_UP_SAMPLES, write_warm_up
 
 __all__ = [
     "FRIEDMAN1",

@@ -29,6 +29,7 @@ def test_scores_are_scikit_learns(rng: np.random.Generator) -> None:
     assert found["calibration_error"] == pytest.approx(sum(gaps))
 
 
+@pytest.mark.evidence
 def test_the_table_of_probabilities(tmp_path: Path) -> None:
     methods = ("logistic,basis=150,subset=120,isotropic=yes", "svc-calibrated", "hist-boosting", "sklearn-gp,most=60")
     job = BenchClassifyJob(

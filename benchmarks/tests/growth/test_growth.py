@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from dkgp.bench.problem import BenchProblem
 from dkgp.commands.reporting.progress import SilentReporter
@@ -19,8 +18,6 @@ from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import DkgpError, InputError, InterruptedRunError, UsageError
-from dkgp.kernels import SquaredExponential
-from dkgp.plan.validation.entries import entry_seconds
 from dkgp_benchmarks.growth.study import BenchGrowthJob, run_bench_growth
 
 
@@ -125,10 +122,3 @@ def test_what_a_size_fails_of_is_said(problem: BenchProblem, tmp_path: Path) -> 
     job = BenchGrowthJob(problem, SolverOptions("cg", tolerance=-1.0), sizes=(300,))
     with pytest.raises(DkgpError, match="n = 300: .*tolerance"):
         run_bench_growth(job, SilentReporter())
-
-
-def test_an_entry_takes_no_longer_than_numpy_needs() -> None:
-    kernel = SquaredExponential(gamma=(0.3, 0.3))
-    with threadpool_limits(1):
-        single, double = (entry_seconds(kernel, precision, 1) for precision in ("single", "double"))
-    assert 1e-12 < single < double < 1e-7

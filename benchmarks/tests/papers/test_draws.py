@@ -1,4 +1,4 @@
-"""Tables of the GBCD paper over several draws: means, spreads and ratios from figures that are given; kernels in words."""
+"""Tables of the GBCD paper over several draws: means, spreads and ratios from given figures; kernels in words."""
 
 from __future__ import annotations
 

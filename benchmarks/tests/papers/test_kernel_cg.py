@@ -61,6 +61,7 @@ def test_losses_come_to_the_least_risk(tmp_path: Path) -> None:
             assert row["factor"] == pytest.approx(row["kcg"] / row["paramcg"] ** 0.5)
 
 
+@pytest.mark.evidence
 def test_no_least_risk_without_regularisation(tmp_path: Path) -> None:
     """Nearly: of labels that can be told apart it is far below what few iterations come to."""
     problem = read_problem("made-twonorm", None, 60, 0).with_gamma(0.02)
@@ -90,6 +91,7 @@ def test_kernel_and_lambda_are_the_best_on_what_was_held_out() -> None:
     np.testing.assert_allclose(found.found.feature_gamma, start * np.exp(step))  # type: ignore[attr-defined]
 
 
+@pytest.mark.evidence
 def test_table_2(tmp_path: Path) -> None:
     names = counted_problems(None)
     assert names == ("made-twonorm", "made-ringnorm")
@@ -109,6 +111,7 @@ def test_table_2(tmp_path: Path) -> None:
         assert row["same_times"] == pytest.approx((row["same_paramcg"] or 400) / row["same_kcg"])
 
 
+@pytest.mark.evidence
 def test_trees_come_to_the_same_risk(tmp_path: Path) -> None:
     terrain = Elevation("made", generated_terrain(3, 60))
     rows = [
@@ -160,6 +163,7 @@ def test_an_elevation_model_is_read_from_its_corner(tmp_path: Path, rng: np.rand
         elevation(Library(tmp_path), 0)
 
 
+@pytest.mark.evidence
 def test_parts_of_the_papers(tmp_path: Path) -> None:
     job = BenchPapersJob(
         parts=("kcg-losses", "kcg-counts", "kcg-trees"),

@@ -128,6 +128,7 @@ def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
     assert {"machine", "hyperparameters", "GBCD", "SMO"} <= set(document["cautions"])
 
 
+@pytest.mark.evidence
 def test_without_data_only_friedman1_is_there() -> None:
     job = BenchPapersJob(tables=("2",), n=120, n_test=30, subset=60, **QUICK)
     document = run_bench_papers(job, SilentReporter())
@@ -136,6 +137,7 @@ def test_without_data_only_friedman1_is_there() -> None:
     assert absent == {paper.name for paper in PAPER_DATA} - {"Friedman1"}
 
 
+@pytest.mark.evidence
 def test_greedy_selection_needs_fewest_passes(bench: Workbench) -> None:
     """The paper's Table 2 in passes, on a problem where blocks matter; and who was cut off is said to be."""
     table = table_2([trial(bench, FEW)])
@@ -191,6 +193,7 @@ def test_what_breaks_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables({"command": "bench", **table})
 
 
+@pytest.mark.evidence
 def test_an_interrupted_run_leaves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -291,6 +294,7 @@ def test_risk_distance() -> None:
     assert reason.converged
 
 
+@pytest.mark.evidence
 def test_gradient_correlations_against_scipy(bench: Workbench) -> None:
     document = correlation_figure([gradient_correlations(bench, FEW, seed=3)])
     rows = {(row["system"], row["pairs"]): row for row in document["rows"]}
@@ -332,6 +336,7 @@ def test_growth_exponents() -> None:
     assert growth_figure([rows[:1]], 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {}
 
 
+@pytest.mark.evidence
 def test_several_targets_stand_in_for_the_poses(folder: Path) -> None:
     job = BenchPapersJob(
         data=str(folder), tables=("2",), problems=("humanevapose",), n=120, n_test=30, subset=60, **QUICK
@@ -341,6 +346,7 @@ def test_several_targets_stand_in_for_the_poses(folder: Path) -> None:
     assert "3 targets" in document["sections"][0]["title"]
 
 
+@pytest.mark.evidence
 def test_table_5_has_its_form(folder: Path) -> None:
     job = BenchPapersJob(
         data=str(folder), tables=("5",), n=150, n_test=40, subset=60, basis_size=20, draws=2, tolerance=1e-2

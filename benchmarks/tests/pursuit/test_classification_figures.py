@@ -128,6 +128,7 @@ def test_figure_8_has_prototypes_among_the_samples(tmp_path: File) -> None:
     assert written(figure, tmp_path / "figure_8.svg") > 5_000
 
 
+@pytest.mark.evidence
 def test_fronts_draw_candidates_and_tell_outliers(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts_module, "CARDINALITIES", (2, 6, 12))
     monkeypatch.setattr(fronts_module, "VARIANTS", (("59", 59, "first"), ("59, intercept drawn", 59, "selected")))
@@ -152,6 +153,7 @@ def test_problems_of_a_figure_are_those_that_are_here(tmp_path: File) -> None:
     assert front_problems(10, tmp_path) == ["titanic"]
 
 
+@pytest.mark.evidence
 def test_figure_11_runs_the_clock_on_four_variants(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "LONGEST", 12)
     figure = figure_11(BenchPursuitJob(n=300, pool=60), SilentReporter())

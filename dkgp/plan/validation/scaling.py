@@ -12,7 +12,6 @@ from typing import Any
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.measurements import median, median_ratio
-from dkgp.commands.reporting.processes import run_contender
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.models import read_hyperparameters
@@ -21,6 +20,7 @@ from dkgp.plan.fleet import Fleet, product_seconds, project
 from dkgp.plan.foreseen import Foreseen
 from dkgp.plan.network import ClusterFigures
 from dkgp.plan.validation.entries import entry_seconds
+from dkgp.plan.validation.processes import run_contender
 from dkgp.plan.validation.run import MODULE
 
 __all__ = ["Scaling", "compare_with_model", "measure_scaling"]

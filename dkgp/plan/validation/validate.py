@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.processes import write_warm_up
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen
 from dkgp.plan.network import measure_cluster
+from dkgp.plan.validation.processes import write_warm_up
 from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 
 __all__ = ["validate"]
