@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from dkgp.bench.problem import ProblemJob
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
 from dkgp.commands.reporting.outputs import check_side_files
-from dkgp.commands.reporting.plots import plot_comparison
+from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, train
 
-__all__ = ["BenchSelectionJob", "run_bench_selection"]
+__all__ = ["BenchSelectionJob", "plot_comparison", "run_bench_selection"]
 
 LABELS = {
     "gbcd": "GBCD (greedy)",
@@ -76,6 +79,38 @@ def run_bench_selection(job: BenchSelectionJob, reporter: Reporter) -> Document:
     document = report("selection", title, COLUMNS, rows, figures, **job.settings(prepared), histories=histories)
     document["plot"] = job.plot
     return write_record(document, job.out)
+
+
+def plot_comparison(
+    path: str, histories: Mapping[str, Sequence[Mapping[str, Any]]], *, minimum: float, tolerance: float, title: str
+) -> None:
+    """Draw several methods on one problem, as Figure 3 of the GBCD paper does: by iteration, logarithmic.
+
+    Parameters
+    ----------
+    histories : mapping
+        Name of the method -> its records.
+    minimum : float
+        The objective's minimum, as well as it is known; the gap to it is drawn.
+    tolerance : float
+        Drawn as a line.
+    """
+    with drawn(path, 11.0, 4.5, title) as figure:
+        left, right = figure.subplots(1, 2)
+        for name, history in histories.items():
+            columns = ("iteration", "gradient_inf_norm", "objective")
+            rounds, gradient, objective = np.array([[row[column] for column in columns] for row in history]).T
+            left.semilogy(rounds, gradient, label=name)
+            gap = objective - minimum
+            # What lies at the minimum to within rounding has no place on a logarithmic axis.
+            shown = gap > 1e-12 * abs(minimum)
+            right.semilogy(rounds[shown], gap[shown], label=name)
+        left.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label="tolerance")
+        left.set(xlabel="iteration", ylabel="max |g|")
+        right.set(xlabel="iteration", ylabel="objective above its minimum")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+            axis.legend()
 
 
 def _train(

@@ -33,7 +33,6 @@ from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
-from dkgp.plan.validation.validate import validate
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Sizes
 
@@ -197,6 +196,8 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         "plot": job.plot,
     }
     if job.validate:
+        from dkgp.plan.validation.validate import validate
+
         document["validation"] = plain(validate(dataset, found, foreseen, machine, reporter))
     if job.plot is not None:
         counts = foreseen.counts

@@ -23,7 +23,7 @@ from dkgp.models import read_hyperparameters
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
-PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "deploy").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "deploy").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 # A page may say how its examples get along with less: <!-- smaller in tests: n = 4000 -> n = 400 -->
 SMALLER = re.compile(r"<!-- smaller in tests: (.*?) -->")
 

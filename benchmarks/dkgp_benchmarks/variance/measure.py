@@ -16,16 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.bench.contenders import Runs, cholesky_bytes, ratio, room_for_cholesky, take_turns
-from dkgp.bench.problem import BenchProblem, prepare_problem, prepare_test
+from dkgp.bench.problem import FRIEDMAN1, BenchProblem, open_whole, prepare_problem
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.measurements import median
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset, open_dataset, open_model, open_prediction, save_model
+from dkgp.data import (
+    Dataset,
+    dataset_from_arrays,
+    open_dataset,
+    open_model,
+    open_prediction,
+    save_model,
+    write_friedman1,
+)
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import certified_row_errors
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.validation.processes import WARM_UP_SAMPLES
 
 __all__ = ["REFERENCES", "Intervals", "MeasuredVariances", "VarianceTrial", "contender_of", "measure_variances"]
 
@@ -252,7 +261,7 @@ def _prepared(trial: VarianceTrial, folder: Path, reporter: Reporter) -> tuple[s
     """Return the model store and the test samples."""
     if trial.model is not None:
         model = open_model(trial.model)
-        test = prepare_test(trial.problem, folder, reporter)
+        test = _prepare_test(trial.problem, folder, reporter)
         test.as_seen_by(model.feature_names, model.target_names, model.standardisation)  # has its features, or says so
         return trial.model, test
     prepared = prepare_problem(trial.problem, folder, reporter)
@@ -265,6 +274,22 @@ def _prepared(trial: VarianceTrial, folder: Path, reporter: Reporter) -> tuple[s
     train = open_dataset(prepared.train)
     _save_without_solving(url, train, read_hyperparameters(prepared.hyper, n_features=train.n_features))
     return url, open_dataset(prepared.test)
+
+
+def _prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
+    """Write a test store alone into `folder`, for a model that is there: `n_test` samples at most, drawn at random."""
+    test_url = str(folder / "test.zarr")
+    if problem.data == FRIEDMAN1:
+        few = max(2, min(WARM_UP_SAMPLES, problem.n_test))
+        test = write_friedman1(folder / "train.zarr", test_url, few, problem.n_test, seed=problem.seed)[1]
+        assert test is not None
+        return test
+    whole = open_whole(problem, folder, reporter)
+    chosen = np.random.default_rng(problem.seed).permutation(whole.n_samples)[: problem.n_test]
+    inputs = whole.raw_inputs(0, whole.n_samples)[np.sort(chosen)]
+    return dataset_from_arrays(
+        test_url, inputs, None, feature_names=whole.raw_feature_names, standardisation=whole.standardisation
+    )
 
 
 def _save_without_solving(url: str, train: Dataset, found: Hyperparameters) -> None:
