@@ -19,9 +19,8 @@ from dkgp.models import Hyperparameters
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence
 from dkgp_benchmarks.certify.dense import averaged_logit, latent_variances, logit_mode
-from dkgp_benchmarks.certify.exact import SKLEARN
 
-__all__ = ["equality", "has_scikit_learn"]
+__all__ = ["equality"]
 
 FloatArray = NDArray[np.float64]
 
@@ -41,14 +40,8 @@ COLUMNS = (
 )
 
 
-def has_scikit_learn() -> bool:
-    """True if scikit-learn is installed."""
-    return SKLEARN.is_there()
-
-
 def equality(seed: int) -> Document:
     """Fit both with the same kernel to generated labels; a section of the differences."""
-    SKLEARN.require("Its Gaussian process classifier beside dkgp's")
     from sklearn.gaussian_process import GaussianProcessClassifier
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 

@@ -30,12 +30,11 @@ from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.registry import Extra
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses
 from dkgp_benchmarks.certify.left_out_search import improved_by_left_out, own_units
 from dkgp_benchmarks.certify.problems import BenchCertifyJob, Judged, Problem
 
-__all__ = ["COLUMNS", "FILES", "SKLEARN", "judge", "measured"]
+__all__ = ["COLUMNS", "FILES", "judge", "measured"]
 
 FloatArray = NDArray[np.float64]
 
@@ -45,7 +44,6 @@ FILES = ("adult", "usps")
 JUDGED, JUDGED_TESTS, FEW_PASSES = 3000, 5000, 2.0
 PIECE_ROWS = 512
 SVC_SUBSET, SVC_FOLDS, COSTS, STEPS = 2000, 5, (1.0, 10.0, 100.0), (0.3, 1.0, 3.0)
-SKLEARN = Extra("sklearn", "scikit-learn", "sklearn")
 
 COLUMNS = (
     Column("data", "data", text=True),

@@ -18,14 +18,12 @@ def run_bench_certify(job: BenchCertifyJob, reporter: Reporter) -> Document:
 
     Raises
     ------
-    UsageError, InputError, MissingExtraError
+    UsageError, InputError
         What is asked for is not here.
     """
     check_record_file(job.out)
     if job.method not in METHODS:
         raise UsageError(f"`method` is '{job.method}'; expected one of {', '.join(METHODS)}")
-    if job.svm:
-        exact.SKLEARN.require("An SVM beside in `dkgp bench certify`")
     if job.method != METHODS[0]:
         return likelihood.run(job, reporter)
     rows, total = [], Judged()

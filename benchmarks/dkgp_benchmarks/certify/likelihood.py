@@ -30,7 +30,7 @@ from dkgp.models.classification.hyperparameters import tune_labels
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.metrics import class_metrics
 from dkgp_benchmarks.certify.dense import Mode, averaged_logit, latent_variances, logit_mode, softmax_mode
-from dkgp_benchmarks.certify.equality import equality, has_scikit_learn
+from dkgp_benchmarks.certify.equality import equality
 from dkgp_benchmarks.certify.problems import BenchCertifyJob, Judged, Problem, problems
 
 __all__ = ["COLUMNS", "FILES", "Exact", "exact_solution", "held_against", "run"]
@@ -95,7 +95,7 @@ def run(job: BenchCertifyJob, reporter: Reporter) -> Document:
         f"bounds, {total.outside} probabilities outside their intervals"
     )
     document = report("certify", title, COLUMNS, rows, figures, tolerance=job.tolerance, method=job.method)
-    if job.method == "gp" and has_scikit_learn():
+    if job.method == "gp":
         document["sections"] = [equality(job.seed)]
     return write_record(document, job.out)
 

@@ -12,13 +12,7 @@ from dkgp_benchmarks.classify.fixed_size import CANDIDATES, SETTINGS, FixedSize
 from dkgp_benchmarks.classify.probabilities import rivals as probable_rivals
 from dkgp_benchmarks.classify.probabilities.own import SETTINGS as PROBABLE_SETTINGS
 from dkgp_benchmarks.classify.probabilities.own import Probable
-from dkgp_benchmarks.classify.rivals import (
-    Boosting,
-    SupportVectors,
-    boosting_library,
-    require_boosting,
-    require_sklearn,
-)
+from dkgp_benchmarks.classify.rivals import Boosting, SupportVectors, boosting_library
 from dkgp_benchmarks.classify.sparse_rival import SparseMachine
 from dkgp_benchmarks.classify.trial import Method
 
@@ -58,29 +52,23 @@ METHODS: dict[str, _Known] = {
     "scdp-pool": _Known(FixedSize, SETTINGS),
     "scdpp": _Known(lambda given: FixedSize({"pool": 1.0, "candidates": CANDIDATES, **given}), SETTINGS, table_5=False),
     "ls-svm": _Known(lambda _: LeastSquaresSVM(), table_5=False),
-    "svm": _Known(lambda _: SupportVectors(), require=require_sklearn),
+    "svm": _Known(lambda _: SupportVectors()),
     "spsvm": _Known(lambda _: SparseMachine()),
-    "boosting": _Known(
-        lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})", require=require_boosting
-    ),
+    "boosting": _Known(lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})"),
     "logistic": _Known(lambda given: Probable("logistic", given), PROBABLE_SETTINGS, probable=True),
     "gp": _Known(lambda given: Probable("gp", given), PROBABLE_SETTINGS, probable=True),
     "svc-calibrated": _Known(
         probable_rivals.CalibratedVectors,
         probable_rivals.SVM_SETTINGS,
         probable=True,
-        require=probable_rivals.require_calibrated,
     ),
-    "hist-boosting": _Known(
-        lambda _: probable_rivals.HistogramTrees(), probable=True, require=probable_rivals.require_histogram
-    ),
+    "hist-boosting": _Known(lambda _: probable_rivals.HistogramTrees(), probable=True),
     "lightgbm": _Known(lambda _: probable_rivals.LightTrees(), probable=True, require=probable_rivals.require_light),
     "sklearn-gp": _Known(
         probable_rivals.DenseProcess,
         probable_rivals.PROCESS_SETTINGS,
         table_5=False,
         probable=True,
-        require=probable_rivals.require_process,
     ),
 }
 # Methods of Tables 3 to 5 where none is named.

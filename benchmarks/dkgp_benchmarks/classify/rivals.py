@@ -16,11 +16,10 @@ from dkgp.models.classification.labels import stratified_folds
 from dkgp.registry import Extra
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 
-__all__ = ["Boosting", "SupportVectors", "boosting_library", "require_boosting", "require_sklearn"]
+__all__ = ["LIGHTGBM", "Boosting", "SupportVectors", "boosting_library"]
 
 FloatArray = NDArray[np.float64]
 
-SKLEARN = Extra("sklearn", "scikit-learn", "sklearn")
 LIGHTGBM = Extra("peers", "lightgbm", "lightgbm", "dkgp-benchmarks")
 
 SVM_FOLDS, BOOSTING_FOLDS, SUBSET_FOLDS = 10, 5, 5
@@ -128,24 +127,12 @@ def boosting_library() -> str:
     return "lightgbm" if LIGHTGBM.is_there() else "scikit-learn"
 
 
-def require_sklearn() -> None:
-    """Raise `MissingExtraError` where there is no scikit-learn."""
-    SKLEARN.require("The method svm of `dkgp bench classify`")
-
-
-def require_boosting() -> None:
-    """Raise `MissingExtraError` where there is neither LightGBM nor scikit-learn."""
-    if not LIGHTGBM.is_there():
-        SKLEARN.require("The method boosting of `dkgp bench classify`")
-
-
 def _least(errors: dict[Any, float]) -> Any:
     """The place of the least error; of equals the least cost, or the fewest leaves, slowest and shortest."""
     return min(errors, key=lambda place: (errors[place], *place))
 
 
 def _svc(cost: float, gamma: float) -> Any:
-    require_sklearn()
     from sklearn.svm import SVC
 
     return SVC(C=cost, gamma=gamma, cache_size=CACHE_MIB, max_iter=MOST_ITERATIONS)
@@ -162,7 +149,6 @@ def _boosting(leaves: int, rate: float, rounds: int, seed: int) -> Any:
             n_jobs=1,
             verbose=-1,
         )
-    require_boosting()
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(

@@ -290,13 +290,10 @@ def test_a_file_that_is_not_as_expected_is_refused(arrays: dict[str, np.ndarray]
 
 
 def test_a_missing_extra_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingExtraError, match=r"The method svm .* pip install 'dkgp\[sklearn\]'"):
-        run_bench_classify(BenchClassifyJob(methods=("svm",)), SilentReporter())
-    if boosting_library() == "scikit-learn":
-        with pytest.raises(MissingExtraError, match="The method boosting"):
-            MethodSpec.read("boosting").require()
-    MethodSpec.read("ls-svm").require()
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(MissingExtraError, match=r"The method lightgbm .* pip install 'dkgp-benchmarks\[peers\]'"):
+        run_bench_classify(BenchClassifyJob(tables=("probabilities",), methods=("lightgbm",)), SilentReporter())
+    MethodSpec.read("boosting").require()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp_benchmarks.classify.rivals import CACHE_MIB, LIGHTGBM, SKLEARN, SupportVectors
+from dkgp_benchmarks.classify.rivals import CACHE_MIB, LIGHTGBM, SupportVectors
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 
 __all__ = [
@@ -23,10 +23,7 @@ __all__ = [
     "DenseProcess",
     "HistogramTrees",
     "LightTrees",
-    "require_calibrated",
-    "require_histogram",
     "require_light",
-    "require_process",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -71,7 +68,6 @@ class CalibratedVectors:
 
     def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
         """Train five machines on parts, whose decisions calibrate a sixth on all samples."""
-        require_calibrated()
         from sklearn.calibration import CalibratedClassifierCV
         from sklearn.svm import SVC
 
@@ -91,7 +87,6 @@ class HistogramTrees:
 
     def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
         """Train on all samples; it keeps some to stop by where there are many."""
-        require_histogram()
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         return _Fitted(HistGradientBoostingClassifier(random_state=trial.seed).fit(trial.inputs, trial.codes))
@@ -125,7 +120,6 @@ class DenseProcess:
 
     def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
         """Train on a random subset where there are more samples than it may have."""
-        require_process()
         from sklearn.gaussian_process import GaussianProcessClassifier
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
@@ -134,21 +128,6 @@ class DenseProcess:
         kernel = ConstantKernel(1.0) * RBF(length, (1e-3 * length, 1e3 * length))
         model = GaussianProcessClassifier(kernel, random_state=trial.seed)
         return _Fitted(model.fit(few.inputs, few.codes), few.n)
-
-
-def require_calibrated() -> None:
-    """Raise `MissingExtraError` where there is no scikit-learn."""
-    SKLEARN.require("The method svc-calibrated of `dkgp bench classify`")
-
-
-def require_histogram() -> None:
-    """Raise `MissingExtraError` where there is no scikit-learn."""
-    SKLEARN.require("The method hist-boosting of `dkgp bench classify`")
-
-
-def require_process() -> None:
-    """Raise `MissingExtraError` where there is no scikit-learn."""
-    SKLEARN.require("The method sklearn-gp of `dkgp bench classify`")
 
 
 def require_light() -> Any:
