@@ -59,8 +59,8 @@ TABLE_2_REASONS = (
     (r"error with .*\(open\)$", "of one split, which has no standard error"),
     (
         "milliseconds",
-        "k_m bounds the steps, which are the lesser part of training here: the sums over the samples, which it does not "
-        "bound, take most, so that medians of few splits beside other work come out either way",
+        "k_m bounds the steps, which are the lesser part of training here: the sums over the samples, which it does "
+        "not bound, take most, so that medians of few splits beside other work come out either way",
     ),
 )
 TABLE_5_REASONS = (
