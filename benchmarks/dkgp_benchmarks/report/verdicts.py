@@ -2,7 +2,8 @@
 
     dkgp bench papers --report DIR --full --verdicts verdicts.md --verdicts records.json
 
-A compact record is a part's, without curves and pictures: what its tables show, what determined it, and its verdicts.
+A compact record is a part's, without curves and pictures: what its tables show, to eight digits, what determined it,
+and its verdicts. It has a line to itself, so that one that is made anew is one line of a difference.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ WORDS = (MET, BEYOND, MISSED, OPEN)
 # Left out of compact records: what draws a curve.
 CURVES = "curves"
 KINDS = (".md", ".json")
+# Of the tables of compact records: more than any column shows.
+DIGITS = 8
 INTRODUCTION = (
     "Made by `dkgp bench papers --report ... --verdicts`: nothing here is typed in but rules and reasons. "
     '"Met" is as in the paper, "beyond" better, "missed" worse, each by the rule of its part; "open" is what a run '
@@ -90,11 +93,14 @@ def write_verdicts(path: str, records: Sequence[Document], command: Callable[[st
     order = {name: number for number, name in enumerate(PARTS.all())}
     done = [record for record in records if record["status"] == DONE and record["part"] in order]
     done.sort(key=lambda record: (order[record["part"]], record["variant"]))
+    # The page is of the compact records, too: whoever makes it of their file gets the same digits.
+    compact = [_compact(record) for record in done]
     if path.endswith(".json"):
-        compact = [_compact(record) for record in done]
-        text = dump({"command": "bench", "benchmark": "papers", "dkgp": __version__, "records": compact}, indent=1)
+        head = dump({"command": "bench", "benchmark": "papers", "dkgp": __version__}, indent=None)
+        lines = ",\n".join(dump(record, indent=None) for record in compact)
+        text = f'{head[:-1]}, "records": [\n{lines}\n]}}'
     else:
-        text = _markdown(done, command)
+        text = _markdown(compact, command)
     write_object(path, (text.rstrip() + "\n").encode())
 
 
@@ -128,9 +134,19 @@ def duration(seconds: float) -> str:
 def _compact(record: Mapping[str, Any]) -> Document:
     kept = {name: value for name, value in record.items() if name not in ("pictures", "format")}
     kept["sections"] = [
-        {name: value for name, value in section.items() if name != CURVES} for section in record["sections"]
+        {name: _rounded(value) for name, value in section.items() if name != CURVES} for section in record["sections"]
     ]
+    kept["verdicts"] = PARTS.find(record["part"]).verdicts(kept["sections"], record["variant"])
     return kept
+
+
+def _rounded(value: Any) -> Any:
+    """The same JSON with fewer digits; whole numbers, counts among them, keep theirs."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and not value.is_integer() else value
 
 
 def _markdown(records: Sequence[Document], command: Callable[[str], str]) -> str:

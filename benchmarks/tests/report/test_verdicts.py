@@ -32,6 +32,7 @@ from dkgp_benchmarks.papers.verdicts.verdict import (
     same_order,
 )
 from dkgp_benchmarks.report.run import run_report
+from dkgp_benchmarks.report.verdicts import write_verdicts
 
 COLUMNS = (Column("what", "what", text=True), Column("value", "a|b", ".2f"), Column("none", "none", "d"))
 
@@ -194,7 +195,16 @@ def test_kernel_cg() -> None:
         {"n": 20, "times": 3.0, "plain_entries": 10.0, "tree_entries": 2.0},
         {"n": 40, "times": None},
     ]
-    assert {each.verdict for each in kernel_cg.trees([table("figure_kcg-trees", sizes)], "")} == {MET}
+
+    def grown(rows: Sequence[dict[str, Any]]) -> list[str]:
+        return [each.verdict for each in kernel_cg.trees([table("figure_kcg-trees", rows)], "")]
+
+    assert grown(sizes) == [MET, MET, MET, MET]
+    assert grown(sizes[:1]) == [MISSED, MISSED]
+    # Seconds of a small run are swayed by other work, entries are not.
+    assert grown([{**sizes[0], "times": 9.0}, sizes[1]]) == [MET, MISSED, MET, MET]
+    assert grown([{**sizes[0], "plain_entries": 200.0}, sizes[1]]) == [MET, MET, MET, MISSED]
+    assert grown(sizes[2:]) == []
 
 
 def test_classifiers_keep_the_words_of_their_tables() -> None:
@@ -224,6 +234,36 @@ def test_classifiers_keep_the_words_of_their_tables() -> None:
     assert [each.verdict for each in pursuit.outliers([table("table_scdp-scdpp:a", mended)], "a")] == [MISSED, MISSED]
     mended[1]["splits"] = 5
     assert [each.verdict for each in pursuit.outliers([table("table_scdp-scdpp:a", mended)], "a")] == [MISSED, OPEN]
+
+
+def test_parameters_are_held_against_the_default_over_the_same_splits() -> None:
+    def row(parameter: str, value: str, *errors: float, difference: float = 0.0, **more: Any) -> dict[str, Any]:
+        own = {"parameter": parameter, "value": value, "splits": len(errors), "errors": list(errors), "size": 5.0}
+        own |= {"difference": difference, "difference_error": 0.1 if len(errors) > 1 else None, "fit_ms": 2.0}
+        return own | more
+
+    rows = [
+        row("as it comes", "", 10.0, 11.0, fit_ms=4.0),
+        # Banana's spread in the paper is 0.42 for this method: half of it, and two standard errors of 0.1.
+        row("M, pool", "n", 10.0, 11.0, difference=-0.4),
+        row("eps", "none", 10.0, 11.0, difference=0.42),
+        row("rho", "10", 12.0, 11.0),
+        row("rho", "59", 10.0, 11.5),
+        row("k_m", "5", 10.0, 11.0, size=5.1),
+        row("k_m", "20", 10.0, 11.0, fit_ms=4.1),
+    ]
+
+    def judged(rows: Sequence[dict[str, Any]]) -> list[str]:
+        return [each.verdict for each in pursuit.parameters([table("table_scdp-2:banana", rows)], "banana")]
+
+    assert judged(rows) == [MET, MISSED, MET, MISSED, MET, MET, MISSED]
+    # Farther by as much on both splits, then on one alone: no standard error tells that it is.
+    assert judged([rows[0], row("rho", "10", 10.0, 11.0), row("rho", "59", 10.5, 11.5)]) == [MISSED]
+    assert judged([rows[0], row("rho", "10", 10.0, 11.0), row("rho", "59", 10.0, 11.5)]) == [OPEN]
+    one = [row("as it comes", "", 10.0), row("eps", "none", 10.5, difference=0.5), row("k_m", "5", 10.0)]
+    assert judged(one) == [OPEN, MET, MET]
+    # A row of other splits is not compared.
+    assert judged([rows[0], *one[1:]]) == []
 
 
 def test_figures_of_the_pursuit() -> None:
@@ -352,12 +392,29 @@ def test_verdicts_stand_on_the_page_and_go_where_they_are_wanted(parts: dict[str
 
     # On another machine what is done is not done again; what is asked for beyond it is.
     assert "curves" not in compact.read_text(encoding="utf-8")
+    assert len(compact.read_text(encoding="utf-8").splitlines()) == 4
     other = replace(job, report=str(tmp_path / "other"), records=str(compact), verdicts=())
     assert [row["note"] for row in run_report(other, SilentReporter())["rows"]] == ["taken over", "taken over"]
     assert parts["runs"] == 2
     more = replace(other, draws=5, parts=("first:a",))
     assert run_report(more, SilentReporter())["rows"][0]["missed"] == 1
     assert parts["runs"] == 3
+
+
+def test_compact_records_make_the_page_that_they_came_with(parts: dict[str, Any], tmp_path: Path) -> None:
+    """Figures are rounded before they are judged and shown; whole numbers are not."""
+    job = BenchPapersJob(report=str(tmp_path / "report"), draws=2, parts=("first:a",))
+    run_report(job, SilentReporter())
+    record = json.loads((tmp_path / "report" / "records" / "first_a.json").read_text(encoding="utf-8"))
+    for value, kept in ((1.23456789123, 1.2345679), (1112268130.0, 1112268130.0), (0.999999999999, 1.0)):
+        record["sections"][0]["rows"][0]["value"] = value
+        write_verdicts(str(tmp_path / "records.json"), [record], str)
+        (compact,) = json.loads((tmp_path / "records.json").read_text(encoding="utf-8"))["records"]
+        assert compact["sections"][0]["rows"][0]["value"] == kept
+        assert compact["verdicts"][0]["verdict"] == MISSED  # of 1.0, too, where the limit is below 1
+        for name, shown in (("one.md", record), ("other.md", compact)):
+            write_verdicts(str(tmp_path / name), [shown], str)
+        assert (tmp_path / "one.md").read_bytes() == (tmp_path / "other.md").read_bytes()
 
 
 def test_seconds_are_of_all_draws(parts: dict[str, Any], tmp_path: Path) -> None:
@@ -388,7 +445,7 @@ def test_what_is_no_report_is_refused(parts: dict[str, Any], tmp_path: Path) -> 
 
 def test_every_part_says_how_it_is_judged() -> None:
     without = {part.name for part in PARTS.all().values() if part.judge is None}
-    assert without == {"scdp-table-2", "scdp-figure-8"}
+    assert without == {"scdp-figure-8"}
     for part in PARTS.all().values():
         assert set(part.printed) <= set(part.items)
         if part.judge is not None:

@@ -210,9 +210,16 @@ PARTS.add(
         reads=lambda variant: (MAP,),
         run=_trees,
         judge=Judge(
-            "With trees it is quicker at the largest size that ran both ways, more so than at the smallest, and "
-            "evaluates fewer entries.",
+            "With trees it is quicker, and evaluates fewer entries, at the largest size that ran both ways, and more "
+            "so than at the smallest.",
             verdicts.trees,
+            (
+                (
+                    "seconds .* from",
+                    "a run on the smallest size takes a fraction of a second, which is at the mercy of what else the "
+                    "machine does; entries are not",
+                ),
+            ),
         ),
     )
 )

@@ -57,13 +57,13 @@ def trees(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
     both = [row for row in table["rows"] if row["times"] is not None]
     if not both:
         return
-    last = both[-1]
-    what = f"seconds without trees over those with, {last['n']:,} samples"
-    yield claim(what, "> 1", f"{last['times']:.1f}", last["times"] > 1.0)
-    first = both[0]
-    if len(both) > 1:
-        what = f"the same from {first['n']:,} to {last['n']:,} samples"
-        yield claim(what, "grows", f"{first['times']:.1f} to {last['times']:.1f}", last["times"] > first["times"])
-    if last["plain_entries"] and last["tree_entries"]:
-        ratio = last["plain_entries"] / last["tree_entries"]
-        yield claim(f"entries without trees over those with, {last['n']:,} samples", "> 1", f"{ratio:.1f}", ratio > 1.0)
+    sizes = both[:1] + both[1:][-1:]
+    for what, ratios in (
+        ("seconds", [row["times"] for row in sizes]),
+        ("entries", [row["plain_entries"] / row["tree_entries"] for row in sizes]),
+    ):
+        words = f"{what} without trees over those with"
+        yield claim(f"{words}, {both[-1]['n']:,} samples", "> 1", f"{ratios[-1]:.1f}", ratios[-1] > 1.0)
+        if len(ratios) > 1:
+            grown = f"{words}, from {both[0]['n']:,} to {both[-1]['n']:,} samples"
+            yield claim(grown, "grows", f"{ratios[0]:.1f} to {ratios[1]:.1f}", ratios[1] > ratios[0])

@@ -1,13 +1,14 @@
-"""Verdicts on the pursuit paper: Tables 3 to 5, SCDPP's outliers, and Figures 3 to 13."""
+"""Verdicts on the pursuit paper: Tables 2 to 5, SCDPP's outliers, and Figures 3 to 13."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, Verdict, claim, near, same_order, sections_of
 
-__all__ = ["FIGURES", "errors", "outliers", "partitions"]
+__all__ = ["FIGURES", "errors", "outliers", "parameters", "partitions"]
 
 Document = dict[str, Any]
 
@@ -24,8 +25,51 @@ TIMES_AS_QUICK, SAME_ERROR = (7.0, 10.0), 0.5
 ENOUGH, ENOUGH_BAND = 11, 0.5
 # Of Figure 3: when steepest descent is there depends on what "there" is.
 ONE_STEP = 1.0
+# Of Table 2: differences of errors within so many standard errors and half of the paper's spread are none.
+STANDARD_ERRORS = 2.0
 # Draws of Figures 9 and 10 that err by five points above SCDP, in percent of all draws.
 FEW_OUTLYING = 2.0
+
+
+def parameters(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
+    """Table 2, which is in words: what the pool, rho, eps and k_m do, over the same splits as the default."""
+    from dkgp_benchmarks.classify.problems import PROBLEMS
+    from dkgp_benchmarks.classify.published import SLACK, TABLE_3
+
+    (table,) = sections
+    default, slack = table["rows"][0], SLACK * TABLE_3[PROBLEMS[variant].paper_name]["scdp-pool"].error_std
+    # Splits that a variant failed on are left out of its row: what is of other splits is not compared.
+    rows = {(row["parameter"], row["value"]): row for row in table["rows"] if row["splits"] == default["splits"]}
+    for place, what in ((("M, pool", "n"), "all samples as pool"), (("eps", "none"), "no early stop")):
+        if place in rows:
+            row, error = rows[place], rows[place]["difference_error"]
+            here = f"{row['difference']:+.2f} points" + ("" if error is None else f" ± {error:.2f}")
+            # One split has no standard error.
+            holds = None if error is None else bool(abs(row["difference"]) <= slack + STANDARD_ERRORS * error)
+            yield claim(f"error with {what}, less the default's", "no influence", here, holds)
+    few, many = rows.get(("rho", "10")), rows.get(("rho", "59"))
+    if few is not None and many is not None:
+        away = [
+            [abs(here - there) for here, there in zip(row["errors"], default["errors"], strict=True)]
+            for row in (few, many)
+        ]
+        mean, error = _mean([one - other for one, other in zip(*away, strict=True)])
+        holds = True if mean >= 0.0 else False if error is not None and mean < -STANDARD_ERRORS * error else None
+        here = f"{_mean(away[0])[0]:.2f} points of 10, {_mean(away[1])[0]:.2f} of 59"
+        yield claim("distance of errors to those of a choice among all, by rho", "less of the larger", here, holds)
+    for most in (5, 20):
+        if (row := rows.get(("k_m", f"{most}"))) is not None:
+            yield claim(f"vectors with k_m = {most}", f"at most {most}", f"{row['size']:.1f}", row["size"] <= most)
+            seconds = row["fit_ms"] / default["fit_ms"]
+            what = f"milliseconds of training with k_m = {most} over the default's"
+            yield claim(what, "at most 1", f"{seconds:.2f}", seconds <= 1.0)
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and its standard error."""
+    mean, count = math.fsum(values) / len(values), len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return mean, math.sqrt(squares / (count * (count - 1))) if count > 1 else None
 
 
 def errors(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
