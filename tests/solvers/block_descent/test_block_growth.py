@@ -170,7 +170,7 @@ def test_sizes_are_those_of_the_least_projected_cost(n: int, d: int, candidates:
 
         def cost(m: int) -> float:
             passes = 0.8 + (min(pace, 1e3) - 0.8) * start / m  # noqa: B023
-            kappa = min(candidates, max(20, candidates * start // m))  # noqa: B023
+            kappa = min(candidates, max(20, candidates * start // m))
             return passes / m * seconds_of_a_round(n, d, kappa, m)
 
         best = min([start, *(m for m in SIZES if start < m < largest), largest], key=cost)

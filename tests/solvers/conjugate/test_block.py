@@ -120,14 +120,13 @@ class TestDirections:
         monkeypatch.setattr(block, "PIECE_ROWS", 16)
         monkeypatch.setattr(block, "PIECE_COLUMNS", 4)
         matrix, right = positive_definite(rng, 70), rng.normal(size=(70, 11))
-        directions = BlockDirections(threads=threads)
-        for iteration in range(2):
+        directions, last = BlockDirections(threads=threads), np.zeros((70, 0))
+        for _ in range(2):
             step = directions.advance(right.copy(), right, lambda vectors: matrix @ vectors)
             P = directions.vectors
             np.testing.assert_allclose(P.T @ P, np.eye(11), atol=1e-10)
             np.testing.assert_allclose(step, np.linalg.solve(P.T @ matrix @ P, P.T @ right), rtol=1e-9, atol=1e-10)
-            if iteration:
-                np.testing.assert_allclose(last.T @ matrix @ P, 0.0, atol=1e-12)
+            np.testing.assert_allclose(last.T @ matrix @ P, 0.0, atol=1e-12)
             last = P
             target, expected = right.copy(), right - matrix @ P @ step
             add_product(target, directions.images, -step, threads)
