@@ -301,3 +301,19 @@ def test_float32_without_curvature_goes_on_in_float64(right: np.ndarray) -> None
     assert not state.alpha.any()
     found = solve(operator, right, solver=solver, stopping=RelativeResidual(1e-8))
     np.testing.assert_allclose(found.alpha, np.linalg.solve(PROBLEM.matrix, right), atol=1e-6)
+
+
+def test_what_float32_tiles_without_curvature_have_come_to_is_computed_anew(
+    right: np.ndarray, rng: np.random.Generator
+) -> None:
+    operator, solver = PROBLEM.dense(), ConjugateGradient()
+    state = solver.start(operator, right)
+    solver.advance(operator, state)
+    state.gradient += 0.1 * rng.normal(size=right.shape)
+    exact = operator.matmat
+    operator.matmat = lambda vectors, precision="double": exact(vectors) if precision == "double" else -vectors
+    alpha = state.alpha.copy()
+    solver.advance(operator, state)
+    assert (state.precision, state.exact) == ("double", True)
+    np.testing.assert_array_equal(state.alpha, alpha)
+    np.testing.assert_allclose(state.gradient, PROBLEM.matrix @ alpha - right, atol=1e-11)
