@@ -176,12 +176,13 @@ def test_float32_begins_at_twenty_roundings_of_the_largest_eigenvalue(share: flo
         assert Subproblem(DenseKernelOperator(kernel, noise, X), size, 1, typical_entry=entry).single is single
 
 
-def test_float32_breakdown_goes_on_in_float64() -> None:
+@pytest.mark.parametrize("chunks", [[30, 30, 30], [150]])
+def test_float32_breakdown_goes_on_in_float64(chunks: list[int]) -> None:
     problem = smooth_problem(200, 2, targets=3, noise_variance=1e-8, gamma=0.01)
-    subproblem = grown(problem, [30, 30, 30], single=True)
+    subproblem = grown(problem, chunks, single=True)
     assert not subproblem.single
-    assert subproblem.size == 90
-    reference = grown(problem, [30, 30, 30], single=False)
+    assert subproblem.size == sum(chunks)
+    reference = grown(problem, chunks, single=False)
     np.testing.assert_array_equal(subproblem.indices, reference.indices)
     np.testing.assert_array_equal(subproblem.gradient, reference.gradient)
     assert residual(problem, subproblem, subproblem.solve()) <= 1e-6
