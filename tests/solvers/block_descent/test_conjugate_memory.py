@@ -42,6 +42,14 @@ def test_steps_are_conjugate_to_those_held(steps: int, rng: np.random.Generator)
         assert abs(memory.directions[last.slot, :, target] @ gradient[:, target]) < 1e-11
 
 
+def test_the_last_steps_are_those_that_are_remembered(rng: np.random.Generator) -> None:
+    memory, slots = ConjugateMemory(90, 2, 3), list[int]()
+    for _ in range(8):
+        slots.append(descend(memory, 1, rng)[2].slot)
+        assert memory.held == slots[-3:]
+        assert len(set(memory.held)) == len(memory.held)
+
+
 def test_a_row_ahead_has_the_bits_of_all(rng: np.random.Generator) -> None:
     memory = ConjugateMemory(90, 2, 3)
     _, gradient, _ = descend(memory, 4, rng)
