@@ -114,6 +114,20 @@ def test_probit_averages_are_bounded_to_the_last_digit(rng):
                 assert upper[i, label] - lower[i, label] <= 3e-11 * exact + 1e-300
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_ends_of_a_mean_are_rounded_outward(sign, rng):
+    """Far out a mean's last digit is as much of its average as averages may be off by themselves."""
+    mean, bound = sign * rng.uniform(525.0, 690.0, (300, 1)), rng.uniform(0.0, 3.0, (300, 1))
+    zeros = np.zeros((300, 1))
+    lower, upper = averaged_intervals(LOGIT, mean, bound, zeros, zeros)
+    label = 1 if sign < 0.0 else 0  # the unlikely one
+    with mpmath.workdps(40):
+        for i, (m, b) in enumerate(zip(np.abs(mean[:, 0]), bound[:, 0], strict=True)):
+            nearer, further = (mpmath.exp(-abs(mpmath.mpf(float(m)) + s * mpmath.mpf(float(b)))) for s in (-1, 1))
+            assert lower[i, label] <= further
+            assert nearer <= upper[i, label]
+
+
 @pytest.mark.parametrize("classes", [3, 8, 40])
 def test_shares_of_a_sum_are_rounded_outward(classes, rng, monkeypatch):
     """What division by the sum of all rounds off, against fractions, where averages themselves are exact."""
