@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from dkgp.data.remote.claims import Claim, TakenOverError
+from dkgp.data.stores import manifest as module
 from dkgp.data.stores.arrays import create_array, create_group, open_arrays
 from dkgp.data.stores.manifest import (
     MANIFEST_NAME,
@@ -22,7 +25,7 @@ from dkgp.data.stores.manifest import (
     recognise,
     store_attributes,
 )
-from dkgp.errors import StoreError
+from dkgp.errors import OutputExistsError, StoreError
 
 
 def written(folder: Path, kind: str = "model") -> str:
@@ -167,3 +170,48 @@ def test_what_is_no_store_is_not_recognised(tmp_path: Path) -> None:
     assert recognise(str(tmp_path)) is None
     with pytest.raises(StoreError, match=f"is not a dkgp model store: it has no {MANIFEST_NAME}"):
         read_manifest(str(tmp_path), "model")
+
+
+class Held(Claim):
+    """A claim that is asked for so many times before another writer has taken it."""
+
+    asked: ClassVar[list[int]] = []
+    holds = 2
+
+    def require(self) -> None:
+        self.asked.append(1)
+        if len(self.asked) > self.holds:
+            raise TakenOverError("taken over")
+
+
+@pytest.mark.parametrize(("holds", "written_anyway"), [(None, True), (2, True), (1, False), (0, False)])
+def test_of_two_manifests_that_of_the_claims_holder_counts(
+    tmp_path: Path, holds: int | None, written_anyway: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is there when this one comes: it is replaced, by a writer that has not been taken over."""
+    url, puts, write = str(tmp_path / "a.zarr"), list[dict[str, Any]](), module.write_object
+
+    def put(address: str, content: bytes, **options: Any) -> None:
+        puts.append(options)
+        if len(puts) == 1:
+            raise OutputExistsError("there")
+        write(address, content)
+
+    create_group(url, "model", {})
+    array = create_array(url, "values", (5,), 6, ("sample",))
+    array.write(0, np.ones(5))
+    monkeypatch.setattr(module, "write_object", put)
+    claim = None
+    if holds is not None:
+        monkeypatch.setattr(Held, "asked", [])
+        monkeypatch.setattr(Held, "holds", holds)
+        claim = Held(url, "")
+    if written_anyway:
+        commit(url, "model", {}, [array], claim)
+        assert len(puts) == 2
+    else:
+        with pytest.raises(TakenOverError):
+            commit(url, "model", {}, [array], claim)
+        assert len(puts) == holds
+    assert is_committed(url) is written_anyway
+    assert [options for options in puts if options] == [{"replace": True}] * min(len(puts), 1)

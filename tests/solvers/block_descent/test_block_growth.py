@@ -207,6 +207,15 @@ def test_a_gradient_of_zero_says_nothing_of_the_pace() -> None:
     assert (growth.size, growth.review_norm) == (100, 0.0)
 
 
+def test_a_gradient_that_is_no_number_says_nothing_either() -> None:
+    growth = BlockGrowth(BlockSizes(1000, 8, 60, 100, 500), 100)
+    for columns, value in ((500, 1.0), (1000, np.nan), (1500, 0.9)):
+        growth.review(columns, np.full((4, 1), value))
+        assert growth.size == 100
+    growth.review(2000, np.full((4, 1), 0.9))
+    assert growth.size > 100  # from here on it is known that it does not fall
+
+
 @given(st.integers(1, 500), st.integers(1, 4000), st.integers(0, 4000))
 def test_grown_blocks_look_at_as_many_candidates_in_all(candidates: int, start: int, more: int) -> None:
     kappa = grown_candidates(candidates, start, start + more)
