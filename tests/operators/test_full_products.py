@@ -268,6 +268,41 @@ def test_all_workers_that_may_keep_tiles_are_told_to_forget_them(
     executor.close()
 
 
+class Clock:
+    """A clock that goes on by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 7.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Answer:
+    """A round that is done at some time of a clock."""
+
+    def __init__(self, clock: Clock, at: float) -> None:
+        self.clock, self.at = clock, at
+
+    def done(self) -> bool:
+        return self.clock.now >= self.at
+
+
+@pytest.mark.parametrize(("answered", "waited"), [(0.0, 0.0), (2.0, 2.0), (4.9, 4.9), (1e9, 5.0)])
+def test_who_does_not_answer_is_waited_for_five_seconds(
+    answered: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, executor = Clock(), Elsewhere({"a": 1, "b": 1})
+    monkeypatch.setattr(full_products, "time", clock)
+    monkeypatch.setattr(executor, "submit", lambda *arguments: Answer(clock, 7.0 + answered))
+    full_products.forget_everywhere(executor, "run")
+    assert clock.now - 7.0 == pytest.approx(waited, abs=0.02)
+    executor.close()
+
+
 class Told(LocalExecutor):
     """Notes the terms that products go out with."""
 
