@@ -128,3 +128,34 @@ def test_a_kernel_that_is_zero_or_infinite_is_refused(prior: float, words: str) 
     features = evaluator.prepare(np.ones((3, 1)))
     with pytest.raises(InputError, match=words):
         RandomlyPivotedCholesky(evaluator, features, np.full(3, prior), 2, np.random.default_rng(0))
+
+
+def unfinished(X: np.ndarray, rank: int) -> RandomlyPivotedCholesky:
+    kernel = parse_kernel("linear", X.shape[1])
+    evaluator = TileEvaluator(kernel, "double")
+    return RandomlyPivotedCholesky(evaluator, evaluator.prepare(X), kernel.diagonal(X), rank, np.random.default_rng(0))
+
+
+def test_where_no_pivot_is_worth_it_the_factor_has_ended(rng: np.random.Generator) -> None:
+    """What seems to be left is rounding: none of those drawn has anything of its own."""
+    factor = unfinished(rng.normal(size=(60, D)), 20)
+    while not factor.complete:
+        factor.extend()
+    assert factor.rank == D
+    factor.residual[:] = 1.0
+    assert not factor.complete
+    factor.extend()
+    assert factor.complete
+    assert factor.rank == D
+
+
+def test_what_rounding_leaves_of_small_samples_is_not_drawn() -> None:
+    """Each is judged by its own k(x, x): one has more left of it than rounding leaves, and 1,000 have less."""
+    X = np.r_[1000.0, np.ones(1001)][:, None]
+    factor = unfinished(X, 5)
+    # A ten-billionth of each one's own.
+    factor.residual[0] = 0.0
+    factor.residual[1:] = 0.9e-10 * parse_kernel("linear", 1).diagonal(X)[1:]
+    factor.residual[500] *= 2.0 / 0.9
+    factor.extend()
+    assert factor.pivots.tolist() == [500]
