@@ -187,6 +187,7 @@ def test_seconds_of_a_round_are_told_by_phase(executor: LocalExecutor) -> None:
     began = time.perf_counter()
     seconds = solver.advance(state=state, operator=PROBLEM.blocked(executor))
     whole = time.perf_counter() - began
+    assert (state.iteration, state.columns) == (1, 30)
     assert set(seconds) == {"select", "vectors", "wait"}
     assert all(value > 0.0 for value in seconds.values())
     assert sum(seconds.values()) <= whole
