@@ -167,6 +167,8 @@ class TestDirections:
         expected = vectors[:, 2:] @ ((vectors[:, 2:].T @ right) / values[2:, None])
         np.testing.assert_allclose(curvature.solve(right), expected, rtol=0, atol=0.05 * np.abs(expected).max())
         assert block._Curvature(-np.eye(3)).rank == 0
+        for value in (np.nan, np.inf):
+            assert block._Curvature(np.diag([1.0, value])).rank == 0
 
 
 class TestIterationsThatVerify:
