@@ -12,11 +12,15 @@ from click.testing import CliRunner
 
 import dkgp.estimators.settings
 import dkgp.models.classification.exact.train
-from dkgp import LSSVC, GPRegressor
+import dkgp.models.classification.logistic.foreseen
+import dkgp.models.classification.logistic.train
+from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier
 from dkgp.cli import main
-from dkgp.data import dataset_from_arrays, open_classifier
+from dkgp.data import dataset_from_arrays, memory_dataset, open_classifier
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
+from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.keeping import Keeping
 from dkgp.solvers import Choice
@@ -94,3 +98,39 @@ def test_classifier(
         alphas.append(alpha.tobytes())
     assert len(set(decisions)) == 1
     assert len(set(alphas)) == 1
+
+
+@pytest.mark.parametrize("estimator", [KernelLogisticClassifier, GPClassifier])
+def test_likelihoods(
+    estimator: Any,
+    samples: tuple[np.ndarray, np.ndarray],
+    asked: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """By runs on subsets, where there are samples enough for these to be nothing beside the rest."""
+    X, labels = samples[0], (samples[1] > 0.0).astype(int)
+    kernel = SquaredExponential((0.8, 0.3), variance=5.0)
+    few = estimator(kernel).fit(X, labels).predict_proba(X)
+    assert asked[:3] == [0.0] * 3
+    monkeypatch.setattr(dkgp.models.classification.logistic.foreseen, "SUBSETS", (100, 300))
+    monkeypatch.setattr(dkgp.models.classification.logistic.train, "FORESEEN_FROM", N)
+    asked.clear()
+    model = estimator(kernel).fit(X, labels)
+    # Those on the subsets are decided by nobody: the first run of three or more that falls by one.
+    wanted = dkgp.models.classification.logistic.foreseen.foreseen_products
+    dataset = memory_dataset(X, labels.astype(float), classes=("no", "yes"))
+    likelihood = Likelihood.of("logit", "softmax", 2)
+    expected = wanted(dataset, labels_of(dataset), kernel, likelihood).count
+    told = [products for products in asked if products > 0.0]
+    assert told[:3] == pytest.approx([expected, expected - 1.0, expected - 2.0])
+    assert model.predict_proba(X).tobytes() == few.tobytes()
+    # And so by the command.
+    dataset_from_arrays(tmp_path / "d.zarr", X, labels.astype(float), classes=("no", "yes"))
+    write_hyperparameters(tmp_path / "h.json", Hyperparameters(kernel, 1.0))
+    method = "gp" if estimator is GPClassifier else "logistic"
+    asked.clear()
+    command = ["classify", tmp_path / "d.zarr", "--out", tmp_path / "m.zarr", "--method", method]
+    ran = CliRunner().invoke(main, [str(each) for each in (*command, "--hyper", tmp_path / "h.json")])
+    assert ran.exit_code == 0, ran.output
+    assert next(products for products in asked if products > 0.0) == pytest.approx(expected)
