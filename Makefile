@@ -34,15 +34,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-faults test-slow lint types format docs notebook bench mutants lock clean
+.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants lock clean
 
 help: ## Print this list
 	@echo "Targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## Set up .venv: dkgp, editable, with all that the other targets need
+install: $(STAMP) ## Set up .venv: dkgp and its benchmarks, editable, with all that the other targets need
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@usable() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
 	python=''; \
 	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python); do \
@@ -55,19 +55,22 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo "Setting up $(VENV) with $$("$$python" --version), about a minute ..."; \
 	"$$python" -m venv --clear $(VENV); \
-	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev]'; \
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev]' -e ./benchmarks; \
 	touch $@
 
 demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, model, predictions, table and plot
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
-test: $(STAMP) ## Run the tests, except the slow ones, those of faults and of other processors
-	$(BIN)/python -m pytest -m "not slow and not faults and not portable" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
+test: $(STAMP) ## Run the tests, except the slow ones, those of faults, of other processors and most of the benchmarks'
+	$(BIN)/python -m pytest -m "not slow and not faults and not portable and not evidence" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
 	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
 	env $$variables $(BIN)/python -m pytest tests/kernels tests/operators tests/engine \
 	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
+
+test-benchmarks: $(STAMP) ## Run what `make test` leaves out of the tests of benchmarks/
+	$(BIN)/python -m pytest benchmarks/tests -m "evidence and not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
@@ -116,9 +119,9 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants]'
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants]' -e ./benchmarks
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
-	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras but peers; run it again to renew them."; \
+	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras, and dkgp-benchmarks without its peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 	rm -rf $(LOCK_VENV)
@@ -126,4 +129,4 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 clean: ## Remove .venv, caches and the output of demo, bench and docs
 	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) notebook-output docs/generated build dist
 	rm -rf .mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find dkgp tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find dkgp benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

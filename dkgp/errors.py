@@ -77,14 +77,14 @@ class MemoryBudgetError(InputError):
 
 
 class MissingExtraError(DkgpError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra, of dkgp by default, that brings it."""
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str, distribution: str = "dkgp") -> None:
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed. "
-            f"Install it with: pip install 'dkgp[{extra}]'"
+            f"Install it with: pip install '{distribution}[{extra}]'"
         )
 
 

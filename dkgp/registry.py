@@ -36,11 +36,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional package: the extra of dkgp that brings it, its own name, and what is imported of it."""
+    """An optional package: the extra (of dkgp by default) that brings it, its own name, and what is imported of it."""
 
     name: str
     package: str
     module: str
+    distribution: str = "dkgp"
 
     def is_there(self) -> bool:
         """True if it is installed; it is not imported for the answer."""
@@ -51,7 +52,7 @@ class Extra:
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
-            raise MissingExtraError(self.package, self.name, purpose) from error
+            raise MissingExtraError(self.package, self.name, purpose, self.distribution) from error
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,26 @@ extensions = [
 
 templates_path = [str(Path(__file__).parent / "_templates")]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/**", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/**",
+    "notebooks/**",
+    "deploy/**.md",
+    "benchmarks/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+]
 # Folders that are not even looked into, too.
-exclude_patterns = [".*", "dkgp", "tests", "build", "dist", "*-output", "docs/_*", "**/.ipynb_checkpoints"]
+exclude_patterns = [
+    ".*",
+    "dkgp",
+    "benchmarks/[!R]*",
+    "tests",
+    "build",
+    "dist",
+    "*-output",
+    "docs/_*",
+    "**/.ipynb_checkpoints",
+]
 nitpicky = True
 
 # ----------------------------------------------------------------------------------------------- Markdown and notebooks

@@ -24,6 +24,8 @@ import dkgp
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dkgp"
+BENCHMARKS = ROOT / "benchmarks"
+PACKAGES = (PACKAGE, BENCHMARKS / "dkgp_benchmarks")
 LONGEST_FILE_LINES = 450
 MOST_MODULES = 15
 DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
@@ -32,6 +34,13 @@ DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
 @pytest.fixture(scope="module")
 def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> dict[str, Any]:
+    """What the distribution in benchmarks/ says of itself."""
+    project: dict[str, Any] = tomllib.loads((BENCHMARKS / "pyproject.toml").read_text())["project"]
+    return project
 
 
 def sources(folder: Path) -> list[Path]:
@@ -56,8 +65,8 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
             "--no-cache",
         ],
         cwd=folder,
-        # The copy in `folder` must win over the package that is installed.
-        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        # The copies in `folder` must win over the packages that are installed.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "benchmarks")]), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
@@ -67,8 +76,16 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
-    assert dkgp.__version__ == pyproject["project"]["version"]
+def test_version_is_the_same_everywhere(pyproject: dict[str, Any], benchmarks: dict[str, Any]) -> None:
+    assert dkgp.__version__ == pyproject["project"]["version"] == benchmarks["version"]
+    (version,) = (text.partition("==")[2] for text in benchmarks["dependencies"] if text.startswith("dkgp"))
+    assert version == dkgp.__version__
+
+
+def test_both_distributions_have_the_licence(pyproject: dict[str, Any], benchmarks: dict[str, Any]) -> None:
+    assert (BENCHMARKS / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert [benchmarks[name] for name in ("license", "license-files")] == ["BSD-3-Clause", ["LICENSE"]]
+    assert "/benchmarks" in pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
 def test_import_contracts_hold() -> None:
@@ -86,6 +103,8 @@ TERMINAL = "Only dkgp.cli and what commands report with talk to a terminal"
 ROOMS_OF_KERNELS = "Kernels are values that tiles are made of, and know none"
 ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which know neither"
 ROOMS_OF_SOLVERS = "Solvers share what lies below them, and the driver knows none"
+ABOVE = "Benchmarks know dkgp, which knows none of them"
+ROOMS_OF_BENCHMARKS = "The larger benchmarks share what lies below them"
 ROOMS_OF_SERVICE = "What answers, what runs and what asks meet in the queue alone"
 
 
@@ -102,6 +121,9 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
         ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
         ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
+        ("cli/plan", "def later():\n    import dkgp.bench.tiles", "A plan is made without a benchmark"),
+        ("bench/tiles", "def later():\n    import dkgp_benchmarks.library", ABOVE),
+        ("benchmarks/dkgp_benchmarks/library", "import dkgp_benchmarks.solvers", ROOMS_OF_BENCHMARKS),
     ],
     "to the right": [("data/types", "import dkgp.kernels.base", LAYERS), ("estimators/lazy", "import xarray", STORES)],
     "to the left, later": [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
@@ -116,10 +138,12 @@ BREAK_MORE = {"far up", "up"}
 @pytest.mark.parametrize("row", INTRUDERS)
 def test_import_contracts_bite(tmp_path: Path, row: str) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(PACKAGE, tmp_path / "dkgp", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(package, tmp_path / package.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__"))
     for module, statement, _ in INTRUDERS[row]:
         # A file that is there: where rooms are listed to the last, a new one would break that contract as well.
-        with (tmp_path / "dkgp" / f"{module}.py").open("a") as file:
+        package = tmp_path if module.startswith("benchmarks/") else tmp_path / "dkgp"
+        with (package / f"{module}.py").open("a") as file:
             file.write(f"\n{statement}\n")
     result = lint_imports(tmp_path)
     assert result.returncode != 0, result.stdout
@@ -130,7 +154,7 @@ def test_import_contracts_bite(tmp_path: Path, row: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     # Imports within functions count too.
-    graph = grimp.build_graph(PACKAGE.name, cache_dir=None)
+    graph = grimp.build_graph(*(package.name for package in PACKAGES), cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
     # For type checkers alone: `dkgp.GPRegressor` is loaded on first use, while layers below read `dkgp.__version__`.
     imports["dkgp"] -= {"dkgp.estimators"}
@@ -139,7 +163,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_a_folder_is_seen_at_a_glance() -> None:
-    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    below = (path for package in PACKAGES for path in package.rglob("*"))
+    folders = [*PACKAGES, *(path for path in below if path.is_dir() and path.name != "__pycache__")]
     counts = {str(path): sum(1 for module in path.glob("*.py") if module.name != "__init__.py") for path in folders}
     assert {path: count for path, count in counts.items() if count > MOST_MODULES} == {}
 
@@ -162,7 +187,7 @@ def test_layers_read_only_the_version_of_the_top_level() -> None:
 
 
 def test_files_fit_in_one_reading() -> None:
-    for path in (*sources(PACKAGE), *sources(ROOT / "tests")):
+    for path in (path for folder in (*PACKAGES, ROOT / "tests", BENCHMARKS / "tests") for path in sources(folder)):
         n_lines = len(path.read_text().splitlines())
         assert n_lines <= LONGEST_FILE_LINES, f"{path} has {n_lines} lines; split it where its story changes"
 
@@ -173,23 +198,26 @@ def test_docstrings_open_with_what_the_thing_is_or_does() -> None:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
-        for path in sources(PACKAGE)
+        for package in PACKAGES
+        for path in sources(package)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in asking
     ]
     assert not found, "\n".join(found)
 
 
-def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str, Any]) -> None:
+def test_every_dependency_is_pinned_to_an_admissible_version(
+    pyproject: dict[str, Any], benchmarks: dict[str, Any]
+) -> None:
     pinned: dict[str, Version] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             name, version = line.split("==")
             pinned[canonicalize_name(name)] = Version(version)
-    extras = pyproject["project"]["optional-dependencies"]
-    # Peers are raced, not tested with, and bring gigabytes.
-    own = [texts for name, texts in extras.items() if name != "peers"]
-    requirements = [Requirement(text) for text in sum(own, pyproject["project"]["dependencies"])]
+    extras = pyproject["project"]["optional-dependencies"].values()
+    # The benchmarks' peers are raced, not tested with, and bring gigabytes.
+    core = [*pyproject["project"]["dependencies"], *benchmarks["dependencies"]]
+    requirements = [Requirement(text) for text in sum(extras, core)]
     assert len(requirements) > 13
     for requirement in requirements:
         if requirement.name != "dkgp":
@@ -198,17 +226,20 @@ def test_every_dependency_is_pinned_to_an_admissible_version(pyproject: dict[str
             assert version in requirement.specifier, f"constraints.txt pins {requirement.name} {version}; run make lock"
 
 
-def test_core_imports_are_declared(pyproject: dict[str, Any]) -> None:
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_core_imports_are_declared(pyproject: dict[str, Any], benchmarks: dict[str, Any], package: Path) -> None:
     # Imported at the top of a file, a package must be a core dependency: an extra may be missing.
-    declared = {canonicalize_name(Requirement(text).name) for text in pyproject["project"]["dependencies"]}
-    # Brought by a core dependency that cannot work without it: numba, zarr.
-    declared |= {"llvmlite", "numcodecs"}
-    for path in sources(PACKAGE):
+    project = pyproject["project"] if package == PACKAGE else benchmarks
+    declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+    if package == PACKAGE:
+        # Brought by a core dependency that cannot work without it: numba, zarr.
+        declared |= {"llvmlite", "numcodecs"}
+    for path in sources(package):
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"dkgp"}:
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {package.name}:
                 assert canonicalize_name(name) in declared, f"{path} imports {name}, which is no core dependency"
 
 
@@ -217,7 +248,8 @@ def test_continuous_integration_runs_every_check() -> None:
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     commands = [line.split() for line in script.read_text().splitlines() if line.startswith("make ")]
-    assert [command for line in commands for command in line[1:]] == ["lint", "types", "docs", "test-portable", "test"]
+    wanted = ["lint", "types", "docs", "test-portable", "test", "test-benchmarks"]
+    assert [command for line in commands for command in line[1:]] == wanted
     assert ["make", "test"] in commands  # the README's own command
 
 
@@ -240,6 +272,7 @@ class TestMake:
             "demo",
             "test",
             "test-portable",
+            "test-benchmarks",
             "test-faults",
             "test-slow",
             "lint",
@@ -254,8 +287,11 @@ class TestMake:
 
     def test_tests_leave_out_the_slow_ones_and_faults(self, tmp_path: Path) -> None:
         commands = self.make("-n", "test", f"VENV={tmp_path / 'venv'}").stdout
-        assert '-m pytest -m "not slow and not faults and not portable"' in commands
+        assert '-m pytest -m "not slow and not faults and not portable and not evidence"' in commands
         assert "-m venv" in commands
+        assert "-e '.[dev]' -e ./benchmarks" in commands
+        rest = self.make("-n", "test-benchmarks", f"VENV={tmp_path / 'venv'}").stdout
+        assert '-m pytest benchmarks/tests -m "evidence and not slow and not faults"' in rest
 
     def test_unfit_interpreter_is_named(self, tmp_path: Path) -> None:
         old = tmp_path / "python3.9"

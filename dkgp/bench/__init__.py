@@ -1,1 +1,1 @@
-"""Benchmarks: dkgp against NumPy, LAPACK, itself and the papers, in ratios taken in one run."""
+"""Benchmarks of a machine: dkgp against NumPy, LAPACK and itself, in ratios taken in one run."""

@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import dkgp.errors
 from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
@@ -26,9 +22,10 @@ from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
-from dkgp.errors import DkgpError, NotConvergedError
+from dkgp.errors import NotConvergedError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
+from dkgp.plan.validation.processes import run_contender
 from dkgp.solvers import Solution
 
 __all__ = [
@@ -36,10 +33,8 @@ __all__ = [
     "cholesky_bytes",
     "copy_of",
     "fits_cholesky",
-    "found_environment",
     "ratio",
     "room_for_cholesky",
-    "run_contender",
     "take_turns",
 ]
 
@@ -48,42 +43,6 @@ FloatArray = NDArray[np.float64]
 Runs = dict[str, list[dict[str, Any]]]
 
 _HEADROOM = 1.15
-
-
-def run_contender(
-    description: dict[str, Any],
-    module: str = "dkgp.bench.contenders",
-    *,
-    warn: Callable[[str], None] = lambda message: None,
-) -> dict[str, Any]:
-    """Run one contender of a module in a new process; return its figures, and pass on what it warns of.
-
-    Raises
-    ------
-    DkgpError
-        It failed; the end of what it wrote to standard error is in the message.
-    """
-    finished = subprocess.run(
-        [sys.executable, "-P", "-m", module],
-        input=json.dumps(description),
-        capture_output=True,
-        text=True,
-        env=found_environment(),
-        check=False,
-    )
-    if finished.returncode != 0:
-        reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
-        raise DkgpError(f"the contender {description['contender']} failed: {reason[0]}")
-    figures: dict[str, Any] = json.loads(finished.stdout)
-    for message in figures.pop("cluster_warnings", ()):
-        warn(message)
-    return figures
-
-
-def found_environment() -> dict[str, str]:
-    """Return the environment in which a child finds this package, wherever it was imported from."""
-    package = str(Path(dkgp.errors.__file__).resolve().parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def take_turns(

@@ -19,6 +19,7 @@ from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, ope
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
+from dkgp.plan.validation.processes import write_warm_up
 
 __all__ = [
     "FRIEDMAN1",
@@ -27,16 +28,13 @@ __all__ = [
     "ProblemJob",
     "open_whole",
     "prepare_problem",
-    "prepare_test",
     "write_rows",
-    "write_warm_up",
 ]
 
 # Hyperparameters of a data set, without a search.
 Untuned = Callable[[Dataset], Hyperparameters]
 
 FRIEDMAN1 = "friedman1"
-WARM_UP_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -138,35 +136,6 @@ def prepare_problem(
     write_warm_up(train, warm_url)
     test_url = None if test is None else test.url
     return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
-
-
-def write_warm_up(train: Dataset, url: str) -> None:
-    """Write the first training samples to a store of their own, to load compiled code with."""
-    rows = min(WARM_UP_SAMPLES, train.n_samples)
-    dataset_from_arrays(
-        url,
-        train.raw_inputs(0, rows),
-        train.targets(0, rows, standardised=False),
-        feature_names=train.raw_feature_names,
-        target_names=train.target_names,
-        standardisation=train.standardisation,
-    )
-
-
-def prepare_test(problem: BenchProblem, folder: Path, reporter: Reporter) -> Dataset:
-    """Write a test store alone into `folder`, for a model that is there: `n_test` samples at most, drawn at random."""
-    test_url = str(folder / "test.zarr")
-    if problem.data == FRIEDMAN1:
-        few = max(2, min(WARM_UP_SAMPLES, problem.n_test))
-        test = write_friedman1(folder / "train.zarr", test_url, few, problem.n_test, seed=problem.seed)[1]
-        assert test is not None
-        return test
-    whole = open_whole(problem, folder, reporter)
-    chosen = np.random.default_rng(problem.seed).permutation(whole.n_samples)[: problem.n_test]
-    inputs = whole.raw_inputs(0, whole.n_samples)[np.sort(chosen)]
-    return dataset_from_arrays(
-        test_url, inputs, None, feature_names=whole.raw_feature_names, standardisation=whole.standardisation
-    )
 
 
 def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Reporter) -> tuple[Dataset, Dataset | None]:

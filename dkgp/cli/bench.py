@@ -1,4 +1,7 @@
-"""`dkgp bench`: a subcommand for each section that is declared (`dkgp.bench.section`), made when it is asked for."""
+"""`dkgp bench`: a subcommand for each section that is declared (`dkgp.bench.section`), made when it is asked for.
+
+What measures a machine is here; papers, rivals and proofs are of a distribution of their own, in `benchmarks/`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+# Sections of dkgp-benchmarks: what to install is said where they are missing.
+ELSEWHERE = (
+    "certify",
+    "classify",
+    "growth",
+    "papers",
+    "prototypes",
+    "pursuit",
+    "risk",
+    "selection",
+    "solvers",
+    "sparse",
+    "variance",
+)
+INSTALL = "`pip install ./benchmarks` in a clone of dkgp installs it"
+
 
 class _Sections(click.Group):
     """The commands of the sections that there are."""
@@ -36,6 +55,26 @@ class _Sections(click.Group):
 
         section = SECTIONS.all().get(cmd_name)
         return None if section is None else _command(section)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called, as click does; of one that is not installed, say what it is of."""
+        if args[0] in self._missing(ctx):
+            raise click.UsageError(
+                f"`dkgp bench {args[0]}` is of the package dkgp-benchmarks, which is not installed; {INSTALL}.", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of the sections, and names of those that are not installed."""
+        super().format_commands(ctx, formatter)
+        if missing := self._missing(ctx):
+            with formatter.section("Not installed"):
+                formatter.write_text(f"{', '.join(missing)}: of the package dkgp-benchmarks; {INSTALL}.")
+
+    def _missing(self, ctx: click.Context) -> list[str]:
+        return [name for name in ELSEWHERE if name not in self.list_commands(ctx)]
 
 
 def _command(section: Section) -> click.Command:
@@ -70,12 +109,8 @@ def _command(section: Section) -> click.Command:
         "dkgp bench tiles --out tiles.json",
         "dkgp bench products --samples 30000",
         "dkgp bench solve --data friedman1 --samples 100000 --out solve.json",
-        "dkgp bench variance --data kin40k.npz --samples 10000 --variance-gap 0.02",
         "dkgp bench overhead --samples 30000",
         "dkgp bench scaling --samples 100000 --workers 1,2",
-        "dkgp bench sparse --data kin40k.npz --samples 10000 --basis-size 100,500",
-        "dkgp bench papers --data benchmark-data --table 2 --figure kcg",
-        "dkgp bench solvers --data benchmark-data --problem kin40k --sizes 2000,10000",
     ),
 )
 def bench() -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dkgp.cli.command import JobCommand
-
-if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
-    from dkgp.commands.reporting.progress import Reporter
 
 __all__ = ["classify", "demo", "evaluate", "plan", "predict", "pursue", "sparse", "train", "tune"]
 
@@ -147,20 +141,7 @@ evaluate = JobCommand(
     ),
 )
 
-
-class _PlanCommand(JobCommand):
-    def run(self, job: Any, reporter: Reporter) -> Document:
-        """Plan; where that is asked for, train and compare as well."""
-        from dkgp.plan.plan import run_plan
-
-        if not job.validate:
-            return run_plan(job, reporter)
-        from dkgp.bench.scaling.validate import validate
-
-        return run_plan(job, reporter, validate)
-
-
-plan = _PlanCommand(
+plan = JobCommand(
     "plan",
     """Say what training on the store DATASET will take, for 1 to 256 workers.
 

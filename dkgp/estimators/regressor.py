@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -169,8 +170,9 @@ class GPRegressor(GPEstimator):
         workspace = Workspace(self.store)
         dataset, several = training_set(self, X, y, workspace)
         found = self._hyperparameters(dataset, seed)
-        solver = solver_for(self.solver, dataset, found, self.tol, seed)
+        solver, products = solver_for(self.solver, dataset, found, self.tol, seed)
         with executor_for(self.client, dataset.n_samples) as executor:
+            executor.tiles = replace(executor.tiles, products=products)
             trained = train(dataset, found.kernel, found.noise_variance, executor, solver=solver, stopping=stopping)
         about = about_fit(self, dataset, found, several=several)
         self._take(FittedModel.of(trained, dataset, workspace, about))

@@ -99,15 +99,20 @@ def checked_solver(solver: object) -> Solver | str:
     return solver
 
 
-def solver_for(solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int) -> Solver:
-    """Return the solver to train with; for "auto", what the sizes and a probe of the problem suggest."""
+def solver_for(
+    solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int
+) -> tuple[Solver, float | None]:
+    """Return the solver to train with, and the products that it is foreseen to take, where that is known.
+
+    For "auto" it is what the sizes and a probe of the problem suggest.
+    """
     chosen = checked_solver(solver)
     if not isinstance(chosen, str):
-        return chosen
+        return chosen, None
     if chosen != AUTO:
-        return build_solver(chosen, seed=seed)
+        return build_solver(chosen, seed=seed), None
     choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
-    return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed)
+    return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed), choice.products
 
 
 def solver_for_update(solver: object) -> Solver | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
+from numpy.typing import NDArray
 
 from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
@@ -26,6 +27,8 @@ __all__ = [
 
 NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
+# Of float64's powers of two, either way.
+LARGEST_EXPONENT = 1100
 _EPS = float(np.finfo(np.float64).eps)
 # (upper - lower) / upper of values that were rounded to float64 is off by a few eps, and no gap is unmet by that.
 GAP_ROUNDING = 8.0 * _EPS
@@ -80,6 +83,42 @@ class _Variances:
         """Variances of the rows start:stop, (rows, p), in the targets' own units squared."""
         stored = self.prediction.read("variance", start, stop)
         return np.asarray(np.maximum(stored + self.shift, self.floor))
+
+
+class _Squares:
+    """Sums of squares (p,) that come with their powers of two: no square overflows, nor is lost, and no bit changes."""
+
+    def __init__(self, p: int) -> None:
+        self._sums, self._exponents = np.zeros(p), np.full(p, -LARGEST_EXPONENT)
+
+    def add(self, values: FloatArray) -> None:
+        """Add those of values (rows, p)."""
+        before = self._exponents
+        self._exponents = np.maximum(before, _exponent(np.max(np.abs(values), axis=0)))
+        self._sums = np.ldexp(self._sums, 2 * (before - self._exponents))
+        self._sums += np.sum(np.ldexp(values, -self._exponents) ** 2, axis=0)
+
+    def root_means(self, n: int) -> FloatArray:
+        """Root mean square of n rows, by column: (p,)."""
+        return np.asarray(np.ldexp(np.sqrt(self._sums / n), self._exponents))
+
+    def root_mean(self, n: int) -> float:
+        """Root mean square of n rows and all columns."""
+        largest = int(self._exponents.max())
+        means = np.ldexp(self._sums / n, 2 * (self._exponents - largest))
+        return float(np.ldexp(np.sqrt(np.mean(means)), largest))
+
+
+def _exponent(largest: FloatArray) -> NDArray[np.intc]:
+    """Powers of two above the magnitudes (p,); of what is zero, or not finite, the least there is."""
+    usable = np.isfinite(largest) & (largest > 0.0)
+    return np.asarray(np.where(usable, np.frexp(largest)[1], -LARGEST_EXPONENT), dtype=np.intc)
+
+
+def _root_mean_square(values: FloatArray) -> float:
+    squares = _Squares(len(values))
+    squares.add(values[None])
+    return squares.root_mean(1)
 
 
 class GapTally(NamedTuple):
@@ -153,21 +192,26 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
-    squared, absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(5))
+    absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(4))
+    squared, squared_bound = _Squares(p), _Squares(p)
+    # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
+    power = np.frexp(scale)[1]
+    unit = np.ldexp(scale, -power)
     bounded = "mean_error_bound" in prediction.variables
-    bound, outside, squared_bound = 0.0, 0, np.zeros(p)
+    bound, outside = 0.0, 0
     for start, stop in prediction.row_chunks():
         error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
-        squared += np.sum(error**2, axis=0)
+        squared.add(error)
         absolute += np.sum(np.abs(error), axis=0)
         if bounded:
             bounds = prediction.read("mean_error_bound", start, stop) / scale
             bound = max(bound, float(np.max(bounds)))
-            squared_bound += np.sum(bounds**2, axis=0)
+            squared_bound.add(bounds)
         if variances is not None:
-            variance = variances.read(start, stop)
-            z = error**2 / variance
-            likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / scale**2) + z), axis=0)
+            variance = np.ldexp(variances.read(start, stop), -2 * power)
+            with np.errstate(over="ignore"):  # beyond 1e154 deviations
+                z = np.ldexp(error, -power) ** 2 / variance
+            likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / unit**2) + z), axis=0)
             covered += np.sum(z <= NORMAL_95**2, axis=0)
             standardised += np.sum(z, axis=0)
         if certified:
@@ -175,22 +219,22 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
             gaps.append(GapTally.of(lower, upper, wanted))
             if variances is not None:
                 outside += outside_interval(prediction.read("variance", start, stop), lower, upper)
-    rmse_raw = np.sqrt(squared / n)
+    rmse_raw = squared.root_means(n)
     rmse = rmse_raw / scale
     result: dict[str, Any] = {
         "n": n,
-        "rmse": float(np.sqrt(np.mean(rmse**2))),
-        "rmse_raw": float(np.sqrt(np.mean(rmse_raw**2))),
+        "rmse": _root_mean_square(rmse),
+        "rmse_raw": _root_mean_square(rmse_raw),
         "mae_raw": float(np.mean(absolute / n)),
         "nlpd": None if variances is None else float(np.mean(likelihood / n)),
         "coverage_95": None if variances is None else float(np.mean(covered / n)),
         "mean_error_bound": bound if bounded else None,
-        "mean_error_bound_rms": float(np.sqrt(np.mean(squared_bound / n))) if bounded else None,
+        "mean_error_bound_rms": squared_bound.root_mean(n) if bounded else None,
     }
     if "method" in prediction.attributes:
         result["method"] = prediction.attributes["method"]
         distance = np.asarray(prediction.attributes["rms_bound_raw"]) / scale
-        result["rms_bound"] = float(np.sqrt(np.mean(distance**2)))
+        result["rms_bound"] = _root_mean_square(distance)
     if variances is not None:
         result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
         result["noise_free"] = noise_free

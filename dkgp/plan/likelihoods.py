@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset
-from dkgp.kernels import Kernel, fold_white
+from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.memory import BasisMemory
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.labels import Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import RiskError
-from dkgp.models.classification.logistic.train import NO_NOISE, RISK_TOLERANCE
+from dkgp.models.classification.logistic.foreseen import foreseen_products
+from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE
 from dkgp.models.memory import MemoryPlan, plan_training
-from dkgp.models.tuning.tune import draw_subset
-from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.plan.foreseen import Counts
 from dkgp.plan.variances import PlannedWorkers
-from dkgp.solvers import MaxPasses
 from dkgp.solvers.prices import Phase, Sizes, Work, conjugate_phases
 from dkgp.solvers.registry import AUTO
-from dkgp.solvers.risk import minimise_risk, risk_memory
+from dkgp.solvers.risk import risk_memory
 
 __all__ = ["ForeseenLikelihood", "LikelihoodSettings", "foresee_likelihood"]
 
-# Samples of the runs that products are foreseen from, and products after which one of them is given up.
-SUBSETS, MOST_PRODUCTS = (500, 2000), 400.0
-# Products grow no faster with n than its root, and the count at hand is unsure by so much.
-STEEPEST, UNSURE = 0.5, 1.5
 # On a basis: steps that take a Hessian, about, and passes besides.
 HESSIANS, PASSES = 8.0, 16.0
 
@@ -200,57 +189,13 @@ class ForeseenLikelihood:
 def foresee_likelihood(
     dataset: Dataset, found: Hyperparameters, settings: LikelihoodSettings, cache_bytes: int, blocks: int
 ) -> ForeseenLikelihood:
-    """Foresee a classifier of a dataset's labels; `InputError` where there are none.
-
-    Products of one of all samples are counted in runs on subsets, to decisions within `RISK_TOLERANCE`, and go on with
-    n as they did from the smaller of these to the larger, or up to its root; the fewest are also those of Newton's
-    method, which all samples may be handed over to.
-    """
+    """Foresee a classifier of a dataset's labels, to decisions within `RISK_TOLERANCE`; `InputError` without labels."""
     labels = labels_of(dataset)
     kernel, _ = fold_white(found.kernel, found.noise_variance)
     likelihood, n = settings.likelihood(labels), dataset.n_samples
     products = None
     if settings.on_basis() is None:
-        sizes = sorted({min(size, n) for size in SUBSETS})
-        counts = [_products(dataset, labels, kernel, likelihood, size, settings.seed) for size in sizes]
-        # What goes by conjugate gradients on a subset may be handed over to Newton's method on all samples.
-        newton = _products(dataset, labels, kernel, likelihood, sizes[-1], settings.seed, method="newton")
-        growth = 0.0
-        if len(sizes) > 1 and counts[0] > 0.0:
-            growth = math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])
-        ratio, last = n / sizes[-1], max(1.0, counts[-1])
-        expected = last * ratio ** min(max(growth, 0.0), STEEPEST)
-        high = last * ratio**STEEPEST * UNSURE
-        products = Counts("products", expected, max(1.0, min(last, newton)) / UNSURE, high, 2.0)
+        foreseen = foreseen_products(dataset, labels, kernel, likelihood, seed=settings.seed)
+        products = Counts("products", foreseen.count, foreseen.low, foreseen.high, 2.0)
     width = feature_width(kernel)
     return ForeseenLikelihood(settings, likelihood, n, dataset.n_features, blocks, width, cache_bytes, products)
-
-
-def _products(
-    dataset: Dataset,
-    labels: Labels,
-    kernel: Kernel,
-    likelihood: Likelihood,
-    size: int,
-    seed: int,
-    *,
-    method: str = AUTO,
-) -> float:
-    """Products that a minimisation takes on a subset, in units of its own columns."""
-    chosen = draw_subset(dataset.n_samples, size, seed)
-    inputs, targets = dataset.input_rows(chosen), likelihood.targets(labels.subset(chosen))
-    with (
-        closing(LocalExecutor(1)) as executor,
-        BlockedKernelOperator(kernel, NO_NOISE, ArrayInputs(inputs), executor) as operator,
-    ):
-        rule = RiskError(RISK_TOLERANCE, float(operator.prior().max()))
-        solved = minimise_risk(
-            operator,
-            targets,
-            loss=likelihood.loss,
-            regularisation=1.0,
-            method=method,
-            stopping=rule | MaxPasses(MOST_PRODUCTS),
-            seed=seed,
-        )
-    return solved.solution.progress.column_passes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 from dkgp.cluster import open_executor
 from dkgp.cluster.tile_budget import budget_here
@@ -32,7 +32,7 @@ from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Sizes
 
-__all__ = ["PlanJob", "Validation", "run_plan"]
+__all__ = ["PlanJob", "run_plan"]
 
 LIMITS = {
     "workers": "more workers would help further",
@@ -42,28 +42,8 @@ LIMITS = {
 }
 
 
-class Validation(Protocol):
-    """Trains what was planned and sets that beside the plan."""
-
-    def __call__(
-        self,
-        dataset: Dataset,
-        found: Hyperparameters,
-        foreseen: Foreseen,
-        machine: MachineFigures,
-        reporter: Reporter,
-        /,
-    ) -> Document:
-        """Return what the plan's document says of it."""
-
-
-def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = None) -> Document:
+def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     """Measure, foresee, lay out; return seconds by phase, memory and worker-hours by number of workers.
-
-    Parameters
-    ----------
-    validate : Validation, optional
-        Trains and compares; `dkgp.bench.scaling.validate.validate` does, on this machine.
 
     Raises
     ------
@@ -122,7 +102,9 @@ def run_plan(job: PlanJob, reporter: Reporter, validate: Validation | None = Non
         "validation": None,
         "plot": job.plot,
     }
-    if validate is not None:
+    if job.validate:
+        from dkgp.plan.validation.validate import validate
+
         document["validation"] = plain(validate(dataset, found, foreseen, machine, reporter))
     if job.plot is not None:
         counts = foreseen.counts

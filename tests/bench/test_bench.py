@@ -12,7 +12,6 @@ import pytest
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.bench.products import BenchProductsJob, run_bench_products
-from dkgp.bench.selection import BenchSelectionJob, run_bench_selection
 from dkgp.bench.solve import BenchSolveJob, _said, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
 from dkgp.commands.reporting.progress import SilentReporter
@@ -156,16 +155,6 @@ def test_products_are_the_same_bits_for_everybody(tmp_path: Path) -> None:
     assert 2 * 700**2 <= document["settings"]["kept_bytes"] <= 4 * 700**2
     assert document["figures"]["read_to_evaluated"] > 0.0
     assert worker_tiles().nbytes == 0
-
-
-def test_selection_compares_all_three(problem: BenchProblem, tmp_path: Path) -> None:
-    options = SolverOptions(block_size=60, memory=0, max_passes=4.0)
-    job = BenchSelectionJob(problem=problem, solver=options, plot=str(tmp_path / "s.png"))
-    document = run_bench_selection(job, SilentReporter())
-    gaps = {row["selection"][:4]: row["objective_gap"] for row in document["rows"]}
-    # The paper's Figure 3: per iteration greedy selection is ahead of the other two.
-    assert 0.0 <= gaps["GBCD"] < min(gaps["BCDC"], gaps["BCDG"])
-    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_files_and_stores_are_problems_too(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -12,17 +12,14 @@ from rich.console import Console
 
 from dkgp.bench.contenders import copy_of, ratio, take_turns
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
-from dkgp.bench.problem import BenchProblem, PreparedProblem
-from dkgp.bench.scaling.study import measure_scaling
+from dkgp.bench.problem import BenchProblem
 from dkgp.bench.solve import BenchSolveJob, run_bench_solve
-from dkgp.bench.solvers import BenchSolversJob, run_bench_solvers
 from dkgp.bench.tiles import BenchTilesJob, run_bench_tiles
-from dkgp.bench.variance.measure import VarianceTrial
-from dkgp.bench.variance.report import BenchVarianceJob, run_bench_variance
 from dkgp.commands.reporting.measurements import Column, median_ratio, report
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.plan.validation.scaling import measure_scaling
 
 
 @pytest.fixture
@@ -114,16 +111,6 @@ def test_overhead_races_no_dask_against_itself(problem: BenchProblem) -> None:
     assert document["rows"][1]["null"]["ratio"] == pytest.approx([expected, expected])
 
 
-@pytest.mark.usefixtures("contenders_in_process")
-def test_variances_race_cholesky_against_itself(problem: BenchProblem) -> None:
-    trial = VarianceTrial(problem=problem, repeats=1, null=True, with_plain_pass=False)
-    document = run_bench_variance(BenchVarianceJob(trial), SilentReporter())
-    runs = document["settings"]["runs"]
-    expected = runs[copy_of("cholesky")][0]["seconds"] / runs["cholesky"][0]["seconds"]
-    assert document["null"]["seconds_to_cholesky"] == pytest.approx([expected, expected])
-    assert len(document["rows"]) == 2
-
-
 def test_tiles_race_every_rival_against_itself() -> None:
     job = BenchTilesJob(features=(2,), rows=128, columns=128, repeats=3, pass_seconds=0.0005, null=True)
     document = run_bench_tiles(job, SilentReporter())
@@ -138,14 +125,6 @@ def test_tiles_race_every_rival_against_itself() -> None:
     assert "null" not in without
 
 
-def test_solvers_run_the_best_of_each_repeat_again() -> None:
-    job = BenchSolversJob(sizes=(150,), solvers=("cholesky",), repeats=2, null=True, subset=100)
-    document = run_bench_solvers(job, SilentReporter())
-    assert all(row["null"]["to_best"] == document["rows"][0]["null"]["to_best"] for row in document["rows"])
-    assert 0.0 < document["rows"][0]["null"]["to_best"][0] <= document["rows"][0]["null"]["to_best"][1]
-    assert document["null"]["auto_over_best_largest"] == document["rows"][0]["null"]["to_best"]
-
-
 def test_scaling_gives_the_first_number_of_workers_a_second_turn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -156,12 +135,12 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(
         asked.append(description["workers"])
         return {"seconds": next(seconds)}
 
-    monkeypatch.setattr("dkgp.bench.scaling.study.run_contender", run)
-    monkeypatch.setattr("dkgp.bench.scaling.study.entry_seconds", lambda kernel, precision, count: next(spans))
+    monkeypatch.setattr("dkgp.plan.validation.scaling.run_contender", run)
+    monkeypatch.setattr("dkgp.plan.validation.scaling.entry_seconds", lambda kernel, precision, count: next(spans))
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05]}, "noise_variance": 0.04}))
-    prepared = PreparedProblem("", None, "", str(hyper), 10, 1)
-    scaling = measure_scaling(prepared, SolverOptions(), (1, 2), 1, SilentReporter(), null=True)
+    problem = {"train": "", "warm": "", "hyper": str(hyper)}
+    scaling = measure_scaling(problem, SolverOptions(), (1, 2), 1, SilentReporter(), null=True)
     assert asked == [1, 2, 1]
     speedup, ceiling = scaling.ratio(2, 1, "seconds"), scaling.ceiling(2, 1)
     assert (speedup, speedup.null) == (10.0 / 6.0, (1.1, 1.1))

@@ -118,3 +118,9 @@ def refuses(run: Command, snapshot: Callable[[], dict[str, int]]) -> Callable[..
         assert snapshot() == before
 
     return check
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """The records of a command that was given `--log-json tmp_path / "log.jsonl"`."""
+    return lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -19,38 +19,18 @@ from dkgp.commands.train import TrainJob
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_model
 from dkgp.data.stores.sparse.sparse_store import open_sparse_model
 from dkgp.kernels import SquaredExponential, kernel_from_json
-from dkgp.models import Hyperparameters, write_hyperparameters
+from dkgp.models.classification.fixed_size.train import START_NOISE
 from dkgp.models.classification.labels import labels_of, stratified_folds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.cli.conftest import refused
+from tests.cli.stored import Stored
+from tests.models.classification.fixed_size.letter import annealed
 from tests.solvers.greedy_basis.test_to_the_letter import SmolaBartlett
 from tests.solvers.paper import block_coordinate_descent, dealt, without
 from tests.solvers.problems import rounds
 
 Command = Callable[..., Any]
 FloatArray = NDArray[np.float64]
-
-
-class Stored:
-    """A regression problem in a store, and as dense arrays."""
-
-    def __init__(self, folder: Path, n: int, gamma: float, noise: float) -> None:
-        rng = np.random.default_rng(n)
-        X = rng.uniform(-2.0, 2.0, (n, 3))
-        y = np.sin(2.0 * X[:, :1]) + X[:, 1:2] * X[:, 2:] + 0.2 * rng.standard_normal((n, 1))
-        self.store, self.hyper, self.noise = folder / "train.zarr", folder / "hyper.json", noise
-        dataset_from_arrays(self.store, X, y)
-        self.kernel = SquaredExponential(gamma=(gamma, 0.7 * gamma, 1.3 * gamma))
-        write_hyperparameters(self.hyper, Hyperparameters(self.kernel, noise))
-        dataset = open_dataset(str(self.store))
-        self.X, self.y = dataset.inputs(0, n), dataset.targets(0, n)
-        self.K = self.kernel(self.X, self.X)
-        self.Kbar = self.K + noise * np.eye(n)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 
 
 def test_gbcd_is_algorithms_1_and_2(
@@ -227,6 +207,11 @@ def test_classify_is_the_pursuit_papers_fixed_size_machine(
     assert len(gamma) == 1  # one width
     # Five probes take 20 steps, then a simplex of two coordinates closes in.
     assert len(history) > 5 * 21
+    # The points are those of coupled annealing and a simplex that are told these scores.
+    asked, scores_told = list[tuple[float, ...]](), iter(record["score"] for record in history)
+    annealed(lambda *point: asked.append(point) or next(scores_told), (0.0, START_NOISE))  # type: ignore[func-returns-value]
+    places = [(math.log(record["scale"]), math.log(record["noise_variance"])) for record in history]
+    np.testing.assert_allclose(places, asked, rtol=0, atol=1e-9)
     base, compared = gamma.pop() / found["scale"], 0
     for record in [*history[:25], *history[-5:]]:
         K = SquaredExponential(gamma=(base * record["scale"],) * 2)(Z, Z) * found["kernel"].get("variance", 1.0)

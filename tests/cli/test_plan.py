@@ -284,7 +284,7 @@ def test_a_plan_is_compared_with_real_runs(
     run: Run, document: Run, problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, hyper = problem
-    monkeypatch.setattr("dkgp.bench.scaling.validate.WORKERS", (1,))
+    monkeypatch.setattr("dkgp.plan.validation.validate.WORKERS", (1,))
     options = ("--hyper", hyper, "--solver", "gbcd", "--workers", "1,2", "--validate")
     found = document(run("plan", train, *options, "--json"))["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]

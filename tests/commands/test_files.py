@@ -96,7 +96,6 @@ def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
         plots.plot_predictions(path, truth, truth + 0.1, coverage=curve(n_targets), title="fit with variances")
     plots.plot_run(path, HISTORY, truth, truth, tolerance=1e-4, title="run")
     plots.plot_run(path, HISTORY, truth, truth, coverage=curve(1), tolerance=1e-4, title="run with variances")
-    plots.plot_comparison(path, {"a": HISTORY, "b": HISTORY}, minimum=-2.0, tolerance=1e-4, title="two")
     assert path.read_bytes()[:5] == start
 
 

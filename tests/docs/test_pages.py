@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import click
@@ -18,11 +16,6 @@ import pytest
 from click.testing import CliRunner
 from threadpoolctl import threadpool_limits
 
-from dkgp.bench.papers.papers import BenchPapersJob
-from dkgp.bench.papers.part import PARTS
-from dkgp.bench.papers.verdicts.verdict import UNEXPLAINED
-from dkgp.bench.report.run import command_of
-from dkgp.bench.report.verdicts import write_verdicts
 from dkgp.cli import main
 from dkgp.cluster import configured_options
 from dkgp.errors import ExitCode
@@ -30,7 +23,7 @@ from dkgp.models import read_hyperparameters
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts]
-PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "deploy").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "deploy").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 # A page may say how its examples get along with less: <!-- smaller in tests: n = 4000 -> n = 400 -->
 SMALLER = re.compile(r"<!-- smaller in tests: (.*?) -->")
 
@@ -190,16 +183,3 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_readme_is_two_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
-
-
-def test_the_papers_verdicts_are_those_of_the_record(tmp_path: Path) -> None:
-    """The page is what the command writes of the compact records beside it, by the rules as they are now."""
-    reference = ROOT / "docs" / "reference"
-    job = BenchPapersJob(report="report", data="benchmark-data", full=True)
-    records = json.loads((reference / "records" / "papers-full.json").read_text(encoding="utf-8"))["records"]
-    for record in records:
-        record["verdicts"] = PARTS.find(record["part"]).verdicts(record["sections"], record["variant"])
-        assert UNEXPLAINED not in {verdict["why"] for verdict in record["verdicts"]}, record["name"]
-    written = tmp_path / "verdicts.md"
-    write_verdicts(str(written), records, partial(command_of, job))
-    assert written.read_text(encoding="utf-8") == (reference / "papers-full.md").read_text(encoding="utf-8")

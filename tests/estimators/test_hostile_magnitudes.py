@@ -35,6 +35,8 @@ KERNELS: dict[str, Kernel] = {
     "quadratic 1e300": RationalQuadratic((1e300,), alpha=1e-5, n_features=2),
     "product 1e400": SquaredExponential((0.5,), variance=1e200, n_features=2)
     * Matern32((0.5,), variance=1e200, n_features=2),
+    "linear 1e-100 of 1e100": Linear(weight=(1e-100,), n_features=2)
+    * SquaredExponential((0.5,), variance=1e100, n_features=2),
 }
 NOISES = {"gamma 1e-300": 1e-12, "amplitude 1e150": 1e12, "amplitude 1e-90": 1e-12, "matern 1e200": 1e12}
 INPUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -107,6 +109,17 @@ def test_kernels_of_all_magnitudes(kernel: str, samples: tuple[np.ndarray, np.nd
     finite_or_refused(GPClassifier(kernel=KERNELS[kernel]), X, labels, *asked)
     regularisation = options["noise_variance"]
     finite_or_refused(KernelLogisticClassifier(KERNELS[kernel], regularisation=regularisation), X, labels, *asked)
+
+
+@pytest.mark.parametrize("solver", ["gbcd", "cg", "smo"])
+def test_parts_beyond_float32_are_no_trouble(solver: str, samples: tuple[np.ndarray, np.ndarray]) -> None:
+    X, y = samples
+    kernel = KERNELS["linear 1e-100 of 1e100"]
+    plain = Linear(n_features=2) * SquaredExponential((0.5,), n_features=2)
+    mean, bounds = GPRegressor(kernel, noise_variance=1e-3, solver=solver).fit(X, y).predict(X, return_bounds=True)
+    exact, more = GPRegressor(plain, noise_variance=1e-3, solver="cholesky").fit(X, y).predict(X, return_bounds=True)
+    assert (np.abs(mean - exact) <= bounds.mean_error + more.mean_error).all()
+    assert (bounds.mean_error < 0.01).all()
 
 
 @pytest.mark.parametrize("inputs", INPUTS)

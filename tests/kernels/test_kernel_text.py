@@ -1,4 +1,4 @@
-"""Kernels of all kinds as people read them: in `dkgp info`, and in a benchmark's line."""
+"""Kernels of all kinds as people read them in `dkgp info`, and as benchmarks take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from dkgp.bench import references as bench_references
-from dkgp.bench.papers.tables import said
 from dkgp.commands.info import InfoJob, run_info
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
@@ -62,12 +61,6 @@ def test_info_shows_any_kernel(tmp_path: Path, text: str) -> None:
     shown = _drawn(document)
     assert "(lat)" in shown
     assert kernel_text(found.kernel.to_json(), NAMES).splitlines()[0] in shown
-
-
-def test_a_benchmarks_line_says_any_kernel() -> None:
-    assert said(Hyperparameters(SquaredExponential((1.0, 2.0)), 0.5)) == "noise variance 0.5, gamma 1, 2"
-    line = said(Hyperparameters(parse_kernel("matern32 + constant", 1), 0.5))
-    assert line.startswith("noise variance 0.5, matern32 + constant; matern32: ")
 
 
 @pytest.mark.parametrize("text", ["rbf", "rbf(isotropic=True, variance=1.5)", "matern32 + linear", "polynomial"])

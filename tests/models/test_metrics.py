@@ -250,3 +250,51 @@ def test_data_without_targets_are_refused(
     blind = dataset_from_arrays(tmp_path / "blind", rng.normal(size=(N, 3)), None)
     with pytest.raises(InputError, match="no targets"):
         evaluate(written(tmp_path, dataset, {"mean": y}), blind)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e160, 1e250])
+def test_errors_whose_squares_overflow(size: float, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Or underflow: right, and without a warning."""
+    y = np.zeros((N, 1))
+    y[::2] = 1.0
+    dataset = dataset_from_arrays(tmp_path / "far", rng.normal(size=(N, 2)), y, target_names=("a",))
+    errors, bound = size * (1.0 + rng.random((N, 1))), size * rng.random((N, 1))
+    mean = np.where(y == 0.0, errors, y) if size < 1.0 else y - errors
+    errors = np.abs(y - mean)
+    arrays = {"mean": mean, "mean_error_bound": bound, "variance": np.full((N, 1), 4.0)}
+    attributes = {"variance": {"latent": False}, "noise_variance": [0.5]}
+    store = written(tmp_path, dataset, arrays, names=("a",), **attributes)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        found = evaluate(store, dataset)
+    exact = size * float(np.sqrt(np.mean((errors / size) ** 2)))
+    assert found["rmse_raw"] == pytest.approx(exact, rel=1e-12, abs=0.0)
+    assert found["rmse"] == pytest.approx(exact / TRAIN_STD[0], rel=1e-12, abs=0.0)
+    assert found["mae_raw"] == pytest.approx(size * float(np.mean(errors / size)), rel=1e-12, abs=0.0)
+    bounds = size * float(np.sqrt(np.mean((bound / size) ** 2)))
+    assert found["mean_error_bound_rms"] == pytest.approx(bounds / TRAIN_STD[0], rel=1e-12, abs=0.0)
+    assert found["coverage_95"] == (1.0 if size < 1.0 else 0.0)
+
+
+def test_no_bit_of_ordinary_errors_changes(
+    rng: np.random.Generator, y: np.ndarray, dataset: Dataset, tmp_path: Path
+) -> None:
+    mean = y + rng.normal(size=y.shape) * [5.0, 0.01]
+    bound, variance = np.abs(rng.normal(size=y.shape)), np.exp(rng.normal(size=y.shape)) * TRAIN_STD**2
+    attributes = {"variance": {"latent": False}, "noise_variance": (0.1 * TRAIN_STD**2).tolist()}
+    arrays = {"mean": mean, "mean_error_bound": bound, "variance": variance}
+    found = evaluate(written(tmp_path, dataset, arrays, **attributes), dataset)
+    squared, squared_bound, likelihood, standardised = (np.zeros(2) for _ in range(4))
+    for start in range(0, N, 25):
+        rows = slice(start, start + 25)
+        error, z = (y - mean)[rows], (y - mean)[rows] ** 2 / variance[rows]
+        squared += np.sum(error**2, axis=0)
+        squared_bound += np.sum((bound[rows] / TRAIN_STD) ** 2, axis=0)
+        likelihood += np.sum(0.5 * (np.log(2.0 * np.pi * variance[rows] / TRAIN_STD**2) + z), axis=0)
+        standardised += np.sum(z, axis=0)
+    raw = np.sqrt(squared / N)
+    assert found["rmse_raw"] == np.sqrt(np.mean(raw**2))
+    assert found["rmse"] == np.sqrt(np.mean((raw / TRAIN_STD) ** 2))
+    assert found["mean_error_bound_rms"] == np.sqrt(np.mean(squared_bound / N))
+    assert found["nlpd"] == np.mean(likelihood / N)
+    assert found["mean_standardised_squared_error"] == np.mean(standardised / N)
+    assert [found["per_target"][name]["rmse_raw"] for name in "ab"] == raw.tolist()

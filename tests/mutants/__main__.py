@@ -205,7 +205,7 @@ def _run(
     orders = {mutant.key: order(file, mutant.lines, tests) for mutant in mutants}
     as_it_is = (ROOT / file).read_text()
     compiled = "njit" in as_it_is or file.startswith("dkgp/kernels/")
-    allowance = COMPILING_SECONDS if compiled else options.loading_seconds
+    allowance = options.loading_seconds or (COMPILING_SECONDS if compiled else LOADING_SECONDS)
     # As it is, by the very way that a mutant goes: so that nothing but the change can fail.
     outcome = copy.run(within(order(file, (), tests)[0], options.seconds), allowance, file, as_it_is)
     if not outcome.passed:
@@ -231,7 +231,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="those that survived meet the tests as they are now")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds; the same command goes on")
     parser.add_argument(
-        "--loading-seconds", type=float, default=LOADING_SECONDS, help="allowed to a test besides its own"
+        "--loading-seconds",
+        type=float,
+        help=f"allowed to a test besides its own ({LOADING_SECONDS:.0f}; {COMPILING_SECONDS:.0f} where it may compile)",
     )
     parser.add_argument("--record", type=Path, default=RECORD, help="the record that is brought up to date")
     parser.add_argument("--work", type=Path, default=ROOT / ".mutants", help="where the copies are, and what is known")

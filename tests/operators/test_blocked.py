@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor, worker_cache
 from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from tests.operators.recording import RecordingExecutor
 
 N, D, NOISE_VARIANCE = 1500, 4, 0.05
@@ -177,6 +178,71 @@ def test_announcing_is_free_where_the_inputs_are_at_hand(inputs: np.ndarray, exe
 def test_round_is_one_task_for_each_thread(inputs: np.ndarray, executor: RecordingExecutor) -> None:
     blocked(inputs, executor).apply_columns(np.array([5]), np.ones((1, 1)))
     assert executor.rounds == [("kblock", 2)]
+
+
+@pytest.mark.parametrize(("least", "tasks"), [(0, 4), (N * 30, 4), (N * 60, 2), (N * 10_000, 1)])
+def test_tasks_are_fewer_where_they_would_be_too_small_to_pay(inputs: np.ndarray, least: int, tasks: int) -> None:
+    executor = RecordingExecutor(4)
+    executor.least_task_evaluations = least
+    indices, delta = np.arange(120), np.ones((120, 1))
+    found = blocked(inputs, executor).apply_columns(indices, delta)
+    assert executor.rounds == [("kblock", tasks)]
+    np.testing.assert_array_equal(found, blocked(inputs, RecordingExecutor(1)).apply_columns(indices, delta))
+    executor.close()
+
+
+def test_what_the_last_two_rounds_brought_is_at_hand(
+    inputs: np.ndarray, executor: RecordingExecutor, rng: np.random.Generator
+) -> None:
+    operator = blocked(inputs, executor, coordinator_input_bytes=1)
+    parts = np.split(rng.permutation(N)[:90], 3)
+    for part in parts:
+        operator.announce(part)
+        operator.apply_columns(np.array([7]), np.ones((1, 1)))
+    executor.rounds.clear()
+    both = rng.permutation(np.concatenate(parts[1:]))
+    np.testing.assert_array_equal(operator.inputs(both), inputs[both])
+    assert executor.rounds == []
+    one = np.append(both, parts[0][5])
+    np.testing.assert_array_equal(operator.inputs(one), inputs[one])
+    assert executor.rounds == [("krows", 1)]  # of the one block that it is in
+
+
+def test_what_k_of_x_with_itself_comes_to_is_asked_once(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    kernel = parse_kernel("linear + 0.3 * rbf", D)
+    operator = BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(inputs), executor)
+    for _ in range(2):
+        np.testing.assert_array_equal(operator.prior(), kernel.diagonal(inputs))
+        np.testing.assert_array_equal(operator.diagonal(), kernel.diagonal(inputs) + NOISE_VARIANCE)
+    assert executor.rounds == [("kdiagonal", 2)]
+    assert operator.kernel_evaluations == N
+    other = operator.with_noise(0.5)
+    np.testing.assert_array_equal(other.diagonal(), kernel.diagonal(inputs) + 0.5)
+    np.testing.assert_array_equal(operator.diagonal(), kernel.diagonal(inputs) + NOISE_VARIANCE)
+
+
+def test_progress_names_the_product_and_what_is_kept(inputs: np.ndarray) -> None:
+    executor, phases, told = LocalExecutor(2, TileBudget(10**9)), set[str](), list[str]()
+    with blocked(inputs, executor) as operator, operator.watched(lambda progress: phases.add(progress.phase)):
+        for precision in ("single", "single", "single", "double"):
+            phases.clear()
+            operator.matmat(np.ones((N, 1)), precision)
+            told += phases
+    assert told == ["product", "product", "product (100% of K kept)", "float64 product"]
+    executor.close()
+
+
+def test_what_the_coordinator_may_hold_and_lets_go(inputs: np.ndarray, executor: LocalExecutor) -> None:
+    assert DEFAULT_COORDINATOR_INPUT_BYTES == 2 * 2**30
+    # Rows and their copy, float64; float32 features, and a norm.
+    assert coordinator_input_bytes_needed(100, 8) == 100 * (2 * 8 * 8 + 4 * 8 + 4)
+    assert coordinator_input_bytes_needed(100, 8, 20) == 100 * (2 * 8 * 8 + 4 * 20 + 4)
+    operator = blocked(inputs, executor)
+    rows, features = operator._all_rows(), operator._all_features()
+    assert operator._all_rows() is rows
+    assert operator._all_features() is features
+    operator.close()
+    assert (operator._resident, operator._resident_rows) == (None, None)
 
 
 def test_blocks_are_read_once_and_forgotten_on_close(inputs: np.ndarray, executor: RecordingExecutor) -> None:

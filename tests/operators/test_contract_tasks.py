@@ -11,7 +11,7 @@ from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, contract_tasks
-from dkgp.operators.contract_tasks import Mixing, contract
+from dkgp.operators.contract_tasks import Mixing, contract, tiles_bytes
 
 N, D = 700, 3  # three blocks
 KERNELS = [SquaredExponential((0.4, 0.2, 1.1), 1.3), parse_kernel("matern52 + 0.5 * linear", D)]
@@ -56,6 +56,29 @@ def test_no_tile_is_larger_than_it_should_be(rng: np.random.Generator, one_threa
     # Half of all pairs, and the diagonal pieces in full; whatever the number of matrices.
     entries = sum(a * b for a, b in sizes)
     assert 5000**2 / 2 < entries < 0.6 * 5000**2
+
+
+@pytest.mark.parametrize("piece", [256, 100])
+def test_entries_that_are_evaluated_are_counted(
+    piece: int, rng: np.random.Generator, two_threads: LocalExecutor, monkeypatch: Any
+) -> None:
+    """Once for all matrices: of blocks that mirror each other one, of a block itself the tiles up to the diagonal."""
+    monkeypatch.setattr(contract_tasks, "TILE_ROWS", piece)
+    X, vectors, matrices = problem(rng)
+    with BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(X), two_threads) as operator:
+        contract(operator, vectors, matrices)
+        expected = 0
+        blocks = [operator.context.bounds(block) for block in range(operator.context.n_blocks)]
+        for start, stop in blocks:
+            for a in range(start, stop, piece):
+                rows = min(a + piece, stop) - a
+                expected += rows * (start + min(a - start + piece, stop - start))
+        assert len(blocks) == 3
+        assert operator.kernel_evaluations == expected
+
+
+def test_bytes_are_those_of_twelve_tiles_a_thread() -> None:
+    assert tiles_bytes(3) == 3 * 12 * 8 * 256 * 256
 
 
 def test_the_bits_do_not_depend_on_the_executor(rng: np.random.Generator) -> None:

@@ -201,6 +201,108 @@ def test_rounds_are_bounded_and_overlap(
     executor.close()
 
 
+@pytest.mark.parametrize(("side", "held"), [(1, 10), (2, 9)])
+def test_results_of_a_round_take_no_more_than_is_said(
+    side: int, held: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_products, "SINGLE_BLOCKS", 16 if side == 1 else 1)
+    executor, V = Workers({"": 2}), rng.standard_normal((N, 3))
+    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
+        # Of a piece, its rows' and its columns' products, float64.
+        piece_bytes = 2 * side * operator.context.block_rows * 3 * 8
+        monkeypatch.setattr(full_products, "ROUND_BYTES", held * piece_bytes + piece_bytes // 2)
+        operator.matmat(V, "single")
+        pieces = len(pieces_of(operator.context.n_blocks))
+    assert [len(round_) for round_ in executor.rounds] == [held] * (pieces // held) + [pieces % held][: pieces % held]
+    executor.close()
+
+
+class Elsewhere(Workers):
+    """Pretends that its workers are other processes, and notes the tasks of each round."""
+
+    shares_memory = False
+
+    def __init__(self, workers: dict[str, int], tiles: TileBudget | None = None) -> None:
+        super().__init__(workers, tiles)
+        self.tasks: list[tuple[str, int, Any]] = []
+
+    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Any, owners: Any = None) -> PendingRound:
+        self.tasks.append((name, len(groups), owners))
+        return super().submit(name, task, arguments, groups, owners)
+
+
+@pytest.mark.parametrize(("parts", "tasks"), [(0.4, 1), (1.5, 1), (3.5, 3), (100.0, 8)])
+def test_tasks_of_other_processes_are_as_large_as_pays(
+    parts: float, tasks: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the entries that a thread evaluates in a round: eight tasks for it at most, and one at least."""
+    executor, V = Elsewhere({"": 2}), rng.standard_normal((N, 1))
+    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
+        entries = len(pieces_of(operator.context.n_blocks)) * operator.context.block_rows**2
+        monkeypatch.setattr(full_products, "TASK_ENTRIES", int(entries / 2 / parts))
+        product = operator.matmat(V, "single")
+    assert executor.tasks == [("kpass", 2 * tasks, None)]
+    np.testing.assert_array_equal(product, products(inputs, V, None, 1)[0][0])
+    executor.close()
+
+
+@pytest.mark.parametrize("budget", [0, 10**9])
+def test_all_workers_that_may_keep_tiles_are_told_to_forget_them(
+    budget: int, inputs: np.ndarray, rng: np.random.Generator
+) -> None:
+    executor, V = Elsewhere({"a": 1, "b": 1}, TileBudget(budget)), rng.standard_normal((N, 1))
+    operator = BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor)
+    for _ in range(2):
+        operator.matmat(V, "single")
+    # All entries were evaluated once, where they are kept, and are of four bytes.
+    expected = 4 * operator.kernel_evaluations if budget else 0
+    assert operator.kept["bytes"] == operator.kept_bytes == expected <= worker_tiles().nbytes
+    assert operator.kept["reason"] == ("as asked for" if budget else "")
+    operator.matmat(V)
+    assert operator.kept_bytes == expected  # float64 reads none
+    executor.tasks.clear()
+    for _ in range(2):
+        operator.close()
+        assert worker_tiles().nbytes == 0
+    assert executor.tasks == ([("kforget", 2, ["a", "b"])] if budget else [])
+    executor.close()
+
+
+class Clock:
+    """A clock that goes on by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 7.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Answer:
+    """A round that is done at some time of a clock."""
+
+    def __init__(self, clock: Clock, at: float) -> None:
+        self.clock, self.at = clock, at
+
+    def done(self) -> bool:
+        return self.clock.now >= self.at
+
+
+@pytest.mark.parametrize(("answered", "waited"), [(0.0, 0.0), (2.0, 2.0), (4.9, 4.9), (1e9, 5.0)])
+def test_who_does_not_answer_is_waited_for_five_seconds(
+    answered: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, executor = Clock(), Elsewhere({"a": 1, "b": 1})
+    monkeypatch.setattr(full_products, "time", clock)
+    monkeypatch.setattr(executor, "submit", lambda *arguments: Answer(clock, 7.0 + answered))
+    full_products.forget_everywhere(executor, "run")
+    assert clock.now - 7.0 == pytest.approx(waited, abs=0.02)
+    executor.close()
+
+
 class Told(LocalExecutor):
     """Notes the terms that products go out with."""
 
@@ -234,6 +336,9 @@ def test_products_that_are_left_are_those_foreseen_less_those_done() -> None:
     assert [each.products for each in told(20.0, [(12, 0.0), (13, 0.0)])] == [8.0, 7.0]
     # A run that takes longer than foreseen: what its residuals foretell counts then.
     assert [each.products for each in told(3.0, [(0, 0.0), (1, 0.0), (2, 0.0), (3, 6.0)])] == [3.0, 2.0, 1.0, 6.0]
+    # Rounds of two products each.
+    terms = told(1.0, [(0, 0.0), None, (1, 4.0), None, (2, 3.0)])
+    assert [terms[turn].products for turn in (0, 2, 4)] == [1.0, 8.0, 6.0]
 
 
 def test_the_share_of_the_run_is_known_from_the_second_product_on() -> None:

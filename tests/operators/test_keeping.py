@@ -206,6 +206,24 @@ def test_modest_bytes_are_not_exceeded_for_a_small_gain(machine: Machine, monkey
     assert machine.cache.nbytes == WANTED
 
 
+def test_tiles_that_are_read_make_no_room_for_others(machine: Machine) -> None:
+    budget = 12 * PAIR_BYTES
+    reads = [machine.product(turn, 20.0 - turn, budget)[0] for turn in range(1, 16)]
+    # The first twelve, time and again, but for what is evaluated to look at its price in products 4 and 8.
+    assert reads == [0, 0, 12, 11, 12, 12, 12, 11] + 7 * [12]
+    assert sorted(pair for _, (pair, _) in machine.cache._held) == list(range(12))
+
+
+def test_where_there_was_no_memory_to_try_it_is_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.product(1, 20.0)
+    with monkeypatch.context() as scarce:
+        scarce.setattr("dkgp.operators.kept_tiles.psutil.virtual_memory", lambda: PLENTY._replace(available=GIB))
+        assert machine.product(2, 19.0)[0] == 0
+    assert (machine.touched, machine.cache.nbytes) == (0, 0)
+    assert [machine.product(turn, 21.0 - turn)[0] for turn in (3, 4)] == [0, PAIRS]
+    assert machine.cache.nbytes == WANTED
+
+
 def test_dear_reading_is_given_up_and_freed(machine: Machine) -> None:
     run_of(machine, 5)
     assert machine.cache.nbytes == WANTED

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.bench.scaling.study import Scaling, compare_with_model
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.progress import SilentReporter
@@ -26,6 +25,7 @@ from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen, Tiles, foresee
 from dkgp.plan.network import ClusterFigures, Network
+from dkgp.plan.validation.scaling import Scaling, compare_with_model
 from dkgp.solvers.prices import Prices, core_seconds
 
 

@@ -33,7 +33,7 @@ def dataset() -> Dataset:
 @pytest.mark.slow
 def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both subsets are smaller than the data.
-    monkeypatch.setattr("dkgp.plan.likelihoods.SUBSETS", (200, 500))
+    monkeypatch.setattr("dkgp.models.classification.logistic.foreseen.SUBSETS", (200, 500))
     settings = LikelihoodSettings("logistic")
     foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
     with closing(LocalExecutor(1)) as executor:

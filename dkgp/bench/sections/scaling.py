@@ -9,7 +9,7 @@ from dkgp.registry import Option, whole_numbers
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
-    from dkgp.bench.scaling.study import BenchScalingJob, run_bench_scaling
+    from dkgp.bench.scaling import BenchScalingJob, run_bench_scaling
 
     return section.measure(BenchScalingJob, run_bench_scaling, values, reporter, section.BLOCK_SIZE, section.TOLERANCE)
 

@@ -86,7 +86,8 @@ class Exact(ClassifyMethod):
         check_tree_gradient(job.tree_error, tolerance, job.tolerance)
         memory = solver_memory(solver, dataset.n_samples, feature_width(kernel))
         columns = labels.n_outputs + job.fit_intercept
-        plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor)
+        products = chosen["auto"]["products"] if chosen else None
+        plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor, products=products)
         prepared.begin(job)
         with solving(job, "classify", tolerance, reporter) as rounds:
             trained = train_exact(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dkgp.models.metrics import CoverageCurve
 
-__all__ = ["check_plot_file", "drawn", "plot_comparison", "plot_convergence", "plot_predictions", "plot_run"]
+__all__ = ["check_plot_file", "drawn", "plot_convergence", "plot_predictions", "plot_run"]
 
 FloatArray = NDArray[np.float64]
 History = Sequence[Mapping[str, Any]]
@@ -146,42 +146,6 @@ def plot_run(
         _draw_predictions(panels[1].subplots(), truth, mean)
         if coverage is not None:
             _draw_calibration(panels[2], coverage)
-
-
-def plot_comparison(
-    path: str | os.PathLike[str],
-    histories: Mapping[str, History],
-    *,
-    minimum: float,
-    tolerance: float,
-    title: str,
-) -> None:
-    """Draw several methods on one problem, as Figure 3 of the GBCD paper does: by iteration, logarithmic.
-
-    Parameters
-    ----------
-    histories : mapping
-        Name of the method -> its records.
-    minimum : float
-        The objective's minimum, as well as it is known; the gap to it is drawn.
-    tolerance : float
-        Drawn as a line.
-    """
-    with drawn(path, 11.0, 4.5, title) as figure:
-        left, right = figure.subplots(1, 2)
-        for name, history in histories.items():
-            rounds = _column(history, "iteration")
-            left.semilogy(rounds, _column(history, "gradient_inf_norm"), label=name)
-            gap = _column(history, "objective") - minimum
-            # What lies at the minimum to within rounding has no place on a logarithmic axis.
-            shown = gap > 1e-12 * abs(minimum)
-            right.semilogy(rounds[shown], gap[shown], label=name)
-        left.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label="tolerance")
-        left.set(xlabel="iteration", ylabel="max |g|")
-        right.set(xlabel="iteration", ylabel="objective above its minimum")
-        for axis in (left, right):
-            axis.grid(alpha=0.3)
-            axis.legend()
 
 
 def _panels(figure: Figure, count: int) -> list[SubFigure]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
+from dkgp.kernels.magnitudes import require_digits
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
@@ -203,6 +204,7 @@ def encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> Enco
 
 @lru_cache(maxsize=512)
 def _encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> EncodedProgram:
+    require_digits(kernel)
     return encode(kernel.tile_program(), dtype, expanded, kernel.n_features)
 
 

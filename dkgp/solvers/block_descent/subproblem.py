@@ -192,7 +192,11 @@ class Subproblem:
             self._solve_rows(rows, old)
             corner -= rows[:, :old] @ rows[:, :old].T
             tail = tail - self._half_solved[:, :old] @ rows[:, :old].T
-        rows[:, old:new] = np.linalg.cholesky(corner)
+        lower = np.linalg.cholesky(corner)
+        # Entries that are not finite, as of an amplitude beyond float32, may pass without a word.
+        if not (np.isfinite(lower).all() and (lower.diagonal() > 0.0).all()):
+            raise np.linalg.LinAlgError
+        rows[:, old:new] = lower
         tail = np.ascontiguousarray(tail)
         solve_lower(rows[:, old:new], new - old, tail)
         self._half_solved[:, old:new] = tail

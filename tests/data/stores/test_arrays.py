@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.data.remote.storage import remove_tree
-from dkgp.data.stores.arrays import StoredArray, create_array, create_group, even_chunk_rows
+from dkgp.data.stores.arrays import (
+    StoredArray,
+    create_array,
+    create_group,
+    default_chunk_rows,
+    even_chunk_rows,
+    row_ranges,
+    target_layout,
+)
 from dkgp.errors import InputError, StorageError, StoreError
 
 StoredType = Literal["float64", "float32", "int64"]
@@ -122,3 +130,51 @@ def test_even_chunks(n_rows: int, most: int) -> None:
     # As few as there can be, and the last one shorter by no more than the rounding makes it.
     assert n_chunks <= -(-n_rows // most)
     assert 0 <= n_chunks * rows - n_rows < -(-n_rows // most)
+
+
+def test_chunks_are_of_about_8192_rows_and_of_one_to_eight_mebibytes() -> None:
+    # Of few columns as many rows as a mebibyte has, 16,384 at most.
+    rows = {columns: default_chunk_rows(None, columns) for columns in (0, 1, 8, 10, 16, 100, 128, 1000, 10**7)}
+    assert rows == {0: 16384, 1: 16384, 8: 16384, 10: 13107, 16: 8192, 100: 8192, 128: 8192, 1000: 1048, 10**7: 1}
+    assert default_chunk_rows(20_000, 16) == 6667
+    assert row_ranges(7, 3) == [(0, 3), (3, 6), (6, 7)]
+
+
+def test_one_target_is_a_vector_and_two_are_columns() -> None:
+    assert target_layout(5, 1) == ((5,), ("sample",))
+    assert target_layout(5, 2) == ((5, 2), ("sample", "target"))
+
+
+def test_no_rows_are_an_array_without_rows_and_rows_that_are_not_there_are_named(tmp_path: Path) -> None:
+    array = _array(tmp_path / "a.zarr", "float64")
+    array.write(0, np.ones((20, 3)))
+    assert array.rows(np.array([], dtype=int)).shape == (0, 3)
+    assert array.read(20, 20).shape == (0, 3)
+    np.testing.assert_array_equal(array.rows(np.array([19, 0, 19])), np.ones((3, 3)))
+    for indices, named in (([0, 20], "Row 20"), ([3, -1], "Row -1")):
+        with pytest.raises(InputError, match=f"{named} of the array 'values' was asked for; it has 20 rows"):
+            array.rows(np.array(indices))
+    for start, stop in ((-1, 3), (5, 4), (0, 21)):
+        with pytest.raises(InputError, match=f"Rows {start} to {stop} of the array 'values' were asked for"):
+            array.read(start, stop)
+
+
+def test_an_array_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path) -> None:
+    array = _array(tmp_path / "a.zarr", "float64")
+    array.write(0, np.ones((20, 3)))
+    for shape, chunk_rows in (((20, 2), 6), ((19, 3), 6), ((20, 3), 5)):
+        other = StoredArray(array.url, "values", shape, chunk_rows)
+        with pytest.raises(StoreError, match="its manifest says"):
+            other.read(0, 5)
+
+
+def test_a_damaged_chunk_is_named_with_its_reason(tmp_path: Path) -> None:
+    array = _array(tmp_path / "a.zarr", "float64")
+    array.write(0, np.random.default_rng(0).normal(size=(20, 3)))
+    chunk = tmp_path / "a.zarr" / "values" / "c" / "2" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[5] ^= 1
+    chunk.write_bytes(bytes(content))
+    with pytest.raises(StoreError, match=r"Chunk values/c/2/0 \(rows 12 to 17\).*cannot be read: .*[Cc]hecksum"):
+        array.read(0, 20)
+    np.testing.assert_array_equal(array.read(0, 12).shape, (12, 3))

@@ -138,6 +138,7 @@ def test_what_a_killed_writer_left_is_swept(two: tuple[CheckpointStore, Path, Pa
     assert found.sequence_number == 2
     store.save(3, {}, {})
     assert sorted(os.listdir(older.parent)) == ["checkpoint-0000000002.dkgp", "checkpoint-0000000003.dkgp", "notes.txt"]
+    (older.parent / ".dkgp-temporary-def").write_bytes(b"half")
     store.clear()
     assert os.listdir(older.parent) == ["notes.txt"]
 

@@ -13,6 +13,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.low_rank import factor as factor_module
 from dkgp.operators.low_rank.factor import HELD_BYTES, LowRankFactor, LowRankPreconditioner, low_rank_bytes
+from dkgp.operators.low_rank.products import PIECE_ROWS
 
 N, RANK = 900, 60
 KERNEL = SquaredExponential(gamma=(3.0, 3.0))
@@ -49,6 +50,35 @@ def test_it_is_the_inverse_of_the_low_rank_matrix(held: bool, by_sample: bool, r
     np.testing.assert_allclose(against, against.T, atol=1e-7 * np.abs(against).max())
 
 
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_its_parts_are_those_of_dense_algebra(
+    held: bool, by_sample: bool, weighed: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of blocks in several pieces each: F'WF, F'V and F Z, with F's rows times the roots of the noise's shares."""
+    monkeypatch.setattr(factor_module, "PIECE_ROWS", 100)
+    noise = 0.01 * np.exp(rng.standard_normal(N)) if by_sample else 0.01
+    operator, found = preconditioner(2, noise)
+    X = operator.inputs(np.arange(N))
+    landmarks = X[:: N // RANK][:RANK]
+    lower = np.linalg.cholesky(KERNEL(landmarks, landmarks) + 1e-9 * np.eye(RANK))
+    F = np.linalg.solve(lower, KERNEL(landmarks, X)).T * np.sqrt(np.min(noise) / np.broadcast_to(noise, N))[:, None]
+    weights = rng.uniform(0.0, 2.0, N) if weighed else None
+    told: list[tuple[str, int, int, str]] = []
+    with operator.watched(lambda progress: told.append((progress.phase, progress.done, progress.total, progress.unit))):
+        gram = found._factor.gram(weights)
+    expected = F.T @ (F if weights is None else weights[:, None] * F)
+    np.testing.assert_allclose(gram, expected, atol=1e-4 * np.abs(expected).max())
+    blocks = operator.context.n_blocks
+    assert told == [("factor", min(done, blocks), blocks, "blocks") for done in range(2, blocks + 2, 2)]
+    scale = 1.0 if found._scale is None else found._scale
+    V, Z = scale * rng.standard_normal((N, 3)), rng.standard_normal((RANK, 2))
+    rows = F if held else F / scale  # what is not held is multiplied where it is evaluated
+    assert found._factor.rank == found.rank == RANK
+    np.testing.assert_allclose(found._factor.project(V), F.T @ V, atol=1e-4 * np.abs(F.T @ V).max())
+    np.testing.assert_allclose(found._factor.expand(Z), F @ Z, atol=1e-4 * np.abs(rows @ Z).max())
+
+
 def test_threads_change_no_bit(held: bool, rng: np.random.Generator) -> None:
     right = rng.standard_normal((N, 2))
     one, three = (preconditioner(threads, 0.01)[1].apply(right) for threads in (1, 3))
@@ -66,3 +96,6 @@ def test_bytes_stay_bounded_as_samples_grow() -> None:
     largest = max(low_rank_bytes(n, rank, 2) for n in (10**5, 10**6, 10**7) for rank in (100, 600, 2000))
     assert low_rank_bytes(10**6, 200) == 4 * 10**6 * 200 + 16 * 200**2
     assert largest < 1.2 * HELD_BYTES
+    # Of one that is not held, by default with one thread at work: two pieces of columns, float64, and two triangles.
+    assert low_rank_bytes(10**7, 500) == 16 * 500**2 + 8 * 500 * (2 * PIECE_ROWS + 2 * 500)
+    assert low_rank_bytes(10**7, 500, 3) == 16 * 500**2 + 3 * 8 * 500 * (2 * PIECE_ROWS + 2 * 500)

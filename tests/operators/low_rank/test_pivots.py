@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.errors import NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator, parse_kernel
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted, jitter, jittered, regularised_factor
+from dkgp.operators.low_rank.pivots import (
+    RandomlyPivotedCholesky,
+    counted,
+    jitter,
+    jittered,
+    regularised_factor,
+    samples_drawn_from,
+    stand_in,
+)
 
 D = 3
 
@@ -67,3 +75,87 @@ def test_a_gram_matrix_whose_rounding_exceeds_the_noise_is_raised(order: str, rn
 def test_a_matrix_that_is_no_gram_matrix_is_refused() -> None:
     with pytest.raises(NumericalError, match="Raise the noise variance"):
         regularised_factor(np.array([[1.0, 5.0], [5.0, 1.0]]), 0.1)
+
+
+@pytest.mark.parametrize("rank", [4, 2000, 3000, 30_000])
+@pytest.mark.parametrize("entry_error", [64.0, 900.0])
+def test_jitter_is_twice_what_rounding_may_take_off(rank: int, entry_error: float) -> None:
+    """L L' is off by gamma_(R + 1) of a diagonal, entries by so many eps; a matrix is no longer than R times those."""
+    eps = np.finfo(np.float64).eps
+    found = jitter(rank, 3.0) if entry_error == 64.0 else jitter(rank, 3.0, entry_error)
+    gamma = (rank + 1) * eps / 2.0 / (1.0 - (rank + 1) * eps / 2.0)
+    needed = 2.0 * rank * (gamma + entry_error * eps)
+    assert max(1e-9, needed) <= found / 3.0 <= max(1e-9, 1.03 * needed)
+    assert found == pytest.approx(3.0 * max(1e-9, 2.0 * rank * (0.51 * (rank + 2) + entry_error) * eps), rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["rbf(length_scale=0.8)", "matern32 * (linear + 0.01 * constant)"])
+def test_a_factor_of_many_samples_is_the_partial_cholesky_of_its_pivots(text: str, rng: np.random.Generator) -> None:
+    """More samples than a thread works on at a time: Q = K_nI K_II^-1 K_In, and the residual what it leaves."""
+    X, kernel = rng.normal(size=(2300, D)), parse_kernel(text, D)
+    factor = factor_of(kernel, X, 90)
+    assert factor.rank == len(set(factor.pivots.tolist())) == 90
+    cross, inner = kernel(X, X[factor.pivots]), kernel(X[factor.pivots], X[factor.pivots])
+    diagonal = kernel.diagonal(X)
+    Q = factor.rows.T @ factor.rows[:, ::100]
+    expected = cross @ np.linalg.solve(inner, cross[::100].T)
+    np.testing.assert_allclose(Q, expected, atol=1e-7 * diagonal.max())
+    left = diagonal - np.sum(factor.rows**2, axis=0)
+    np.testing.assert_allclose(factor.residual, np.maximum(left, 0.0), atol=1e-12 * diagonal.max())
+    assert (factor.residual[factor.pivots] == 0.0).all()
+    assert (factor.residual >= 0.0).all()
+
+
+def test_pivots_are_drawn_in_proportion_to_what_is_left() -> None:
+    """Half of the samples have a hundredth of the others' k(x, x), and so a share of 1 / 101 in the draw."""
+    X, kernel = np.repeat([[100.0], [-10.0]], 50, axis=0), parse_kernel("linear", 1)
+    drawn = [factor_of(kernel, X, 1, seed).pivots[0] >= 50 for seed in range(2000)]
+    assert np.mean(drawn) == pytest.approx(1.0 / 101.0, abs=4.0 * np.sqrt(0.01 / 2000))
+
+
+def test_samples_that_stand_for_all() -> None:
+    assert [samples_drawn_from(rank) for rank in (1, 2666, 2668, 10_000)] == [4000, 4000, 4002, 15_000]
+    rng = np.random.default_rng(3)
+    drawn = stand_in(10_000, 3000, rng)
+    assert len(drawn) == len(set(drawn.tolist())) == 4500
+    assert (np.diff(drawn) > 0).all()
+    assert stand_in(50, 10, rng).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(("prior", "words"), [(0.0, "zero for a factor"), (1e-260, "zero"), (np.inf, "not finite")])
+def test_a_kernel_that_is_zero_or_infinite_is_refused(prior: float, words: str) -> None:
+    evaluator = TileEvaluator(parse_kernel("linear", 1), "double")
+    features = evaluator.prepare(np.ones((3, 1)))
+    with pytest.raises(InputError, match=words):
+        RandomlyPivotedCholesky(evaluator, features, np.full(3, prior), 2, np.random.default_rng(0))
+
+
+def unfinished(X: np.ndarray, rank: int) -> RandomlyPivotedCholesky:
+    kernel = parse_kernel("linear", X.shape[1])
+    evaluator = TileEvaluator(kernel, "double")
+    return RandomlyPivotedCholesky(evaluator, evaluator.prepare(X), kernel.diagonal(X), rank, np.random.default_rng(0))
+
+
+def test_where_no_pivot_is_left_the_factor_has_ended() -> None:
+    """Of powers of two, which round nothing, one pivot leaves nothing, whatever seems to be left."""
+    factor = unfinished(2.0 ** (np.arange(60) % 7)[:, None], 20)
+    while not factor.complete:
+        factor.extend()
+    assert factor.rank == 1
+    factor.residual[:] = 1.0
+    assert not factor.complete
+    factor.extend()
+    assert factor.complete
+    assert factor.rank == 1
+
+
+def test_what_rounding_leaves_of_small_samples_is_not_drawn() -> None:
+    """Each is judged by its own k(x, x): one has more left of it than rounding leaves, and 1,000 have less."""
+    X = np.r_[1000.0, np.ones(1001)][:, None]
+    factor = unfinished(X, 5)
+    # A ten-billionth of each one's own.
+    factor.residual[0] = 0.0
+    factor.residual[1:] = 0.9e-10 * parse_kernel("linear", 1).diagonal(X)[1:]
+    factor.residual[500] *= 2.0 / 0.9
+    factor.extend()
+    assert factor.pivots.tolist() == [500]

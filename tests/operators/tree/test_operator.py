@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,37 @@ def test_the_worst_case_of_float32_sums_is_bounded(two_threads: LocalExecutor, r
     with TreeKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(X), two_threads, error=1e-9) as operator:
         off = np.abs(operator.matmat(V, "single") - kernel(X, X) @ V - NOISE_VARIANCE * V).max()
         assert 20.0 * 2.0**-24 * V.sum() < off <= operator.error_bound
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_what_adding_the_noise_rounds_off_is_in_the_bound(
+    two_threads: LocalExecutor, rng: np.random.Generator, sign: float
+) -> None:
+    """A sample with itself, k = 1, beside a noise that is far larger: sums of two, against fractions."""
+    X, noise = np.zeros((1, 1)), 3.3e12
+    with TreeKernelOperator(SquaredExponential((1.0,)), noise, ArrayInputs(X), two_threads) as operator:
+        for weight in sign * rng.uniform(0.5, 2.0, 20):
+            for product in (
+                operator.matmat(np.full((1, 1), weight)),
+                operator.apply_columns(np.array([0]), np.full((1, 1), weight), "double"),
+            ):
+                exact = Fraction(weight) * (1 + Fraction(noise))
+                assert abs(Fraction(float(product[0, 0])) - exact) <= Fraction(operator.error_bound)
+                assert operator.error_bound <= 4.0 * np.finfo(float).eps * abs(float(product[0, 0]))
+
+
+def test_additions_that_a_sum_takes_are_counted(two_threads: LocalExecutor, rng: np.random.Generator) -> None:
+    """All samples are one part, taken at once: those of two leaves, the walk, the part, and its boxes' corners.
+
+    Each may cost eps of the weights times what an entry comes to and, by a distance's own rounding, its steepest slope.
+    """
+    d, eps = 3, np.finfo(float).eps
+    X, V = np.full((500, d), 0.7), rng.standard_normal((500, 1))
+    with TreeKernelOperator(SquaredExponential((1.0,) * d), 1e-9, ArrayInputs(X), two_threads, error=1e-6) as operator:
+        product = operator.matmat(V)
+        additions = 2 * 32 + 64 + 1 + 4 * d
+        expected = additions * eps * (1.0 + np.exp(-1.0)) * np.abs(V).sum() + 2.0 * eps * np.abs(product).max()
+        assert operator.error_bound == pytest.approx(expected, rel=2e-3, abs=0.0)
 
 
 def test_all_samples_equal_are_one_number(two_threads: LocalExecutor, rng: np.random.Generator) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import sqlite3
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dkgp.errors import InputError, StorageError, StoreError, UsageError
-from dkgp.service.queue import database
+from dkgp.service.queue import database, ledger
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.locks import FileLock
@@ -328,3 +330,117 @@ def test_processes_and_threads_claim_every_job_once(queue: JobQueue) -> None:
         worker.join(60)
     assert claimed == ids
     assert results.empty()
+
+
+class Clock:
+    """Time as the queue sees it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def kinds(queue: JobQueue, job_id: str) -> list[str]:
+    return [event["kind"] for event in EventReader(queue.folder_of(job_id) / "events.jsonl").read()]
+
+
+def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(ledger, "time", clock)
+    job = submit(queue, deadline_seconds=100.0)
+    queue.claim()
+    clock.now += 0.25
+    assert queue.ledger.running()[0].ran_seconds == 0.25
+    assert queue.ledger.interrupted(job.id, 1, {"message": "state saved"}) == "queued"
+    clock.now += 500.0  # waiting does not count
+    assert queue.ledger.running() == []
+    queue.claim()
+    clock.now += 99.0
+    running = queue.ledger.attempt(job.id, 2)
+    assert running is not None
+    assert (running.ran_seconds, running.deadline_seconds, running.attempt) == (99.25, 100.0, 2)
+    assert queue.ledger.attempt(job.id, 1) is None
+    assert queue.ledger.attempt("ffffffffffff", 2) is None
+    clock.now -= 1000.0  # set back: no attempt took less than nothing
+    assert queue.ledger.running()[0].ran_seconds == 0.25
+    clock.now += 1001.0
+    assert queue.ledger.mark_stop(job.id, 2, "deadline")
+    assert queue.ledger.interrupted(job.id, 2, {"message": "state saved"}) == "failed"
+    record = queue.get(job.id)
+    assert record.error is not None
+    assert "longer than it may (100 seconds); state saved" in record.error["message"]
+    queue.resume(job.id)
+    queue.claim()
+    assert queue.ledger.running()[0].ran_seconds == 0.0
+
+
+def test_only_deaths_that_nobody_asked_for_count(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path / "queue", max_attempts=2)
+    job = submit(queue)
+    for attempt in range(1, 4):
+        queue.claim()
+        assert queue.ledger.interrupted(job.id, attempt, {"message": "state saved"}) == "queued"
+    for attempt in range(4, 7):
+        queue.claim()
+        queue.ledger.mark_stop(job.id, attempt, "stop")
+        assert queue.ledger.died(job.id, attempt, "killed") == "queued"
+    assert "warning" not in kinds(queue, job.id)[:4]
+    queue.claim()
+    assert queue.ledger.died(job.id, 7, "killed") == "queued"
+    queue.claim()
+    assert queue.ledger.died(job.id, 8, "killed") == "failed"
+    told_of = kinds(queue, job.id)
+    # Of each that goes back to the queue a word, of the last its error.
+    assert told_of == ["state"] * 4 + ["warning", "state"] * 4 + ["error", "state"]
+
+
+def test_five_deaths_are_the_end_by_default(queue: JobQueue) -> None:
+    job = submit(queue)
+    ends = []
+    for attempt in range(1, 6):
+        queue.claim()
+        ends.append(queue.ledger.died(job.id, attempt, "killed"))
+    assert ends == ["queued"] * 4 + ["failed"]
+
+
+@pytest.mark.parametrize(("held", "claimed"), [(19, True), (20, False)])
+def test_a_claim_looks_at_the_twenty_that_wait_longest(queue: JobQueue, held: int, claimed: bool) -> None:
+    ids = [submit(queue, number).id for number in range(21)]
+    locks = [FileLock.acquire(queue.folder_of(job_id) / "lock") for job_id in ids[:held]]
+    found = queue.claim()
+    assert (found is not None and found.id == ids[held]) is claimed
+    for lock in locks:
+        assert lock is not None
+        lock.release()
+
+
+def test_labels_and_deadlines_at_their_limits(queue: JobQueue) -> None:
+    longest = "x" * 200
+    record = submit(queue, name=longest, owner=longest, idempotency_key=longest, deadline_seconds=1e-3)
+    assert (record.name, record.deadline_seconds) == (longest, 1e-3)
+    for more in ({"name": longest + "x"}, {"owner": ""}, {"idempotency_key": "a\tb"}):
+        with pytest.raises(InputError, match="1 to 200 characters without control characters"):
+            submit(queue, 1, **more)
+    for deadline in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(InputError, match="expected a positive number"):
+            submit(queue, 1, deadline_seconds=deadline)
+
+
+def test_a_list_ends_at_a_hundred_by_default(queue: JobQueue) -> None:
+    ids = [submit(queue, number).id for number in range(102)]
+    assert [record.id for record in queue.list()] == ids[:1:-1]
+
+
+def test_folders_of_no_job_go_once_they_are_old(queue: JobQueue) -> None:
+    jobs = queue.folder / "jobs"
+    for name in ("new", "old", "claimed"):
+        (jobs / name).mkdir()
+    (jobs / "claimed" / "lock").touch()
+    before = time.time() - 3700.0
+    os.utime(jobs / "old", (before, before))
+    known = submit(queue)
+    os.utime(queue.folder_of(known.id), (before, before))
+    assert queue.prune(keep_seconds=0.0) == 0
+    assert {path.name for path in jobs.iterdir()} == {"new", known.id}

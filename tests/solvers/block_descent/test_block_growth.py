@@ -25,10 +25,13 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.block_size import (
+    BlockGrowth,
+    BlockSizes,
     automatic_block_size,
     grown_block_size,
     grown_candidates,
     largest_automatic_block_size,
+    projected_round,
 )
 from dkgp.solvers.registry import SolverMemory, solver_memory
 from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, smooth_problem
@@ -141,6 +144,76 @@ def test_slower_solves_get_larger_blocks(n: int, d: int, candidates: int, pace: 
     assert size <= grown_block_size(n, d, candidates, start, start, factor * pace, largest)
     if pace <= 0.8:
         assert size == start
+
+
+SIZES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
+
+
+def seconds_of_a_round(n: int, d: int, candidates: int, m: int) -> float:
+    """Kernel entries, of candidates half with a full block on average, choices, algebra and messages, one by one."""
+    entry = (0.30 + 0.012 * d) * 1e-9
+    return entry * n * m + entry * candidates * m * m / 2 + 18e-6 * m + 0.0036e-9 * m**3 + 0.005
+
+
+PROBLEMS = [(n, d, kappa) for n in (300, 3000, 40_000, 10**6, 2 * 10**7) for d in (1, 21) for kappa in (1, 60, 300)]
+
+
+@pytest.mark.parametrize(("n", "d", "candidates"), PROBLEMS)
+def test_sizes_are_those_of_the_least_projected_cost(n: int, d: int, candidates: int) -> None:
+    for m in SIZES:
+        assert projected_round(n, d, candidates, m) == pytest.approx(seconds_of_a_round(n, d, candidates, m))
+    start = min(SIZES, key=lambda m: seconds_of_a_round(n, d, candidates, m) / m**1.2)
+    assert automatic_block_size(n, d, candidates) == min(n, start)
+    start = min(n, 250)
+    largest = max(start, min(4000, n // 2))
+    for pace in (0.7, 0.81, 1.0, 1.7, 3.0, 10.0, 1e3, np.inf):
+
+        def cost(m: int) -> float:
+            passes = 0.8 + (min(pace, 1e3) - 0.8) * start / m  # noqa: B023
+            kappa = min(candidates, max(20, candidates * start // m))
+            return passes / m * seconds_of_a_round(n, d, kappa, m)
+
+        best = min([start, *(m for m in SIZES if start < m < largest), largest], key=cost)
+        expected = start if pace < 0.8 or cost(best) > 0.9 * cost(start) else best
+        assert grown_block_size(n, d, candidates, start, start, pace, largest) == expected
+
+
+def test_growth_goes_by_the_slowest_target_and_the_columns_since_it_was_last_considered() -> None:
+    sizes = BlockSizes(100_000, 8, 60, 250, 4000)
+    growth = BlockGrowth(sizes, 250)
+    slow, quick = np.eye(4)[:, :1], np.eye(4)[:, 1:2]
+    growth.review(49_999, np.hstack([2.0 * slow, quick]))
+    assert (growth.size, growth.review_columns, growth.review_norm) == (250, 0, 0.0)  # not half a pass yet
+    growth.review(50_000, np.hstack([2.0 * slow, quick]))
+    assert (growth.size, growth.review_columns, growth.review_norm) == (250, 50_000, 2.0)
+    growth.review(210_000, np.hstack([1.6 * slow, 1e-3 * quick]))
+    pace = 1.6 / np.log10(2.0 / 1.6)
+    assert growth.size == grown_block_size(100_000, 8, 60, 250, 250, pace, 4000) > 250
+    assert (growth.review_columns, growth.review_norm) == (210_000, 1.6)
+    # Where it did not fall at all, as far as it may; and no more once that is reached.
+    growth.review(260_000, 1.7 * slow)
+    assert growth.size == grown_block_size(100_000, 8, 60, 250, growth.size, np.inf, 4000)
+    growth.size, columns = 4000, growth.review_columns
+    growth.review(900_000, 1.7 * slow)
+    assert (growth.size, growth.review_columns) == (4000, columns)
+
+
+def test_a_gradient_of_zero_says_nothing_of_the_pace() -> None:
+    growth = BlockGrowth(BlockSizes(1000, 8, 60, 100, 500), 100)
+    growth.review(500, np.zeros((4, 1)))
+    growth.review(1000, np.ones((4, 1)))
+    assert growth.size == 100
+    growth.review(1500, np.zeros((4, 1)))
+    assert (growth.size, growth.review_norm) == (100, 0.0)
+
+
+def test_a_gradient_that_is_no_number_says_nothing_either() -> None:
+    growth = BlockGrowth(BlockSizes(1000, 8, 60, 100, 500), 100)
+    for columns, value in ((500, 1.0), (1000, np.nan), (1500, 0.9)):
+        growth.review(columns, np.full((4, 1), value))
+        assert growth.size == 100
+    growth.review(2000, np.full((4, 1), 0.9))
+    assert growth.size > 100  # from here on it is known that it does not fall
 
 
 @given(st.integers(1, 500), st.integers(1, 4000), st.integers(0, 4000))

@@ -42,6 +42,14 @@ def test_steps_are_conjugate_to_those_held(steps: int, rng: np.random.Generator)
         assert abs(memory.directions[last.slot, :, target] @ gradient[:, target]) < 1e-11
 
 
+def test_the_last_steps_are_those_that_are_remembered(rng: np.random.Generator) -> None:
+    memory, slots = ConjugateMemory(90, 2, 3), list[int]()
+    for _ in range(8):
+        slots.append(descend(memory, 1, rng)[2].slot)
+        assert memory.held == slots[-3:]
+        assert len(set(memory.held)) == len(memory.held)
+
+
 def test_a_row_ahead_has_the_bits_of_all(rng: np.random.Generator) -> None:
     memory = ConjugateMemory(90, 2, 3)
     _, gradient, _ = descend(memory, 4, rng)
@@ -63,3 +71,23 @@ def test_what_is_saved_is_remembered(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(one.step, other.step)
     memory.clear()
     assert memory.arrays()["directions"].shape == (0, 90, 2)
+
+
+def test_a_step_that_the_memory_all_but_cancels_is_taken_as_it_comes(rng: np.random.Generator) -> None:
+    """What is left of a target's step after the last one is taken out: a 20,000th of it, or a 5,000th."""
+    everyone, lower = np.arange(90), np.linalg.cholesky(A)
+    last, other = (np.linalg.solve(lower.T, unit)[:, None] for unit in np.linalg.qr(rng.normal(size=(90, 2)))[0].T)
+    memory = ConjugateMemory(90, 2, 2)
+    first = np.hstack([last, last])
+    gradient = -A @ first
+    step = memory.conjugate(everyone, first, gradient)
+    np.testing.assert_allclose(step.step, 1.0)
+    memory.move(np.zeros((90, 2)), step)
+    memory.settle(gradient, step, A @ first)
+    squares = np.array([0.5e-4, 2e-4])
+    second = last + np.sqrt(squares) * other
+    step = memory.conjugate(everyone, second, -A @ second)
+    np.testing.assert_allclose(step.coefficients, [[0.0, 1.0]], atol=1e-9)
+    np.testing.assert_allclose(step.step, [1.0, (1.0 + squares[1]) / squares[1]], rtol=1e-6)
+    # And nothing at all where there is no slope.
+    np.testing.assert_array_equal(memory.conjugate(everyone, 0.0 * second, 0.0 * second).step, 0.0)

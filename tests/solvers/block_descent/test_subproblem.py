@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from scipy.linalg import cholesky, solve_triangular
 
 from dkgp.errors import NumericalError
+from dkgp.kernels import parse_kernel
+from dkgp.operators import DenseKernelOperator
+from dkgp.solvers.block_descent import subproblem as module
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 from tests.solvers.problems import Problem, smooth_problem
 
@@ -117,12 +120,69 @@ def test_refinement_that_diverges_is_replaced_by_a_float64_factor() -> None:
     np.testing.assert_allclose(subproblem.solve(), minimiser(PROBLEM, subproblem), atol=1e-11)
 
 
-def test_float32_breakdown_goes_on_in_float64() -> None:
+def no_other(*arguments: object, **options: object) -> None:
+    raise AssertionError("a float64 factor was called for")
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_rough_factor_is_refined_as_long_as_it_takes(sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each correction leaves a 26th of a residual of one sign: five of them reach the tolerance, none before."""
+    indices = np.arange(60)
+    subproblem = Subproblem(OPERATOR, 60, 1, single=True)
+    subproblem.append(indices, np.full((60, 1), sign))
+    subproblem._factor *= np.float32(1.02)
+    monkeypatch.setattr(module, "Subproblem", no_other)
+    assert residual(PROBLEM, subproblem, subproblem.solve()) <= 1e-7
+    np.testing.assert_allclose(subproblem.solve(), minimiser(PROBLEM, subproblem), atol=1e-6)
+
+
+@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e6])
+def test_refinement_is_relative_to_the_gradient(magnitude: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = np.arange(60)
+    subproblem = Subproblem(OPERATOR, 60, 3, single=True)
+    subproblem.append(indices, magnitude * PROBLEM.y[indices])
+    monkeypatch.setattr(module, "Subproblem", no_other)
+    assert residual(PROBLEM, subproblem, subproblem.solve()) <= 1e-7
+
+
+@pytest.mark.parametrize("text", ["rbf", "linear + constant", "polynomial(degree=2)"])
+def test_no_block_has_an_eigenvalue_above_the_bound(text: str, rng: np.random.Generator) -> None:
+    """Met by the largest trace of so many: a few samples are far out, and each has a noise of its own."""
+    X = rng.normal(size=(50, 2)) * np.where(np.arange(50) % 10 == 3, 30.0, 1.0)[:, None]
+    kernel, noise = parse_kernel(text, 2), rng.uniform(0.1, 2.0, 50)
+    operator = DenseKernelOperator(kernel, noise, X)
+    K = kernel(X, X) + np.diag(noise)
+    for size in (1, 7, 50):
+        bound = module._largest_eigenvalue(operator, size)
+        for _ in range(20):
+            B = rng.permutation(50)[:size]
+            assert np.linalg.eigvalsh(K[np.ix_(B, B)])[-1] <= bound
+        if text == "rbf":
+            assert bound == pytest.approx(size * K.diagonal().max())
+        else:
+            assert bound == pytest.approx(np.sort(K.diagonal())[-size:].sum())
+    assert module._largest_eigenvalue(operator, 0) == 0.0
+
+
+@pytest.mark.parametrize(("share", "single"), [(0.98, False), (1.02, True)])
+def test_float32_begins_at_twenty_roundings_of_the_largest_eigenvalue(share: float, single: bool) -> None:
+    """By the diagonal's largest, noise by sample included, or by the Frobenius norm where that is less."""
+    X, size, typical = smooth_problem(60).X, 40, 0.05
+    kernel = smooth_problem(60).kernel
+    most = {None: 40 * 1.5, typical: np.sqrt(40 * 1.5**2 + (40 * typical) ** 2)}
+    for entry, largest in most.items():
+        noise = np.full(60, share * 20.0 * 2.0**-23 * largest)
+        noise[7] = 0.5
+        assert Subproblem(DenseKernelOperator(kernel, noise, X), size, 1, typical_entry=entry).single is single
+
+
+@pytest.mark.parametrize("chunks", [[30, 30, 30], [150]])
+def test_float32_breakdown_goes_on_in_float64(chunks: list[int]) -> None:
     problem = smooth_problem(200, 2, targets=3, noise_variance=1e-8, gamma=0.01)
-    subproblem = grown(problem, [30, 30, 30], single=True)
+    subproblem = grown(problem, chunks, single=True)
     assert not subproblem.single
-    assert subproblem.size == 90
-    reference = grown(problem, [30, 30, 30], single=False)
+    assert subproblem.size == sum(chunks)
+    reference = grown(problem, chunks, single=False)
     np.testing.assert_array_equal(subproblem.indices, reference.indices)
     np.testing.assert_array_equal(subproblem.gradient, reference.gradient)
     assert residual(problem, subproblem, subproblem.solve()) <= 1e-6

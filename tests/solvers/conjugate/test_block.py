@@ -10,7 +10,9 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, MaxIterations, MaxPasses, RelativeResidual, solve
-from dkgp.solvers.conjugate.block import BlockDirections, add_product
+from dkgp.solvers.conjugate import block
+from dkgp.solvers.conjugate.block import BlockDirections, BlockState, add_product, iterate
+from dkgp.solvers.stopping import Progress
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
@@ -111,6 +113,113 @@ class TestDirections:
         none = BlockDirections().advance(right.copy(), right, lambda vectors: -vectors)
         assert none.shape == (0, 30)
 
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_pieces_of_rows_and_columns_make_the_whole(
+        self, rng: np.random.Generator, threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(block, "PIECE_ROWS", 16)
+        monkeypatch.setattr(block, "PIECE_COLUMNS", 4)
+        matrix, right = positive_definite(rng, 70), rng.normal(size=(70, 11))
+        directions, last = BlockDirections(threads=threads), np.zeros((70, 0))
+        for _ in range(2):
+            step = directions.advance(right.copy(), right, lambda vectors: matrix @ vectors)
+            P = directions.vectors
+            np.testing.assert_allclose(P.T @ P, np.eye(11), atol=1e-10)
+            np.testing.assert_allclose(step, np.linalg.solve(P.T @ matrix @ P, P.T @ right), rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(last.T @ matrix @ P, 0.0, atol=1e-12)
+            last = P
+            target, expected = right.copy(), right - matrix @ P @ step
+            add_product(target, directions.images, -step, threads)
+            np.testing.assert_allclose(target, expected, atol=1e-12)
+            right = expected
+
+    @pytest.mark.parametrize(("dtype", "apart", "kept"), [(np.float64, 1e-6, 4), (np.float32, 1e-6, 3)])
+    def test_directions_of_float32_are_told_apart_as_far_as_it_goes(
+        self, rng: np.random.Generator, dtype: type, apart: float, kept: int
+    ) -> None:
+        """Two columns that differ by a millionth, which float32 rounds as much; one too short for it, one of zeros."""
+        unit = np.linalg.qr(rng.normal(size=(60, 4)))[0]
+        right = np.column_stack([unit[:, 0], unit[:, 0] + apart * unit[:, 1], 1e-20 * unit[:, 2], 1e3 * unit[:, 3]])
+        right = np.column_stack([right, np.zeros(60), 1e-32 * unit[:, 1]])
+        if dtype is np.float64:
+            right[:, 5] = 0.0
+        matrix = positive_definite(rng, 60)
+        directions = BlockDirections(np.zeros((0, 0), dtype), np.zeros((0, 0), dtype))
+        step = directions.advance(right.astype(dtype), right, lambda vectors: (matrix @ vectors).astype(dtype))
+        P = directions.vectors.astype(np.float64)
+        assert directions.vectors.dtype == dtype
+        assert P.shape == (60, kept)
+        np.testing.assert_allclose(P.T @ P, np.eye(kept), atol=1e-3)
+        np.testing.assert_allclose(
+            step[:, :5] / np.linalg.norm(step[:, :4], axis=0).max(),
+            np.linalg.solve(P.T @ matrix @ P, P.T @ right[:, :5]) / np.linalg.norm(step[:, :4], axis=0).max(),
+            atol=1e-4 if dtype is np.float32 else 1e-10,
+        )
+
+    @pytest.mark.parametrize("magnitude", [1e-8, 1.0, 1e8])
+    def test_curvature_of_rounding_alone_is_none(self, rng: np.random.Generator, magnitude: float) -> None:
+        """Relative to the largest, and to how many there are: 30 eps of it are 6.7e-15."""
+        vectors = np.linalg.qr(rng.normal(size=(30, 30)))[0]
+        values = np.r_[-1e-3, 1e-15, 3e-14, np.linspace(0.5, 1.0, 27)] * magnitude
+        curvature = block._Curvature((vectors * values) @ vectors.T)
+        assert curvature.rank == 28
+        right = vectors[:, 2:] @ rng.normal(size=(28, 2))
+        expected = vectors[:, 2:] @ ((vectors[:, 2:].T @ right) / values[2:, None])
+        np.testing.assert_allclose(curvature.solve(right), expected, rtol=0, atol=0.05 * np.abs(expected).max())
+        assert block._Curvature(-np.eye(3)).rank == 0
+        for value in (np.nan, np.inf):
+            assert block._Curvature(np.diag([1.0, value])).rank == 0
+
+
+class TestIterationsThatVerify:
+    """Their product gives the true gradient as well, and the step along it is exact for that one."""
+
+    def state(self, rng: np.random.Generator) -> BlockState:
+        """Two iterations in, with a gradient that has drifted."""
+        solver = ConjugateGradient(precision="double")
+        state = solver.start(PROBLEM.dense(), PROBLEM.y)
+        for _ in range(2):
+            solver.advance(PROBLEM.dense(), state)
+        state.gradient += 0.05 * rng.normal(size=state.gradient.shape)
+        return state
+
+    def test_the_step_is_exact_for_the_true_gradient(self, rng: np.random.Generator) -> None:
+        state, asked = self.state(rng), list[Progress]()
+        before, true, columns = state.alpha.copy(), PROBLEM.gradient(state.alpha), state.columns
+
+        def moving(progress: Progress) -> bool:
+            asked.append(progress)
+            return True
+
+        seconds = iterate(PROBLEM.dense(), state, -state.gradient, moving)
+        assert set(seconds) == {"check", "update"}
+        assert [progress.gradient_norm for progress in asked] == pytest.approx([np.linalg.norm(true)])
+        P = state.directions.vectors
+        assert state.gradient[:, 0] == pytest.approx(PROBLEM.gradient(state.alpha)[:, 0], abs=1e-11)
+        assert np.abs(P.T @ PROBLEM.gradient(state.alpha)).max() < 1e-11
+        assert PROBLEM.objective(state.alpha) < PROBLEM.objective(before)
+        moved = state.alpha - before
+        np.testing.assert_allclose(state.stepped, np.abs(moved), rtol=1e-9)  # of one direction
+        # A product that is made anyway is no round of columns.
+        assert (state.iteration, state.columns, state.exact) == (3, columns, True)
+
+    def test_no_step_is_taken_where_none_is_wanted(self, rng: np.random.Generator) -> None:
+        state = self.state(rng)
+        before = state.alpha.copy()
+        iterate(PROBLEM.dense(), state, -state.gradient, lambda progress: False)
+        np.testing.assert_array_equal(state.alpha, before)
+        np.testing.assert_allclose(state.gradient, PROBLEM.gradient(before), atol=1e-11)
+        assert not state.stepped.size
+
+    def test_other_iterations_count_their_columns_and_their_steps(self) -> None:
+        solver, operator = ConjugateGradient(), PROBLEM.dense()
+        state = solver.start(operator, PROBLEM.y)
+        seconds = iterate(operator, state, -state.gradient)
+        assert set(seconds) == {"product", "update"}
+        assert min(seconds.values()) >= 0.0
+        assert (state.iteration, state.columns, state.exact) == (1, 300, False)
+        assert state.moved == pytest.approx(np.sum(state.alpha**2), rel=1e-4)
+
 
 @pytest.fixture
 def right(rng: np.random.Generator) -> np.ndarray:
@@ -194,3 +303,19 @@ def test_float32_without_curvature_goes_on_in_float64(right: np.ndarray) -> None
     assert not state.alpha.any()
     found = solve(operator, right, solver=solver, stopping=RelativeResidual(1e-8))
     np.testing.assert_allclose(found.alpha, np.linalg.solve(PROBLEM.matrix, right), atol=1e-6)
+
+
+def test_what_float32_tiles_without_curvature_have_come_to_is_computed_anew(
+    right: np.ndarray, rng: np.random.Generator
+) -> None:
+    operator, solver = PROBLEM.dense(), ConjugateGradient()
+    state = solver.start(operator, right)
+    solver.advance(operator, state)
+    state.gradient += 0.1 * rng.normal(size=right.shape)
+    exact = operator.matmat
+    operator.matmat = lambda vectors, precision="double": exact(vectors) if precision == "double" else -vectors
+    alpha = state.alpha.copy()
+    solver.advance(operator, state)
+    assert (state.precision, state.exact) == ("double", True)
+    np.testing.assert_array_equal(state.alpha, alpha)
+    np.testing.assert_allclose(state.gradient, PROBLEM.matrix @ alpha - right, atol=1e-11)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse.linalg
@@ -19,6 +22,9 @@ from dkgp.solvers import (
     ParameterConjugateGradient,
     solve,
 )
+from dkgp.solvers.conjugate.growth import Growth, Price
+from dkgp.solvers.prices import Sizes
+from dkgp.solvers.registry import SolverMemory, resuming, solver_memory
 from tests.solvers.problems import arm_problem, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
@@ -183,3 +189,80 @@ def test_what_parameter_cg_knows_of_the_risk_outlives_a_break() -> None:
     state.precision = "single"
     state.renew_gradient(operator)
     assert state.risk_width == np.inf
+
+
+@pytest.mark.parametrize(
+    ("solver", "phases"),
+    [(ConjugateGradient(), set()), (ConjugateGradient(FactorPreconditioning(0, rank=5)), {"factor"})],
+)
+def test_seconds_are_told_by_phase(executor: LocalExecutor, solver: ConjugateGradient, phases: set[str]) -> None:
+    with PROBLEM.blocked(executor) as operator:
+        state = solver.start(operator, PROBLEM.y)
+        seconds = solver.advance(operator, state)
+    assert set(seconds) == {"precondition", "product", "update"} | phases
+    assert min(seconds.values()) >= 0.0
+    if phases:  # it is made in the first round
+        assert seconds["factor"] > seconds["precondition"]
+
+
+def test_gradients_are_renewed_by_a_rounds_own_product_unless_products_are_approximate() -> None:
+    solver: Any = ConjugateGradient()
+    assert solver.renews_in_rounds(SimpleNamespace(approximate=False)) is True
+    assert solver.renews_in_rounds(SimpleNamespace(approximate=True)) is False
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_a_larger_factor_is_weighed_by_the_prices_of_the_rounds_to_come(
+    executor: LocalExecutor, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, Price, Price]] = []
+    monkeypatch.setattr(Growth, "is_worth", lambda self, *terms: asked.append(terms) or True)
+    first = FactorPreconditioning(16, 16, 0)
+    solver = ConjugateGradient(first)
+    with PROBLEM.blocked(executor) as operator:
+        state = solver.start(operator, PROBLEM.y)
+        state.precision, state.left = precision, 77.0
+        for _ in range(2):
+            solver.advance(operator, state)
+    sizes = Sizes(300, 3, 1, precision == "double")
+    factors = [first.grown(300, level) for level in range(3)]
+    assert [factor.halo for factor in factors] == [16, 32, 64]
+    prices = [factor.price(sizes) for factor in factors]
+    assert asked == [(77.0, prices[0], prices[1]), (77.0, prices[1], prices[2])]
+    assert state.growth.level == 2
+
+
+def test_a_factor_that_cannot_grow_does_not(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Growth, "is_worth", lambda self, *terms: True)
+    solver = ConjugateGradient(FactorPreconditioning(200, 100, 0))
+    with PROBLEM.blocked(executor) as operator:
+        state = solver.start(operator, PROBLEM.y)
+        solver.advance(operator, state)
+        factor = state.preconditioner
+        solver.advance(operator, state)
+    assert state.growth.level == 0
+    assert state.preconditioner is factor
+
+
+def test_memory_is_of_the_directions_the_round_that_verifies_and_the_factor() -> None:
+    assert solver_memory(ConjugateGradient(), 10_000, 8) == SolverMemory(memory=2, repeats_products=True)
+    factor = FactorPreconditioning().resolved(10_000, 8)
+    found, own = solver_memory(ConjugateGradient(factor), 10_000, 8), factor.memory(10_000, 8)
+    assert (found.memory, found.repeats_products) == (2, True)
+    assert (found.own_bytes, found.factor_bytes, found.cached_bytes) == (
+        own.own_bytes,
+        own.factor_bytes,
+        own.cached_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "expected"),
+    [
+        (FactorPreconditioning(40, 20, 0).settings(), "`solver` pcg, `halo` 40, `leaf` 20, `rank` 0"),
+        (FactorPreconditioning(0, rank=7).settings(), "`solver` pcg, `halo` 0, `rank` 7"),
+        ({}, "`solver` pcg, `halo` 0"),  # of before there was a halo
+    ],
+)
+def test_a_checkpoint_tells_which_options_resume_it(preconditioner: dict[str, Any], expected: str) -> None:
+    assert resuming({"solver": "pcg", "preconditioner": preconditioner}) == expected

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,7 @@ def train_exact(
                 seed,
                 tree_error=tree_error,
             )
+            executor.tiles = replace(executor.tiles, products=chosen["auto"]["products"])
         solution = solve(
             operator,
             right,

@@ -2,7 +2,9 @@
 
 Several probes walk by Cauchy steps; each takes a step uphill with a probability that depends on the scores of all, and
 the acceptance temperature follows the variance of these probabilities, so that it needs no schedule of its own. All
-probes of a step are one pass over the data. Constants are those of the paper's experiments (LS-SVMlab).
+probes of a step are one pass over the data. The walk's constants are those of the authors' program (LS-SVMlab), which
+changes the acceptance temperature once for the twenty steps at a generation temperature; here it follows every step.
+The simplex's constants are chosen here.
 
 References
 ----------

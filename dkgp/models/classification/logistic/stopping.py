@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from dkgp.errors import InputError
 from dkgp.solvers import Progress, StoppingRule, StopReason
 
-__all__ = ["RiskError"]
+__all__ = ["NO_NOISE", "RISK_TOLERANCE", "RiskError"]
+
+# By default decisions are within so much of the exact minimiser's; a probability is then within a quarter of it.
+RISK_TOLERANCE = 1e-3
+# An operator's noise plays no part in a risk, and this disappears beside any entry.
+NO_NOISE = 2.0**-300
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
 from dkgp.models.classification.logistic.entries import entries_not_negative
-from dkgp.models.classification.logistic.stopping import RiskError
+from dkgp.models.classification.logistic.foreseen import FORESEEN_FROM, foreseen_products
+from dkgp.models.classification.logistic.stopping import NO_NOISE, RISK_TOLERANCE, RiskError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import assumptions
 from dkgp.models.tuning.tune import draw_subset
@@ -32,12 +33,7 @@ from dkgp.solvers import Checkpointing, DualityGap, Progress, Solution, Stopping
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.risk import Risk, RiskMethod, RiskSolution, minimise_risk
 
-__all__ = ["RISK_TOLERANCE", "TrainedLogistic", "train_logistic"]
-
-# By default decisions are within so much of the exact minimiser's; a probability is then within a quarter of it.
-RISK_TOLERANCE = 1e-3
-# An operator's noise plays no part in a risk, and this disappears beside any entry.
-NO_NOISE = 2.0**-300
+__all__ = ["TrainedLogistic", "train_logistic"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +175,11 @@ def train_logistic(
     if tree_error is not None:
         operators, options["error"] = TreeKernelOperator, tree_error
     settings: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
+    cold = initial is None and tree_error is None and precision == "mixed"
+    if cold and n >= FORESEEN_FROM and executor.tiles.measured:
+        goal: dict[str, Any] = {"method": method, "regularisation": regularisation, "tolerance": tolerance, "gap": gap}
+        foreseen = foreseen_products(dataset, labels, kernel, likelihood, **goal, seed=seed)
+        executor.tiles = replace(executor.tiles, products=foreseen.count)
     with operators(kernel, NO_NOISE, dataset, executor, **options) as operator:
         prior = operator.prior()
         rule = RiskError(tolerance, float(prior.max()))

@@ -12,6 +12,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.annealing import AnnealingSearch, acceptances
 from dkgp.models.classification.fixed_size.search import ProfileSearch, RecordedSearch
+from tests.models.classification.fixed_size.letter import annealed
 
 Score = Callable[..., float]
 
@@ -94,6 +95,21 @@ class TestAnnealing:
         assert sizes[:22] == [5] * 21 + [2]
         assert set(sizes[22:]) == {1}
         assert search.evaluations <= 21 * 5 + 45
+
+    @pytest.mark.parametrize("score", [sphere, rastrigin, lambda *point: abs(point[0]) + 0.1 * max(point)])
+    @pytest.mark.parametrize("start", [(1.0, 2.0), (-6.0, 3.0), (0.5,), (1.0, -1.0, 0.5)])
+    def test_walk_and_simplex_are_the_papers_point_by_point(self, start: tuple[float, ...], score: Score) -> None:
+        for seed in range(3):
+            asked = list[tuple[float, ...]]()
+
+            def told(*point: float, asked: list[tuple[float, ...]] = asked) -> float:
+                asked.append(point)
+                return score(*point)
+
+            annealed(told, start, seed=seed)
+            trail = [point for point, _ in run(AnnealingSearch(start, seed=seed), score).trail]
+            assert len(trail) == len(asked) > 21 * 5 + 5
+            np.testing.assert_allclose(trail, asked, rtol=1e-9, atol=1e-9)
 
     def test_better_than_random_search_of_equal_budget(self) -> None:
         found, drawn = [], []

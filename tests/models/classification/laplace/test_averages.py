@@ -1,5 +1,8 @@
 """Averaged probabilities and their intervals: against quadrature, and attacked corner by corner."""
 
+from fractions import Fraction
+
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
@@ -8,6 +11,7 @@ import scipy.stats
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkgp.errors import InputError
+from dkgp.models.classification.laplace import averages
 from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
 from dkgp.models.classification.likelihoods import Likelihood
 
@@ -95,6 +99,72 @@ def test_tails_keep_their_digits_and_infinite_bounds_tell_nothing():
     assert_allclose([lower[0, 1], upper[0, 1]], exact, rtol=1e-3)
     lower, upper = averaged_intervals(PROBIT, *(np.array([[value]]) for value in (3.0, np.inf, 0.0, 1.0)))
     assert_array_equal([lower[0], upper[0]], [[0.0, 0.0], [1.0, 1.0]])
+
+
+def test_probit_averages_are_bounded_to_the_last_digit(rng):
+    """Intervals of width zero, in either tail as far as it goes, against Phi in 40 digits."""
+    variance = 10.0 ** rng.uniform(-8.0, 4.0, (400, 1))
+    mean = rng.uniform(-38.4, 38.4, (400, 1)) * np.sqrt(1.0 + variance)
+    lower, upper = averaged_intervals(PROBIT, mean, np.zeros((400, 1)), variance, variance)
+    with mpmath.workdps(40):
+        for i, (m, v) in enumerate(zip(mean[:, 0], variance[:, 0], strict=True)):
+            z = mpmath.mpf(float(m)) / mpmath.sqrt(1 + mpmath.mpf(float(v)))
+            for label, exact in ((0, mpmath.ncdf(-z)), (1, mpmath.ncdf(z))):
+                assert lower[i, label] <= exact <= upper[i, label]
+                assert upper[i, label] - lower[i, label] <= 3e-11 * exact + 1e-300
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_ends_of_a_mean_are_rounded_outward(sign, rng):
+    """Far out a mean's last digit is as much of its average as averages may be off by themselves."""
+    mean, bound = sign * rng.uniform(525.0, 690.0, (300, 1)), rng.uniform(0.0, 3.0, (300, 1))
+    zeros = np.zeros((300, 1))
+    lower, upper = averaged_intervals(LOGIT, mean, bound, zeros, zeros)
+    label = 1 if sign < 0.0 else 0  # the unlikely one
+    with mpmath.workdps(40):
+        for i, (m, b) in enumerate(zip(np.abs(mean[:, 0]), bound[:, 0], strict=True)):
+            nearer, further = (mpmath.exp(-abs(mpmath.mpf(float(m)) + s * mpmath.mpf(float(b)))) for s in (-1, 1))
+            assert lower[i, label] <= further
+            assert nearer <= upper[i, label]
+
+
+@pytest.mark.parametrize("classes", [3, 8, 40])
+def test_shares_of_a_sum_are_rounded_outward(classes, rng, monkeypatch):
+    """What division by the sum of all rounds off, against fractions, where averages themselves are exact."""
+    r = 60
+    found = rng.uniform(0.0, 1.0, (r, classes)) * 10.0 ** rng.uniform(-6.0, 0.0, (r, classes))
+    monkeypatch.setattr(averages, "_average", lambda likelihood, mean, variance: (found, 1.0 - found))
+    monkeypatch.setattr(averages, "_off", lambda likelihood: 0.0)
+    zeros = np.zeros((r, classes))
+    lower, upper = averaged_intervals(Likelihood("logit", classes), zeros, zeros, zeros, zeros)
+    for i in range(r):
+        parts = [Fraction(value) for value in found[i].tolist()]
+        for c, part in enumerate(parts):
+            exact = part / sum(parts)
+            assert Fraction(lower[i, c]) <= exact <= Fraction(upper[i, c])
+            assert Fraction(upper[i, c]) - Fraction(lower[i, c]) <= exact * Fraction(4 * (classes + 6), 2**52)
+
+
+def test_one_against_the_rest_has_no_share_where_no_class_has_any():
+    """Averages that come to zero, or to anything up to one: between nothing and all."""
+    likelihood = Likelihood("logit", 3)
+    mean, zeros = np.array([[-1e5, -1e5, -1e5], [0.0, 0.0, 0.0]]), np.zeros((2, 3))
+    bound = np.array([[0.0] * 3, [np.inf] * 3])
+    lower, upper = averaged_intervals(likelihood, mean, bound, zeros, zeros)
+    assert_array_equal(lower, 0.0)
+    assert_array_equal(upper, 1.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_means_at_a_bound_of_zero_are_moved_outward_by_one_number():
+    """A function that is known exactly, at half: the averages of the numbers beside it."""
+    mean = np.array([[1e6], [-1e6], [0.0]])
+    zeros = np.zeros((3, 1))
+    lower, upper = averaged_intervals(PROBIT, mean, zeros, zeros, np.full((3, 1), 1e12))
+    exact = scipy.special.ndtr(1.0)
+    assert_allclose(lower[:, 1], [exact, 0.0, 0.5], rtol=1e-9)
+    assert_allclose(upper[:, 1], [1.0, 1.0 - exact, 0.5], rtol=1e-9)
+    assert lower[2, 1] < 0.5 < upper[2, 1]
 
 
 def test_what_is_no_interval_is_refused():

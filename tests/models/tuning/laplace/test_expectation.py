@@ -1,12 +1,14 @@
 """The mean of a logistic sigmoid against adaptive quadrature in many digits."""
 
+from fractions import Fraction
+
 import mpmath
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_ndtr, ndtr
 
-from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, expected_sigmoid
+from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, _product, expected_sigmoid
 
 FEW = [(-50.0, 4.0), (-3.0, 0.7)]
 MANY = [
@@ -108,3 +110,11 @@ def test_an_average_far_out_is_a_share_of_the_normal_tail_and_no_row_depends_on_
     together, _ = expected_sigmoid(mean, variance)
     alone = np.concatenate([expected_sigmoid(mean[i : i + 1], variance[i : i + 1])[0] for i in range(500)])
     assert_array_equal(together, alone)
+
+
+def test_a_product_and_what_its_rounding_took_off_are_the_product(rng):
+    a, b = rng.normal(size=(2, 500)) * 10.0 ** rng.uniform(-60, 60, (2, 500))
+    product, rest = _product(a, b)
+    assert_array_equal(product, a * b)
+    for i in range(500):
+        assert Fraction(product[i]) + Fraction(rest[i]) == Fraction(a[i]) * Fraction(b[i])

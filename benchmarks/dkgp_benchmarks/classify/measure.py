@@ -1,0 +1,179 @@
+"""Units of `dkgp bench classify`: one method on one split, tuned, trained with what was found, and tested.
+
+Units of small problems may run in several processes, one thread each; which ran where changes no error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.errors import NumericalError
+from dkgp.models.classification.metrics import class_metrics
+from dkgp_benchmarks.classify.methods import MethodSpec
+from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
+from dkgp_benchmarks.classify.records import Record
+from dkgp_benchmarks.classify.trial import Classifier, Trial, trial_of
+
+__all__ = ["Unit", "measure", "measure_all", "probability_scores", "scores"]
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+# Training with tuned hyperparameters is repeated up to so often while it is quicker than this; the median counts.
+REPEATS, QUICK_SECONDS = 3, 1.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A method on a split of a problem.
+
+    Attributes
+    ----------
+    problem, split, method
+        Names, and the split's index.
+    folder
+        Of the problem's file.
+    seed
+        Of splits and of all that methods draw.
+    threads
+        Of BLAS.
+    """
+
+    problem: str
+    split: int
+    method: str
+    folder: str | None
+    seed: int
+    threads: int | None = 1
+
+    @property
+    def key(self) -> str:
+        """In a record."""
+        return f"{self.problem}/{self.split}/{self.method}"
+
+
+def measure(unit: Unit) -> dict[str, Any]:
+    """Tune, train, test; return error rates, size, and seconds of each part."""
+    problem = PROBLEMS[unit.problem]
+    samples = _samples(problem, unit.folder, unit.seed)
+    (split,) = splits(problem, samples, [unit.split], unit.seed)
+    trial = trial_of(samples, split, unit.seed)
+    method = MethodSpec.read(unit.method).made()
+    with threadpool_limits(unit.threads):
+        began = time.perf_counter()
+        found = method.tune(trial)
+        tune_seconds = time.perf_counter() - began
+        classifier, fit_seconds = _timed(method.fit, trial, found)
+        grow = getattr(method, "grow", None)
+        grow_seconds = fit_seconds if grow is None else _timed(grow, trial, found)[1]
+        began = time.perf_counter()
+        decisions = classifier.decide(trial.test_inputs)
+        predict_seconds = time.perf_counter() - began
+        probable = getattr(classifier, "probable", None)
+        probabilities = None if probable is None else probable(trial.test_inputs)
+        probability_seconds = time.perf_counter() - began - predict_seconds
+    return {
+        **asdict(unit),
+        "folder": None,
+        "n": trial.n,
+        "n_test": len(trial.test_codes),
+        "d": trial.inputs.shape[1],
+        **scores(decisions, trial.test_codes),
+        **({} if probabilities is None else probability_scores(probabilities, trial.test_codes)),
+        "size": classifier.size,
+        "tune_seconds": tune_seconds,
+        "fit_seconds": fit_seconds,
+        "grow_seconds": grow_seconds,
+        "predict_seconds": predict_seconds,
+        "probability_seconds": None if probabilities is None else probability_seconds,
+        "found": found,
+    }
+
+
+def _timed(
+    train: Callable[[Trial, dict[str, Any]], Classifier], trial: Trial, found: dict[str, Any]
+) -> tuple[Classifier, float]:
+    """The classifier, and the median of the seconds that it took."""
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and (not seconds or seconds[-1] < QUICK_SECONDS):
+        began = time.perf_counter()
+        classifier = train(trial, found)
+        seconds.append(time.perf_counter() - began)
+    return classifier, float(np.median(seconds))
+
+
+def scores(decisions: FloatArray, codes: IntArray) -> dict[str, float]:
+    """Error rate and balanced error rate of decisions (t,); class 1 where they are not negative."""
+    wrong = (decisions >= 0.0) != (codes == 1)
+    rates = [float(np.mean(wrong[codes == code])) for code in np.unique(codes)]
+    return {"error": float(np.mean(wrong)), "balanced_error": float(np.mean(rates))}
+
+
+def probability_scores(probabilities: FloatArray, codes: IntArray) -> dict[str, float | None]:
+    """Log loss, Brier score and expected calibration error of probabilities of class 1 (t,), the last in 15 bins."""
+    both = np.column_stack([1.0 - probabilities, probabilities])
+    found = class_metrics(("-1", "+1"), codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
+    return {"log_loss": found.log_loss, "brier": found.brier, "calibration_error": found.ece}
+
+
+def measure_all(
+    units: Sequence[Unit], record: Record, processes: int, reporter: Reporter, label: str
+) -> dict[str, dict[str, Any]]:
+    """Measure what is not on record; return figures of all units by key.
+
+    A method that fails on a split has "failed" with the reason in place of its figures, and is warned of.
+    """
+    found = {unit.key: known for unit in units if (known := record.get(unit.key)) is not None}
+    if found:
+        reporter.note(f"{label}: {len(found):,} of {len(units):,} on record")
+    with reporter.work(label) as show:
+        show(WorkProgress("begun", len(found), len(units), "runs"))
+        for unit, figures in _run([unit for unit in units if unit.key not in found], processes):
+            if "failed" in figures:
+                reporter.warn(f"{unit.key}: {figures['failed']}")
+            else:
+                record.add(unit.key, figures)
+            found[unit.key] = figures
+            show(WorkProgress(unit.key, len(found), len(units), "runs"))
+    return found
+
+
+def _run(units: list[Unit], processes: int) -> Iterator[tuple[Unit, dict[str, Any]]]:
+    if processes < 2 or len(units) < 2:
+        for unit in units:
+            yield unit, _guarded(unit)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(units)), mp_context=context) as pool:
+        waiting: dict[Future[dict[str, Any]], Unit] = {pool.submit(_guarded, unit): unit for unit in units}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _guarded(unit: Unit) -> dict[str, Any]:
+    """A unit whose method breaks down does not take the table down; bad input and missing extras do."""
+    try:
+        return measure(unit)
+    except (NumericalError, np.linalg.LinAlgError) as error:
+        return {**asdict(unit), "failed": f"{type(error).__name__}: {error}"}
+
+
+@lru_cache(maxsize=2)
+def _samples(problem: ClassProblem, folder: str | None, seed: int) -> Samples:
+    return load(problem, None if folder is None else Path(folder), seed)

@@ -1,0 +1,95 @@
+"""dkgp's own classifiers whose probabilities are a likelihood's: kernel logistic regression and Gaussian processes.
+
+Of all samples, or of a basis ("logistic,basis=2000"). The kernel is found by Laplace's evidence of a subset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dkgp
+from dkgp.data import memory_dataset
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp_benchmarks.classify.trial import Classifier, Trial
+
+__all__ = ["SETTINGS", "Probable"]
+
+FloatArray = NDArray[np.float64]
+
+SUBSET = 2000
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError
+    return text == "yes"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+# As they are written; `basis` points in place of all samples, chosen by the method `chosen`.
+SETTINGS: Mapping[str, Callable[[str], Any]] = {
+    "basis": _count,
+    "chosen": str,
+    "subset": _count,
+    "isotropic": _yes,
+    "solver": str,
+    "tol": float,
+    "max_passes": float,
+}
+
+
+@dataclass(frozen=True)
+class _Trained:
+    model: Any
+    size: int | None
+
+    def decide(self, inputs: FloatArray) -> FloatArray:
+        return np.asarray(self.model.decision_function(inputs), dtype=np.float64)
+
+    def probable(self, inputs: FloatArray) -> FloatArray:
+        return np.asarray(self.model.predict_proba(inputs)[:, 1], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Probable:
+    """`KernelLogisticClassifier` or `GPClassifier` with some settings."""
+
+    form: Literal["logistic", "gp"]
+    settings: Mapping[str, Any]
+
+    def tune(self, trial: Trial) -> dict[str, Any]:
+        """Find the kernel by Laplace's evidence of a subset, a length scale for each feature unless told otherwise."""
+        dataset = memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
+        found = tune_labels(
+            dataset,
+            trial.labels,
+            subset=self.settings.get("subset", SUBSET),
+            seed=trial.seed,
+            isotropic=self.settings.get("isotropic", False),
+            likelihood="logit",
+        )
+        return {"hyperparameters": found.to_json()}
+
+    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+        """Train with that kernel."""
+        given = {name: self.settings[name] for name in ("solver", "tol", "max_passes") if name in self.settings}
+        size = self.settings.get("basis")
+        if size is not None:
+            given |= {"n_basis": min(size, trial.n)}
+            given |= {"basis": self.settings["chosen"]} if "chosen" in self.settings else {}
+        estimator: Any = dkgp.KernelLogisticClassifier if self.form == "logistic" else dkgp.GPClassifier
+        kernel = Hyperparameters.from_json(found["hyperparameters"])
+        model = estimator(kernel=kernel, random_state=trial.seed, **given).fit(trial.inputs, trial.codes)
+        return _Trained(model, model.n_basis_)

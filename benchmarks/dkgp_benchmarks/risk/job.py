@@ -1,0 +1,363 @@
+"""`dkgp bench risk`: methods that minimise a regularised risk, and kernel CG's iterations against the theorem's root.
+
+N. Ratliff, J. A. Bagnell, Kernel Conjugate Gradient for Fast Kernel Machines (2007), section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster import LocalExecutor
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.errors import InputError, UsageError
+from dkgp.operators import BlockedKernelOperator, DenseKernelOperator
+from dkgp.operators.inputs import ArrayInputs
+from dkgp.solvers.risk import RISK_METHODS
+from dkgp_benchmarks.classify.problems import PROBLEMS
+from dkgp_benchmarks.risk.problems import RiskProblem, read_problem, with_tuned_kernel
+from dkgp_benchmarks.risk.runs import LABELS, LOSSES, RiskRun, RiskWithin, iterations_to, minimise
+
+__all__ = ["FILES", "GENERATED", "BenchRiskJob", "race", "roots", "run_bench_risk"]
+
+# Of the files those that are here, and what is generated.
+FILES, GENERATED = ("usps-4", "banana", "adult"), ("made-twonorm", "made-ringnorm")
+SAMPLES, FILE_SAMPLES, ROOT_SAMPLES = 2000, 10_000, 2000
+RACE_GAP, ROOT_SHARE = 1e-8, 1e-4
+LAMBDAS = (100.0, 10.0, 1.0, 0.1, 0.01, 0.001)
+# Gradients and parameter CG need thousands where the others need dozens; they are cut off and said to be.
+MOST_ITERATIONS, MOST_SECONDS = 3000, 120.0
+# "the square root" is taken to hold within this factor; the theorem is of bounds, not of runs.
+ALLOWED_FACTOR = 2.0
+METHODS = (*RISK_METHODS, "auto")
+WARM_UP_SAMPLES = 1000
+
+RACE_COLUMNS = (
+    Column("problem", "problem", text=True),
+    Column("n", "n", ",d"),
+    Column("loss", "loss", text=True),
+    Column("method", "method", text=True),
+    Column("reached", "reached", text=True),
+    Column("gap", "gap", ".1e"),
+    Column("above", "above the least", ".1e"),
+    Column("iterations", "iterations", ",d"),
+    Column("products", "products", ",.1f"),
+    Column("entries", "entries / n^2", ",.1f"),
+    Column("seconds", "seconds", ",.2f"),
+    Column("to_best", "/ best", ",.2f"),
+    Column("note", "", text=True),
+)
+ROOT_COLUMNS = (
+    Column("problem", "problem", text=True),
+    Column("loss", "loss", text=True),
+    Column("regularisation", "lambda", "g"),
+    Column("kcg", "kernel CG", ",d"),
+    Column("paramcg_shown", "parameter CG", text=True),
+    Column("root_shown", "root of that", text=True),
+    Column("factor_shown", "kernel CG / root", text=True),
+    Column("holds", "within 2", text=True),
+    Column("times_shown", "times fewer", text=True),
+)
+CAUTIONS = {
+    "reached": "Every method is stopped by its own proof: its risk is within the gap of a bound that no function's is "
+    "below. 'above the least' holds its verified risk against the best bound that any of them found.",
+    "products": "Products with the kernel matrix, as the method counts them; entries are all that were evaluated, "
+    "those of preconditioners, dense blocks and float64 verification included.",
+    "cut off": f"After {MOST_ITERATIONS:,} iterations or {MOST_SECONDS:g} seconds, unless told otherwise.",
+}
+
+
+@dataclass(frozen=True)
+class BenchRiskJob:
+    """Races and counts that are asked for; defaults are those of the command.
+
+    Attributes
+    ----------
+    data
+        Folder of .npz files; without it the generated problems alone are there.
+    problems, methods, losses
+        By default those of `FILES` that are here, else the generated ones; all methods; the logistic loss.
+    parts
+        "methods", the race to one gap; "root", iterations over a table of lambdas. Both where none is named.
+    n
+        Samples at most: 10,000 of a file, 2,000 of what is generated, and 2,000 for the root.
+    regularisation, gap
+        Of the race.
+    lambdas, share
+        Of the root: the regularisations, and how near the least risk iterations are counted to.
+    max_iterations, max_seconds
+        Where a run is cut off.
+    subset
+        Samples that the kernel's length scale is found by.
+    """
+
+    data: str | None = None
+    problems: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ("klr",)
+    parts: tuple[str, ...] = ()
+    n: int | None = None
+    regularisation: float = 1.0
+    gap: float = RACE_GAP
+    lambdas: tuple[float, ...] = LAMBDAS
+    share: float = ROOT_SHARE
+    max_iterations: int = MOST_ITERATIONS
+    max_seconds: float = MOST_SECONDS
+    subset: int = 1000
+    seed: int = 0
+    out: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the data; `InputError` where it is none."""
+        if self.data is None:
+            return None
+        path = Path(self.data).expanduser()
+        if not path.is_dir():
+            raise InputError(f"`data` '{self.data}' is no folder; expected one that holds .npz files")
+        return path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Problems that are run."""
+        if self.problems:
+            return tuple(dict.fromkeys(self.problems))
+        folder = self.folder
+        here = [] if folder is None else [name for name in FILES if (folder / f"{PROBLEMS[name].file}.npz").is_file()]
+        return tuple(here) or GENERATED
+
+    def check(self) -> None:
+        """Refuse, before any work, what makes no sense or is not here."""
+        for name in self.methods:
+            if name not in METHODS:
+                raise UsageError(f"unknown method '{name}' of `dkgp bench risk`; there are {', '.join(METHODS)}")
+        for name in self.names:
+            if name not in PROBLEMS:
+                raise UsageError(f"unknown problem '{name}'; there are {', '.join(PROBLEMS)}")
+        if not self.lambdas:
+            raise UsageError("`lambdas` is empty; name one regularisation at least")
+        if self.n is not None and self.n < 2:
+            raise UsageError(f"`n` must be at least 2; got {self.n}")
+        for name, value in (
+            *(("a number of `lambdas`", each) for each in self.lambdas),
+            ("`regularisation`", self.regularisation),
+            ("`gap`", self.gap),
+            ("`share`", self.share),
+            ("`max_iterations`", self.max_iterations),
+            ("`max_seconds`", self.max_seconds),
+        ):
+            if not value > 0.0 or not math.isfinite(value):
+                raise UsageError(f"{name} must be finite and positive; got {value:g}")
+
+
+def run_bench_risk(job: BenchRiskJob, reporter: Reporter) -> Document:
+    """Race the methods, and count iterations; return both tables.
+
+    Raises
+    ------
+    UsageError, InputError
+        What is asked for is not here or out of range; before anything is measured.
+    """
+    job.check()
+    check_record_file(job.out)
+    parts = tuple(dict.fromkeys(job.parts or ("methods", "root")))
+    document = report(
+        "risk",
+        f"Minimisers of a regularised risk, lambda = {job.regularisation:g}, to a relative gap of {job.gap:g}",
+        RACE_COLUMNS,
+        [],
+        {},
+        asked=plain(asdict(job)),
+    )
+    sections: list[Document] = []
+    document |= {"sections": sections, "cautions": CAUTIONS, "complete": False}
+    if "methods" in parts:
+        rows = [row for problem in _problems(job, reporter) for row in race(problem, job, reporter)]
+        document["rows"] = plain(rows)
+        document["figures"] = plain(_race_figures(rows))
+        write_record(document, job.out)
+    if "root" in parts:
+        found = [row for problem in _problems(job, reporter, ROOT_SAMPLES) for row in roots(problem, job, reporter)]
+        sections.append(_root_section(found, job.share))
+    document["warnings"] = list(reporter.warnings)
+    document["complete"] = True
+    return write_record(document, job.out)
+
+
+def race(problem: RiskProblem, job: BenchRiskJob, reporter: Reporter) -> list[dict[str, Any]]:
+    """Run every method on a problem to the gap, kernel products on all cores; rows of a table."""
+    methods = tuple(dict.fromkeys(job.methods)) or METHODS
+    executor = LocalExecutor()
+    rows: list[dict[str, Any]] = []
+    try:
+        for loss in job.losses:
+            runs: list[RiskRun] = []
+            few = ArrayInputs(problem.inputs[:WARM_UP_SAMPLES])
+            for method in methods:
+                for inputs, targets, warm in (
+                    (few, problem.targets[:WARM_UP_SAMPLES], True),
+                    (ArrayInputs(problem.inputs), problem.targets, False),
+                ):
+                    # Compiled code is loaded before a clock starts.
+                    with BlockedKernelOperator(problem.found, 1.0, inputs, executor) as operator:
+                        run = minimise(
+                            operator,
+                            targets,
+                            LOSSES[loss],
+                            job.regularisation,
+                            method,
+                            reporter,
+                            gap=job.gap,
+                            max_iterations=4 if warm else job.max_iterations,
+                            max_seconds=job.max_seconds,
+                            precision="mixed",
+                            label=f"{problem.name}: {LABELS[method]}",
+                        )
+                runs.append(run)
+            rows += _race_rows(problem, loss, runs)
+    finally:
+        executor.close()
+    return rows
+
+
+def roots(problem: RiskProblem, job: BenchRiskJob, reporter: Reporter) -> list[dict[str, Any]]:
+    """Iterations of kernel CG and of parameter CG to the same share of the least risk, lambda by lambda.
+
+    In float64, on the matrix in memory.
+    """
+    operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
+    rows: list[dict[str, Any]] = []
+    for loss in job.losses:
+        for regularisation in job.lambdas:
+            given = operator, problem.targets, LOSSES[loss], regularisation
+            limits: dict[str, Any] = {"max_iterations": job.max_iterations, "max_seconds": job.max_seconds}
+            label = f"{problem.name}, lambda {regularisation:g}"
+            near = minimise(*given, "kcg", reporter, gap=0.01 * job.share, **limits, label=f"{label}: kernel CG")
+            least = max(near.least[1], float(near.bound.max(initial=-math.inf)))
+            far = minimise(
+                *given,
+                "paramcg",
+                reporter,
+                gap=job.share,
+                stopping=RiskWithin(least, job.share),
+                **limits,
+                label=f"{label}: parameter CG",
+            )
+            kcg, paramcg = (iterations_to(run, run.risk <= least * (1.0 + job.share)) for run in (near, far))
+            shared = {"problem": problem.name, "n": problem.n, "loss": loss, "regularisation": regularisation}
+            rows.append(shared | compared(kcg, paramcg, cut_off=far.iterations))
+    return rows
+
+
+def compared(kcg: int | None, paramcg: int | None, *, cut_off: int) -> dict[str, Any]:
+    """Iterations of both, kernel CG's over the root of the other's, and how many times fewer: bounds where cut off.
+
+    Parameters
+    ----------
+    kcg, paramcg : int or None
+        None where a method did not arrive.
+    cut_off : int
+        Iterations of parameter CG where it was stopped.
+    """
+    late = paramcg is None
+    taken = cut_off if paramcg is None else paramcg
+    root = math.sqrt(taken)
+    row: dict[str, Any] = {"kcg": kcg, "paramcg": paramcg, "cut_off": late, "root": root}
+    row["paramcg_shown"] = f"> {taken:,}" if late else f"{taken:,}"
+    row["root_shown"] = f"> {root:.1f}" if late else f"{root:.1f}"
+    row |= {"factor": None, "factor_shown": "-", "times": None, "times_shown": "-", "holds": "-"}
+    if kcg is None or not taken:
+        return row
+    factor, times = kcg / root, taken / kcg
+    row |= {"factor": factor, "times": times}
+    row["factor_shown"] = f"< {factor:.2f}" if late else f"{factor:.2f}"
+    row["times_shown"] = f"> {times:,.1f}" if late else f"{times:,.1f}"
+    # A bound from above that is too large decides nothing.
+    row["holds"] = "yes" if factor <= ALLOWED_FACTOR else "unknown" if late else "no"
+    return row
+
+
+def _problems(job: BenchRiskJob, reporter: Reporter, most: int | None = None) -> Iterator[RiskProblem]:
+    """The problems with their kernels, of at most so many samples."""
+    for name in job.names:
+        size = job.n or (SAMPLES if PROBLEMS[name].file is None else FILE_SAMPLES)
+        n = size if most is None else min(size, most)
+        problem = with_tuned_kernel(read_problem(name, job.folder, n, job.seed, whole=True), job.subset, job.seed)
+        reporter.note(f"{name}: n = {problem.n:,}, d = {problem.inputs.shape[1]}, {problem.found!r:.120}")
+        yield problem
+
+
+def _race_rows(problem: RiskProblem, loss: str, runs: Sequence[RiskRun]) -> list[dict[str, Any]]:
+    bound = max(run.least[1] for run in runs)
+    arrived = [run.seconds for run in runs if run.solution is not None and run.solution.solution.converged]
+    rows = []
+    for run in runs:
+        risk = run.least[0]
+        reached = run.solution is not None and run.solution.solution.converged
+        row: dict[str, Any] = {
+            "problem": problem.name,
+            "n": problem.n,
+            "d": problem.inputs.shape[1],
+            "loss": loss,
+            "method": run.method,
+            "reached": "yes" if reached else "no",
+            "converged": reached,
+            "iterations": run.iterations,
+            "entries": run.entries,
+            "seconds": run.seconds,
+            "products": run.products[-1] if len(run.products) else None,
+            "reason": run.reason,
+            "note": "" if reached else "cut off",
+        }
+        if run.solution is not None:
+            row |= {"gap": run.solution.solution.progress.duality_gap, "risk": risk, "above": risk / bound - 1.0}
+            if run.method == "auto":
+                row |= {"note": f"took {run.solution.method}", "chosen": run.solution.chosen}
+        else:
+            row["note"] = run.reason
+        if reached:
+            row["to_best"] = run.seconds / min(arrived)
+        rows.append(row)
+    return rows
+
+
+def _race_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    there = [row for row in rows if row["converged"]]
+    above = [row["above"] for row in there]
+    best = {(row["problem"], row["loss"]): row["method"] for row in there if row.get("to_best") == 1.0}
+    automatic = [row["to_best"] for row in there if row["method"] == "auto"]
+    return {
+        "reached_the_gap": f"{len(there)} of {len(rows)}",
+        "largest_distance_from_the_least_risk_of_these": max(above) if above else None,
+        "quickest": ", ".join(f"{problem} {method}" for (problem, _), method in best.items()) or "none",
+        "auto_over_the_best_at_most": max(automatic) if automatic else None,
+    }
+
+
+def _root_section(rows: list[dict[str, Any]], share: float) -> Document:
+    factors = [row["factor"] for row in rows if row["factor"] is not None]
+    times = [row["times"] for row in rows if row["times"] is not None]
+    return {
+        "section": "root",
+        "title": f"Iterations until the risk is within {share:g} of the least: kernel CG, the root of parameter CG",
+        "columns": [dict(vars(column)) for column in ROOT_COLUMNS],
+        "rows": plain(rows),
+        "figures": plain(
+            {
+                "theorem": "kernel CG needs at most about the square root of parameter CG's iterations",
+                "largest_factor": max(factors) if factors else None,
+                "within_a_factor_of_2": ", ".join(
+                    f"{word}: {sum(row['holds'] == word for row in rows)}" for word in ("yes", "no", "unknown", "-")
+                ),
+                "mean_times_fewer": float(np.mean(times)) if times else None,
+                "of_these_bounds": sum(row["cut_off"] for row in rows),
+            }
+        ),
+    }

@@ -1,0 +1,48 @@
+"""`dkgp bench selection`: ways to choose a block's variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkgp.bench import section
+from dkgp.registry import Option
+
+METHOD = (
+    Option(
+        "variables_per_step",
+        "Variables that the greedy selection takes between two solutions of the block; 1 as in the paper.",
+        type=int,
+        default=1,
+        least=1,
+        metavar="V",
+    ),
+    section.TOLERANCE,
+    Option("memory", "Conjugate steps; 0 as in the paper.", type=int, default=0),
+    Option("max_passes", "Where each method is cut off.", type=float, default=30.0),
+)
+
+
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp_benchmarks.selection import BenchSelectionJob, run_bench_selection
+
+    return section.measure(BenchSelectionJob, run_bench_selection, values, reporter, section.BLOCK_SIZE, *METHOD)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "selection",
+        "Greedy against cyclic and gradient selection with the same block size, iteration by iteration.",
+        _run,
+        (
+            *section.problem_options(),
+            section.BLOCK_SIZE,
+            *METHOD,
+            Option("plot", "Draw gradient and objective by iteration into a .png, .pdf or .svg.", metavar="FILE"),
+            section.OVERWRITE,
+            section.OUT,
+        ),
+        examples=("dkgp bench selection --samples 5000 --block-size 250 --plot selection.png",),
+        on_cluster=True,
+        without_null="its methods are compared by rounds and passes, which are the same in every run",
+    )
+)

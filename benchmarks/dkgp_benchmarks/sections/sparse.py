@@ -1,0 +1,108 @@
+"""`dkgp bench sparse`: sparse models beside the exact one, their speed beside BLAS's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dkgp.bench import section
+from dkgp.registry import Option, whole_numbers
+
+
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.problem import BenchProblem
+    from dkgp.errors import UsageError
+    from dkgp_benchmarks.sparse.bounds import run_bench_sparse_bounds
+    from dkgp_benchmarks.sparse.job import BenchSparseJob
+    from dkgp_benchmarks.sparse.measure import run_bench_sparse
+    from dkgp_benchmarks.sparse.speed import run_bench_sparse_speed
+
+    problem = BenchProblem(**section.take(values, *section.problem_options(test_samples=1000)))
+    bounds, speed = values.pop("bounds"), values.pop("speed")
+    if bounds and speed:
+        raise UsageError("`bounds` and `speed` are two benchmarks; ask for one")
+    run = run_bench_sparse_bounds if bounds else run_bench_sparse_speed if speed else run_bench_sparse
+    return run(BenchSparseJob(problem=problem, **values), reporter)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "sparse",
+        """Sparse models beside the exact one: errors, coverage, what is proven, seconds to choose, solve and predict.
+
+        Every model runs in a process of its own and takes its turn in every repeat, with the same hyperparameters. With
+        --speed training alone is measured, against the time that BLAS takes for its operations.
+        """,
+        _run,
+        (
+            *section.problem_options(test_samples=1000),
+            Option(
+                "methods",
+                "With settings of its own if need be, as in sggp,screen=2,score_rows=2048.  [default: all]",
+                spellings=("--method",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
+                "bases",
+                "For methods that do not choose greedily.  [default: each method's own]",
+                spellings=("--basis",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
+                "sizes",
+                "Basis samples.",
+                type=whole_numbers,
+                spellings=("--basis-size", "--sizes"),
+                default=(),
+                metavar="M,M,...",
+            ),
+            Option(
+                "with_exact",
+                "Whether the exact model takes part.",
+                type=bool,
+                default=True,
+                spellings=("--exact/--no-exact",),
+            ),
+            Option(
+                "peers",
+                "Sparse models of GPyTorch, GPflow and GPBoost take part, with the same hyperparameters.",
+                type=bool,
+                default=False,
+            ),
+            Option(
+                "peer_pythons",
+                "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
+                spellings=("--peer-python",),
+                multiple=True,
+                metavar="PYTHON",
+            ),
+            Option(
+                "bounds",
+                "Hold all that is proven against the exact model by Cholesky; --data may be a folder of .npz files.",
+                type=bool,
+                default=False,
+            ),
+            Option(
+                "speed",
+                "Training alone, against the time that BLAS takes for its operations.",
+                type=bool,
+                default=False,
+            ),
+            replace(section.REPEATS, default=1),
+            section.NULL,
+            Option("plot", "Draw errors and coverage by size into a .png, .pdf or .svg.", metavar="FILE"),
+            section.OVERWRITE,
+            section.OUT,
+        ),
+        examples=(
+            "dkgp bench sparse --samples 10000 --basis-size 100,200,500 --plot sparse.png",
+            "dkgp bench sparse --data kin40k.npz --method vfe --method fitc --basis pivoted --basis k-means",
+            "dkgp bench sparse --method vfe --method fitc --basis uniform --peers --peer-python ~/peers/bin/python",
+            "dkgp bench sparse --bounds --data benchmark-data --out bounds.json",
+            "dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",
+        ),
+        on_cluster=True,
+    )
+)

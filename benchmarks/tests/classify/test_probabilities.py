@@ -1,0 +1,87 @@
+"""The table of probabilities: what is measured of them, and the rivals that have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, log_loss
+
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.errors import UsageError
+from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
+from dkgp_benchmarks.classify.measure import probability_scores
+from dkgp_benchmarks.classify.methods import DEFAULT_METHODS, METHODS, PROBABILITIES, MethodSpec
+from dkgp_benchmarks.classify.problems import PROBLEMS, load, splits
+
+
+def test_scores_are_scikit_learns(rng: np.random.Generator) -> None:
+    p = rng.uniform(0.0, 1.0, 400)
+    codes = (rng.uniform(0.0, 1.0, 400) < p**2).astype(np.int64)
+    found = probability_scores(p, codes)
+    assert found["log_loss"] == pytest.approx(log_loss(codes, p))
+    assert found["brier"] == pytest.approx(brier_score_loss(codes, p))
+    bins = np.minimum((15 * p).astype(int), 14)
+    gaps = [abs(p[bins == b].mean() - codes[bins == b].mean()) * (bins == b).mean() for b in range(15)]
+    assert found["calibration_error"] == pytest.approx(sum(gaps))
+
+
+@pytest.mark.evidence
+def test_the_table_of_probabilities(tmp_path: Path) -> None:
+    methods = ("logistic,basis=150,subset=120,isotropic=yes", "svc-calibrated", "hist-boosting", "sklearn-gp,most=60")
+    job = BenchClassifyJob(
+        tables=(PROBABILITIES,), methods=methods, splits=1, seed=1, out=str(tmp_path / "probabilities.json")
+    )
+    document = run_bench_classify(job, SilentReporter())
+    assert json.loads((tmp_path / "probabilities.json").read_text()) == json.loads(json.dumps(document))
+    (section,) = document["sections"]
+    rows = {row["method"].partition(",")[0]: row for row in section["rows"]}
+    assert list(rows) == ["logistic", "svc-calibrated", "hist-boosting", "sklearn-gp"]
+    for row in rows.values():
+        assert row["problem"] == "made-ringnorm"
+        assert 0.0 < row["error"] < 40.0
+        assert 0.0 < row["log_loss"] < 0.7
+        assert 0.0 < row["brier"] < 0.25
+        assert 0.0 <= row["calibration_error"] < 50.0
+    assert (rows["logistic"]["size"], rows["sklearn-gp"]["size"]) == (150, 60)
+    assert rows["svc-calibrated"]["size"] > 2
+    least = min(rows.values(), key=lambda row: row["log_loss"])["method"]
+    assert section["figures"]["least_log_loss"] == f"made-ringnorm: {least}"
+
+
+def test_methods_of_the_table_have_probabilities() -> None:
+    assert all(MethodSpec.read(name).is_probable for name in DEFAULT_METHODS[PROBABILITIES])
+    assert {name for name, known in METHODS.items() if known.probable} == {
+        MethodSpec.read(name).name for name in DEFAULT_METHODS[PROBABILITIES]
+    }
+    assert not {MethodSpec.read(name).name for name in DEFAULT_METHODS["3"]} & {"logistic", "gp", "lightgbm"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (("scdp",), "none of scdp has probabilities"),
+        (("logistic,basis=0",), "basis cannot be '0'"),
+        (("svc-calibrated,tuned=maybe",), "tuned cannot be 'maybe'"),
+        (("gp,pool=3",), "gp takes the settings basis, chosen"),
+    ],
+)
+def test_what_is_refused(methods: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run_bench_classify(BenchClassifyJob(tables=(PROBABILITIES,), methods=methods), SilentReporter())
+
+
+def test_adults_own_split(tmp_path: Path, rng: np.random.Generator) -> None:
+    mask = np.zeros(45_222, dtype=bool)
+    mask[rng.permutation(45_222)[:15_060]] = True
+    X, y = rng.standard_normal((45_222, 1)), np.where(np.arange(45_222) % 4 == 0, 1, -1)
+    file: Any = tmp_path / "adult.npz"
+    np.savez(file, X=X, y=y, test_mask=mask)
+    problem = PROBLEMS["adult-official"]
+    samples = load(problem, tmp_path, 0)
+    (split,) = splits(problem, samples, [0], 0)
+    np.testing.assert_array_equal(split.test, np.flatnonzero(mask))
+    assert len(split.train) == 30_162

@@ -1,0 +1,25 @@
+"""`--null` and `--repeat` of `dkgp bench` as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ("selection", "compared by rounds and passes, which are the same in every run"),
+        ("papers", "that the papers print"),
+        ("growth", "each size runs once"),
+    ],
+)
+def test_sections_without_a_race_refuse_it_in_words(run: Callable[..., Any], section: str, reason: str) -> None:
+    result = run("bench", section, "--null")
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert f"--null makes no sense for {section}: " in said
+    assert reason in said
+    assert "--null" not in run("bench", section, "--help").stdout

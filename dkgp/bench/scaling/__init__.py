@@ -1,1 +1,0 @@
-"""Runs with more and more workers, beside what the plan foresees."""

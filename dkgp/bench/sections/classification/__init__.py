@@ -1,1 +1,0 @@
-"""Sections of classifiers: their tables, their certificates, and the risks that they minimise."""

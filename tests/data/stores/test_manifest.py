@@ -1,0 +1,217 @@
+"""The manifest by itself: what it says of a store, whatever order it is written in, and what it finds missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dkgp.data.remote.claims import Claim, TakenOverError
+from dkgp.data.stores import manifest as module
+from dkgp.data.stores.arrays import create_array, create_group, open_arrays
+from dkgp.data.stores.manifest import (
+    MANIFEST_NAME,
+    check_complete,
+    checksum,
+    chunk_keys,
+    chunk_rows_of_key,
+    commit,
+    is_committed,
+    json_bytes,
+    read_manifest,
+    recognise,
+    store_attributes,
+)
+from dkgp.errors import OutputExistsError, StoreError
+
+
+def written(folder: Path, kind: str = "model") -> str:
+    """A store of 20 rows in chunks of 6, and of a vector."""
+    url = str(folder)
+    create_group(url, kind, {"note": "x"})
+    arrays = []
+    for name, shape in (("values", (20, 3)), ("weights", (20,))):
+        array = create_array(url, name, shape, 6, ("sample", "feature")[: len(shape)])
+        array.write(0, np.ones(shape))
+        arrays.append(array)
+    commit(url, kind, {"seed": np.int64(5), "names": ("a", "b"), "scale": np.array([0.1, 2.0])}, arrays)
+    return url
+
+
+def test_what_is_read_is_what_was_committed(tmp_path: Path) -> None:
+    url = written(tmp_path / "a.zarr")
+    assert is_committed(url)
+    manifest = read_manifest(url, "model")
+    assert (manifest["kind"], manifest["version"]) == ("model", 1)
+    assert manifest["metadata"] == {"seed": 5, "names": ["a", "b"], "scale": [0.1, 2.0]}
+    values = manifest["arrays"]["values"]
+    assert (values["shape"], values["chunk_rows"]) == ([20, 3], 6)
+    sizes = [(tmp_path / "a.zarr" / "values" / key).stat().st_size for key in chunk_keys((20, 3), 6)]
+    assert values["chunk_bytes"] == sizes
+    _, metadata, arrays = open_arrays(url, "model")
+    assert metadata == manifest["metadata"]
+    assert {name: (array.shape, array.chunk_rows) for name, array in arrays.items()} == {
+        "values": ((20, 3), 6),
+        "weights": ((20,), 6),
+    }
+
+
+def test_versions_are_of_each_kind() -> None:
+    versions = {
+        kind: store_attributes(kind)["dkgp_format_version"]
+        for kind in ("dataset", "model", "prediction", "classifier", "variance factor")
+    }
+    assert versions == {"dataset": 2, "model": 1, "prediction": 3, "classifier": 2, "variance factor": 1}
+
+
+def test_chunks_and_their_rows() -> None:
+    assert chunk_keys((20,), 6) == ["c/0", "c/1", "c/2", "c/3"]
+    assert chunk_keys((18, 2, 2), 9) == ["c/0/0/0", "c/1/0/0"]
+    assert [chunk_rows_of_key(key, 20, 6) for key in chunk_keys((20,), 6)] == [(0, 6), (6, 12), (12, 18), (18, 20)]
+
+
+def test_the_order_of_names_changes_neither_bytes_nor_checksum() -> None:
+    one, other = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert json_bytes(one) == json_bytes(other)
+    assert checksum(one) == checksum(other) != checksum({**one, "a": 2})
+    with pytest.raises(TypeError, match="object cannot be stored as JSON"):
+        json_bytes({"a": object()})
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        (["c/1/0"], r"Chunk values/c/1/0 \(rows 6 to 11\) of '.*' is missing\. Write"),
+        (
+            ["c/1/0", "c/2/0", "c/3/0"],
+            r"\(rows 6 to 11\) of '.*' is missing \(2 more chunks of this array too\)\. Write",
+        ),
+        (["zarr.json"], r"The array 'values' of '.*' is missing \(no values/zarr.json\)"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, removed: list[str], words: str) -> None:
+    url = written(tmp_path / "a.zarr")
+    manifest = read_manifest(url, "model")
+    check_complete(url, manifest)
+    for key in removed:
+        (tmp_path / "a.zarr" / "values" / key).unlink()
+    with pytest.raises(StoreError, match=words):
+        check_complete(url, manifest)
+
+
+def test_another_size_is_told(tmp_path: Path) -> None:
+    url = written(tmp_path / "a.zarr")
+    chunk = tmp_path / "a.zarr" / "weights" / "c" / "3"
+    size = chunk.stat().st_size
+    chunk.write_bytes(chunk.read_bytes() + b"x")
+    with pytest.raises(StoreError, match=rf"rows 18 to 19\).*it has {size + 1} bytes, {size} were written"):
+        check_complete(url, read_manifest(url, "model"))
+
+
+def test_an_array_whose_chunks_are_not_all_there_is_not_committed(tmp_path: Path) -> None:
+    url = str(tmp_path / "a.zarr")
+    create_group(url, "model", {})
+    array = create_array(url, "values", (20,), 6, ("sample",))
+    array.write(0, np.ones(12))
+    with pytest.raises(StoreError, match=r"rows 12 to 17\).*was never written \(1 more chunks"):
+        commit(url, "model", {}, [array])
+    assert not is_committed(url)
+    assert recognise(url) == "model"
+    with pytest.raises(StoreError, match="incomplete: its writing was interrupted"):
+        read_manifest(url, "model")
+    with pytest.raises(StoreError, match="holds an unfinished dkgp model store; expected a dataset store"):
+        read_manifest(url, "dataset")
+
+
+@pytest.mark.parametrize("without", ["checksum", "kind", "version", "metadata", "arrays"])
+def test_a_manifest_without_one_of_its_parts_is_damaged(tmp_path: Path, without: str) -> None:
+    url = written(tmp_path / "a.zarr")
+    path = tmp_path / "a.zarr" / MANIFEST_NAME
+    content = json.loads(path.read_text())
+    del content[without]
+    path.write_text(json.dumps(content))
+    with pytest.raises(StoreError, match="is damaged; write the store again"):
+        read_manifest(url, "model")
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '{"checksum": 5, "kind": 3, "version": "new"}'])
+def test_a_manifest_that_is_none_is_damaged(tmp_path: Path, content: str) -> None:
+    url = written(tmp_path / "a.zarr")
+    (tmp_path / "a.zarr" / MANIFEST_NAME).write_text(content)
+    with pytest.raises(StoreError, match="is damaged; write the store again"):
+        read_manifest(url, "model")
+
+
+def test_a_newer_format_and_another_kind_are_told(tmp_path: Path) -> None:
+    url = written(tmp_path / "a.zarr")
+    path = tmp_path / "a.zarr" / MANIFEST_NAME
+    content = json.loads(path.read_text())
+    with pytest.raises(StoreError, match="holds a dkgp model store; expected a dataset store"):
+        read_manifest(url, "dataset")
+    for version, refused in ((1, False), (2, True)):
+        del content["checksum"]
+        content["version"] = version
+        content["checksum"] = checksum(content)
+        path.write_text(json.dumps(content))
+        if refused:
+            with pytest.raises(StoreError, match="has store format 2; this dkgp reads up to 1"):
+                read_manifest(url, "model")
+        else:
+            read_manifest(url, "model")
+
+
+def test_what_is_no_store_is_not_recognised(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="There is no model store"):
+        read_manifest(str(tmp_path / "nothing"), "model")
+    (tmp_path / "zarr.json").write_text('{"attributes": {"dkgp_store": 5}}')
+    assert recognise(str(tmp_path)) is None
+    with pytest.raises(StoreError, match=f"is not a dkgp model store: it has no {MANIFEST_NAME}"):
+        read_manifest(str(tmp_path), "model")
+
+
+class Held(Claim):
+    """A claim that is asked for so many times before another writer has taken it."""
+
+    asked: ClassVar[list[int]] = []
+    holds = 2
+
+    def require(self) -> None:
+        self.asked.append(1)
+        if len(self.asked) > self.holds:
+            raise TakenOverError("taken over")
+
+
+@pytest.mark.parametrize(("holds", "written_anyway"), [(None, True), (2, True), (1, False), (0, False)])
+def test_of_two_manifests_that_of_the_claims_holder_counts(
+    tmp_path: Path, holds: int | None, written_anyway: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is there when this one comes: it is replaced, by a writer that has not been taken over."""
+    url, puts, write = str(tmp_path / "a.zarr"), list[dict[str, Any]](), module.write_object
+
+    def put(address: str, content: bytes, **options: Any) -> None:
+        puts.append(options)
+        if len(puts) == 1:
+            raise OutputExistsError("there")
+        write(address, content)
+
+    create_group(url, "model", {})
+    array = create_array(url, "values", (5,), 6, ("sample",))
+    array.write(0, np.ones(5))
+    monkeypatch.setattr(module, "write_object", put)
+    claim = None
+    if holds is not None:
+        monkeypatch.setattr(Held, "asked", [])
+        monkeypatch.setattr(Held, "holds", holds)
+        claim = Held(url, "")
+    if written_anyway:
+        commit(url, "model", {}, [array], claim)
+        assert len(puts) == 2
+    else:
+        with pytest.raises(TakenOverError):
+            commit(url, "model", {}, [array], claim)
+        assert len(puts) == holds
+    assert is_committed(url) is written_anyway
+    assert [options for options in puts if options] == [{"replace": True}] * min(len(puts), 1)
