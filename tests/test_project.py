@@ -121,7 +121,7 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
         ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
         ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
-        ("cli/plan", "def later():\n    import dkgp.bench.tiles", "A plan is made without a benchmark"),
+        ("cli/job_commands", "def later():\n    import dkgp.bench.tiles", "A plan is made without a benchmark"),
         ("bench/tiles", "def later():\n    import dkgp_benchmarks.library", ABOVE),
         ("benchmarks/dkgp_benchmarks/library", "import dkgp_benchmarks.solvers", ROOMS_OF_BENCHMARKS),
     ],
