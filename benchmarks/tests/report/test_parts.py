@@ -58,3 +58,13 @@ def test_a_question_is_of_settings_and_of_the_bytes_of_its_data(tmp_path: Path) 
     # What another part takes is no setting of this one.
     (same,) = choose(BenchPapersJob(data=job.data, parts=job.parts), library).units
     assert "sizes" not in same.settings
+
+
+def test_every_part_says_how_it_is_judged() -> None:
+    without = {part.name for part in PARTS.all().values() if part.judge is None}
+    assert without == {"scdp-figure-8"}
+    for part in PARTS.all().values():
+        assert set(part.printed) <= set(part.items)
+        if part.judge is not None:
+            assert part.judge.rule.endswith(".")
+            assert all(prose and not prose.endswith(".") for _, prose in part.judge.reasons)
