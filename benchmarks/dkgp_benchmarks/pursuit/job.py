@@ -44,7 +44,7 @@ class BenchPursuitJob:
     plots, overwrite, out
         Folder of pictures, whether to replace them, file of the record.
     keep
-        As of `dkgp.bench.papers.part.Work`: what a figure of hours has measured is not measured again. By default
+        As of `dkgp_benchmarks.papers.part.Work`: what a figure of hours has measured is not measured again. By default
         nothing is kept.
     """
 
