@@ -6,12 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dkgp.commands.reporting.documents import Document
 from dkgp.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["BenchPursuitJob", "PaperFigure"]
+
+
+def _anew(name: str, make: Callable[[], Document]) -> Document:
+    return make()
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,9 @@ class BenchPursuitJob:
         Of all random draws.
     plots, overwrite, out
         Folder of pictures, whether to replace them, file of the record.
+    keep
+        As of `dkgp_benchmarks.papers.part.Work`: what a figure of hours has measured is not measured again. By default
+        nothing is kept.
     """
 
     figures: tuple[str, ...] = ()
@@ -51,6 +59,7 @@ class BenchPursuitJob:
     plots: str | None = None
     overwrite: bool = False
     out: str | None = None
+    keep: Callable[[str, Callable[[], Document]], Document] = _anew
 
     def check(self) -> None:
         """Refuse, before any work, numbers that make no sense."""

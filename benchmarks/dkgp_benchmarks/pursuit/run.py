@@ -108,9 +108,8 @@ def _record(
     pictures: list[str],
     remarks: dict[str, Any],
 ) -> Document:
-    settings = {
-        name: value for name, value in asdict(job).items() if name not in ("figures", "plots", "overwrite", "out")
-    }
+    without = ("figures", "plots", "overwrite", "out", "keep")
+    settings = {name: value for name, value in asdict(job).items() if name not in without}
     document = report("pursuit", "Sparse conjugate directions pursuit", COLUMNS, rows, figures, **settings)
     document |= plain({"curves": curves, "absent": absent, "pictures": pictures, "remarks": remarks})
     document["cautions"] = CAUTIONS

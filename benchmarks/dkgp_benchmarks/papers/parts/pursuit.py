@@ -151,7 +151,7 @@ def _figure(work: Work, number: str) -> Iterator[Shown]:
 
     asked = {name: value for name, value in work.settings.items() if name in ("draws", "n", "pool", "seed", "full")}
     data = None if work.library.folder is None else str(work.library.folder)
-    found = make_figure(number, BenchPursuitJob(data=data, **asked), work.reporter)
+    found = make_figure(number, BenchPursuitJob(data=data, **asked, keep=work.keep), work.reporter)
     if found is None:
         raise InputError(f"figure {number} of the pursuit paper finds no data in '{data}'")
     columns = tuple(column for column in COLUMNS if column.name != "figure")
