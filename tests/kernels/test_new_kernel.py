@@ -123,6 +123,8 @@ def wendland(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield importlib.import_module("wendland_of_a_test")
     finally:
         sys.path.remove(str(folder))
+        # Tests of other files may run in between: then it is registered again.
+        sys.modules.pop("wendland_of_a_test", None)
         base._REGISTRY.pop("wendland")
         program.PROFILES.pop("wendland")
 

@@ -231,17 +231,20 @@ class Elsewhere(Workers):
         return super().submit(name, task, arguments, groups, owners)
 
 
+@pytest.mark.parametrize("side", [1, 2])
 @pytest.mark.parametrize(("parts", "tasks"), [(0.4, 1), (1.5, 1), (3.5, 3), (100.0, 8)])
 def test_tasks_of_other_processes_are_as_large_as_pays(
-    parts: float, tasks: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    side: int, parts: float, tasks: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the entries that a thread evaluates in a round: eight tasks for it at most, and one at least."""
+    monkeypatch.setattr(full_products, "SINGLE_BLOCKS", 16 if side == 1 else 1)
     executor, V = Elsewhere({"": 2}), rng.standard_normal((N, 1))
     with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
-        entries = len(pieces_of(operator.context.n_blocks)) * operator.context.block_rows**2
+        pieces = len(pieces_of(operator.context.n_blocks))
+        entries = pieces * (side * operator.context.block_rows) ** 2
         monkeypatch.setattr(full_products, "TASK_ENTRIES", int(entries / 2 / parts))
         product = operator.matmat(V, "single")
-    assert executor.tasks == [("kpass", 2 * tasks, None)]
+    assert executor.tasks == [("kpass", min(2 * tasks, pieces), None)]
     np.testing.assert_array_equal(product, products(inputs, V, None, 1)[0][0])
     executor.close()
 

@@ -52,6 +52,32 @@ def test_a_block_that_was_prepared_is_given_up_when_the_gradient_is_renewed(
     np.testing.assert_array_equal(other.alpha, one.alpha)
 
 
+def test_the_next_block_is_chosen_before_a_round_is_waited_for() -> None:
+    order: list[str] = []
+
+    class Noting(CyclicSelection):
+        def fill(self, *arguments: Any) -> None:
+            order.append("chosen")
+            super().fill(*arguments)
+
+    class Waiting(OverlappingExecutor):
+        def submit(self, *arguments: Any) -> Any:
+            pending = super().submit(*arguments)
+            result = pending.result
+            pending.result = lambda: (order.append("waited for"), result())[1]
+            return pending
+
+    executor = Waiting(1)
+    solver = GreedyBlockCoordinateDescent(block_size=40, selection=Noting()).resolved(300, 3)
+    operator = PROBLEM.blocked(executor)
+    state = solver.start(operator, PROBLEM.y)
+    order.clear()  # what the operator asks for once
+    for _ in range(3):
+        solver.advance(operator, state)
+    assert order == ["chosen", "chosen", "waited for", "chosen", "waited for", "chosen", "waited for"]
+    executor.close()
+
+
 class Pending:
     """A product that is under way until somebody waits for it."""
 
