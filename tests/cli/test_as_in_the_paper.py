@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from dkgp.models.classification.labels import labels_of, stratified_folds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.cli.conftest import refused
 from tests.cli.stored import Stored
-from tests.models.classification.fixed_size.letter import annealed
+from tests.models.classification.fixed_size.letter import annealed, rounded
 from tests.solvers.greedy_basis.test_to_the_letter import SmolaBartlett
 from tests.solvers.paper import block_coordinate_descent, dealt, without
 from tests.solvers.problems import rounds
@@ -208,10 +209,18 @@ def test_classify_is_the_pursuit_papers_fixed_size_machine(
     # Five probes take 20 steps, then a simplex of two coordinates closes in.
     assert len(history) > 5 * 21
     # The points are those of coupled annealing and a simplex that are told these scores.
-    asked, scores_told = list[tuple[float, ...]](), iter(record["score"] for record in history)
-    annealed(lambda *point: asked.append(point) or next(scores_told), (0.0, START_NOISE))  # type: ignore[func-returns-value]
     places = [(math.log(record["scale"]), math.log(record["noise_variance"])) for record in history]
-    np.testing.assert_allclose(places, asked, rtol=0, atol=1e-9)
+    told = {rounded(place): record["score"] for place, record in zip(places, history, strict=True)}
+    asked, ahead = list[tuple[float, ...]](), iter(told.values())
+
+    def score(*point: float) -> float:
+        asked.append(point)
+        return float(next(ahead))
+
+    with suppress(StopIteration):  # a point that it comes back to but for rounding has taken a score
+        annealed(score, (0.0, START_NOISE))
+    np.testing.assert_allclose(list(told), asked[: len(told)], rtol=0, atol=2e-9)
+    assert len(history) - len(told) < 5
     base, compared = gamma.pop() / found["scale"], 0
     for record in [*history[:25], *history[-5:]]:
         K = SquaredExponential(gamma=(base * record["scale"],) * 2)(Z, Z) * found["kernel"].get("variance", 1.0)

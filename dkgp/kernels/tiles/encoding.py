@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
-from dkgp.kernels.magnitudes import require_digits
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
+from dkgp.kernels.tiles.magnitudes import require_digits
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
 from dkgp.kernels.tiles.user_functions import user_stage
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,10 @@ class ProgramKernel:
 
     def tile_program(self) -> TileProgram:
         return self.program
+
+    def walk(self) -> Iterator[ProgramKernel]:
+        """Itself alone: no product of kernels."""
+        yield self
 
     def __call__(self, A: Any, B: Any, dtype: Any = np.float64) -> np.ndarray:
         """Evaluate all pairs, entry by entry where a function of two rows is to be called."""

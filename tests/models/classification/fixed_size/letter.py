@@ -7,7 +7,7 @@ none of their constants. Those here, the draws and what ends the simplex are dkg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -63,20 +63,25 @@ def annealed(score: Score, start: tuple[float, ...], seed: int = 0, steps: int =
     nelder_mead(score, simplex, polish - d, 1e-4 * abs(least))
 
 
+def rounded(place: Sequence[float]) -> tuple[float, ...]:
+    """A point up to rounding: two ways to come back to one differ in their last bits."""
+    return tuple(round(float(value), 9) for value in place)
+
+
 class _SpentError(Exception):
     pass
 
 
 def nelder_mead(score: Score, simplex: list[tuple[list[float], float]], budget: int, alike: float) -> None:
     """Reflect, expand, contract on either side, or shrink, until points are within 0.02 and values alike."""
-    known, budget = {tuple(place): value for place, value in simplex}, budget + len(simplex)
+    known, budget = {rounded(place): value for place, value in simplex}, budget + len(simplex)
 
     def point(place: list[float]) -> tuple[list[float], float]:
-        if tuple(place) not in known:  # a point that it comes back to is not scored again
+        if rounded(place) not in known:  # a point that it comes back to is not scored again
             if len(known) == budget:
                 raise _SpentError
-            known[tuple(place)] = score(*place)
-        return place, known[tuple(place)]
+            known[rounded(place)] = score(*place)
+        return place, known[rounded(place)]
 
     d = len(simplex) - 1
     try:

@@ -12,7 +12,7 @@ import pytest
 from dkgp import GPRegressor
 from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, SquaredExponential, TileEvaluator, UserKernel, register_function
-from dkgp.kernels.magnitudes import require_digits
+from dkgp.kernels.tiles.magnitudes import require_digits
 
 
 def se(variance: float) -> Kernel:
