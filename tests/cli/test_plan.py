@@ -285,7 +285,7 @@ def test_a_plan_is_compared_with_real_runs(
 ) -> None:
     train, hyper = problem
     monkeypatch.setattr("dkgp.plan.validation.validate.WORKERS", (1,))
-    options = ("--hyper", hyper, "--solver", "gbcd", "--workers", "1,2", "--validate")
+    options = ("--hyper", hyper, "--solver", "gbcd", "--block-size", 50, "--workers", "1,2", "--validate")
     found = document(run("plan", train, *options, "--json"))["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]
     assert found["taken"] > 1.0

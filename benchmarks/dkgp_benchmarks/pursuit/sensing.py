@@ -138,7 +138,7 @@ def _said(shape: Shape) -> str:
 
 
 def _both(variance: float, shape: Shape, seed: list[int], executor: BlockExecutor) -> Document:
-    """Whether either method recovers a signal."""
+    """True for each method that recovers a signal."""
     signal = _signal(shape, variance, seed)
     w, _ = _scdp(signal, variance, shape, executor)
     lasso = _lasso(signal, executor)
