@@ -68,7 +68,7 @@ def test_products_are_projected_from_the_last_iterations(rate: float, rng: np.ra
     assert state.widths == before
 
 
-@pytest.mark.parametrize(("n", "p", "d"), [(3000, 1, 4), (10_000, 3, 8)])
+@pytest.mark.parametrize(("n", "p", "d"), [(3000, 1, 4), (10_000, 3, 8), (10_000, 250, 8)])
 def test_newton_says_what_its_factor_holds(n: int, p: int, d: int) -> None:
     rank = affordable_rank(n, d, p)
     pivots = 3 * np.empty((rank, rank)).nbytes + np.empty((rank, samples_drawn_from(rank))).nbytes
