@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
@@ -270,6 +271,8 @@ class GPRegressor(GPEstimator):
             (`dask.compute(mean, std)`). Of xarray's: DataArrays named after the target, with the samples' coordinates,
             lazy where the inputs are. Of a dataset store: lazy DataArrays.
         """
+        if not (math.isfinite(self.variance_gap) and self.variance_gap > 0.0):
+            raise InputError(f"`variance_gap` must be positive and finite; got {self.variance_gap!r}")
         settings = VarianceSettings(gap=self.variance_gap, latent=bool(latent))
         return self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)
 

@@ -170,7 +170,7 @@ def test_bad_data_are_refused(problem: Problem, fitted: GPRegressor) -> None:
         fitted.predict(np.full((2, 4), np.nan))
     with pytest.raises(ValueError, match="features"):
         fitted.predict(problem.X_new[:, :2])
-    with pytest.raises(InputError, match="variance gap"):
+    with pytest.raises(InputError, match="`variance_gap` must be positive"):
         GPRegressor(KERNEL, noise_variance=NOISE, variance_gap=0.0).fit(problem.X, problem.y).predict(
             problem.X_new, return_std=True
         )

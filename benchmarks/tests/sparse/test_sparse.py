@@ -229,12 +229,12 @@ def test_a_missing_peer_is_named_with_its_extra(problem: BenchProblem, tmp_path:
 
 def test_what_makes_no_sense_is_refused_before_any_work(problem: BenchProblem, tmp_path: Path) -> None:
     for text, said in (
-        ("wrong", "unknown sparse method"),
+        ("wrong", "`method` must be one of"),
         ("sggp,rank=3", "expected settings of basis"),
         ("sggp,screen=two", "screen is a number; got 'two'"),
         ("vfe,gap=0.1", "reached by a greedy basis"),
         ("sggp,per_round=-1", "at least 1"),
-        ("vfe,basis=best", "unknown basis 'best'"),
+        ("vfe,basis=best", "`basis` must be one of"),
         ("sd,basis=k-means", "no samples"),
     ):
         with pytest.raises(UsageError, match=said):
