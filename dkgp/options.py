@@ -19,6 +19,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Annotated, Any, Literal, TypeVar
 
 from dkgp.errors import DkgpError, InputError, UsageError
@@ -177,10 +178,11 @@ def check_ranges(values: Any) -> None:
             continue
         if option.choices and not option.multiple and value not in option.choices:
             raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, Real):
             continue
-        least, above = option.least, option.above
-        if (least is not None and not value >= least) or (above is not None and not above < value < math.inf):
+        least, above, number = option.least, option.above, float(value)
+        low = (least is not None and number < least) or (above is not None and number <= above)
+        if low or ((least, above) != (None, None) and not math.isfinite(number)):
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -167,6 +168,8 @@ def test_text_stays_text_for_a_batch_script() -> None:
         ({"heat": math.inf}, "`heat` must be positive and finite; got inf"),
         ({"heat": math.nan}, "`heat` must be positive and finite; got nan"),
         ({"levels": 0}, "`levels` must be at least 1; got 0"),
+        ({"levels": np.int64(0)}, "`levels` must be at least 1; got 0"),
+        ({"levels": math.inf}, "`levels` must be at least 1; got inf"),
         ({"seed": -1}, "`seed` must not be negative; got -1"),
     ],
 )
