@@ -19,7 +19,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
 
 from dkgp.errors import DkgpError, InputError, UsageError
@@ -104,14 +104,14 @@ def documented(kind: type[T]) -> type[T]:
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """Return the options that a dataclass declares, by field; those of its parts are theirs."""
     hints = _hints(kind)
-    found = {}
+    options = {}
     for each in dataclasses.fields(kind):
         option = _mark(hints[each.name], Option)
         if option is not None:
-            found[each.name] = _completed(option, each, hints[each.name])
+            options[each.name] = _completed(option, each, hints[each.name])
     # Options that are declared elsewhere, such as a solver's.
     more = getattr(kind, "more_options", None)
-    return found if more is None else found | more()
+    return options if more is None else options | more()
 
 
 def declared_options(kind: type[Any]) -> dict[str, Declared]:
@@ -180,9 +180,11 @@ def check_ranges(values: Any) -> None:
             raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
         if isinstance(value, bool) or not isinstance(value, Real):
             continue
-        least, above, number = option.least, option.above, float(value)
-        low = (least is not None and number < least) or (above is not None and number <= above)
-        if low or ((least, above) != (None, None) and not math.isfinite(number)):
+        least, above = option.least, option.above
+        low = (least is not None and value < least) or (above is not None and value <= above)
+        # Whole numbers are finite, those that no float holds among them.
+        endless = not isinstance(value, Integral) and not math.isfinite(value)
+        if low or (endless and (least, above) != (None, None)):
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
 
 
@@ -203,12 +205,12 @@ def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
 
     What every run has - data, hyperparameters, limits, places - is not among it.
     """
-    found = {}
+    deciding = {}
     for each in declared_options(type(values)).values():
         methods = () if each.option.group is None else each.option.group.methods
         if each.option.decides and (method in methods or any(not methods and path[0] == part for path in each.paths)):
-            found[each.paths[0][-1]] = value_at(values, each.paths[0])
-    return found
+            deciding[each.paths[0][-1]] = value_at(values, each.paths[0])
+    return deciding
 
 
 def value_at(values: Any, path: tuple[str, ...]) -> Any:

@@ -179,6 +179,12 @@ def test_ranges(values: dict[str, Any], words: str) -> None:
     assert str(refusal.value) == words
 
 
+def test_a_whole_number_that_no_float_holds_is_in_range() -> None:
+    assert Oven(levels=10**400).levels == 10**400
+    with pytest.raises(InputError, match="`levels` must be at least 1"):
+        Oven(levels=-(10**400))
+
+
 def test_choices() -> None:
     with pytest.raises(InputError, match="`how` must be one of bake, fry; got 'boil'"):
         CookJob("r", "p", "boil")  # type: ignore[arg-type]
